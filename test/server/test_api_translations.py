@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from llaisys.chat.reader import AnswerReader
 from llaisys.common.types import CompletionOutput, StreamOutput, Usage
-from llaisys.server.anthropic.answer import AnthropicAnswer
+from llaisys.server.anthropic.formatter import AnthropicFormatter
 from llaisys.server.anthropic.schemas import MessagesRequest
 from llaisys.server.ollama.schemas import ChatRequest, GenerateRequest
 
@@ -62,12 +62,12 @@ def test_message_content_is_text_or_blocks() -> None:
 
 
 def test_anthropic_stream_opens_and_closes_blocks() -> None:
-    answer = AnthropicAnswer(AnswerReader(), "m", 7, "r")
+    formatter = AnthropicFormatter(AnswerReader(), "m", 7, "r")
     output = CompletionOutput(0, "hello", finish_reason="stop", stop_reason="END")
     first = StreamOutput("r", 0, "hel", [1], None, None, None, None)
     last = StreamOutput("r", 0, "lo", [2], "stop", None, "END", whole(output))
     events = [json.loads(event.split(b"data: ")[1]) for part in (first, last)
-              for event in answer.chunks(0, part)]  # fmt: skip
+              for event in formatter.format_delta(0, part)]  # fmt: skip
     assert [event["type"] for event in events] == [
         *("message_start", "ping", "content_block_start", "content_block_delta"),
         *("content_block_delta", "content_block_stop", "message_delta", "message_stop"),
@@ -84,9 +84,9 @@ def whole(output: CompletionOutput) -> Any:
 
 
 def test_empty_answer_has_a_block() -> None:
-    answer = AnthropicAnswer(AnswerReader(), "m", 7, "r")
+    formatter = AnthropicFormatter(AnswerReader(), "m", 7, "r")
     end = StreamOutput("r", 0, "", [], "stop", None, None, whole(CompletionOutput(0)))
-    kinds = [event.split(b"\n")[0] for event in answer.chunks(0, end)]
+    kinds = [event.split(b"\n")[0] for event in formatter.format_delta(0, end)]
     assert b"event: content_block_start" in kinds and b"event: content_block_stop" in kinds
 
 

@@ -125,7 +125,7 @@ def test_ollama_routes(client: httpx.Client) -> None:
     assert post(client, "/api/embed", model="fake", input="")["embeddings"] == []
 
 
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
+REJECTED: list[tuple[str, dict[str, Any], str]] = [
     (EMBEDDINGS, {"input": "x", "encoding_format": "hex"},
      'encoding_format is "hex"; it must be one of float, base64'),
     (EMBEDDINGS, {"input": "x", "encoding_format": 3},
@@ -158,7 +158,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("path", "body", "text"), REFUSED)
+@pytest.mark.parametrize(("path", "body", "text"), REJECTED)
 def test_errors_have_field_value_and_limit(
     client: httpx.Client, path: str, body: dict[str, Any], text: str
 ) -> None:

@@ -17,7 +17,7 @@ from llaisys.server.engine_client.deltas import MERGED_LOGPROBS, merge_deltas
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http import payload
 from llaisys.server.http.payload import CHUNK_BYTES, LongResponse, body_response, join_chunks
-from llaisys.server.openai.responses import (
+from llaisys.server.openai.response_objects import (
     Choice,
     ResponseBuilder,
     TextOffsets,

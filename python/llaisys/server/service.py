@@ -66,8 +66,8 @@ class Service:
         self.model_names: tuple[str, ...] = config.served_model_names
         self.metrics = ModelMetrics(shared.metrics, lambda: self.metric_name)
         self.admission = Admission(config.limits, config.max_num_seqs, config.max_per_key)
-        self.logprobs = LogprobBudget(config.limits.max_total_logprobs)
-        self.vectors = EmbeddingBudget(MAX_EMBEDDING_VALUES)
+        self.logprob_budget = LogprobBudget(config.limits.max_total_logprobs)
+        self.embedding_budget = EmbeddingBudget(MAX_EMBEDDING_VALUES)
         self.admission.on_rejected = self.metrics.request_rejected
         self.created = int(time.time())
         self.engine_or_none: AsyncLLMEngine | None = None  # None while unloaded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from llaisys.server.anthropic.answer import AnthropicAnswer, error_body
+from llaisys.server.anthropic.formatter import AnthropicFormatter, error_body
 from llaisys.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.job import Job
@@ -19,16 +19,16 @@ router = APIRouter(prefix="/v1/messages", tags=["Anthropic"], route_class=Checke
 
 @router.post("")
 async def create_message(request: Request, body: MessagesRequest) -> Response:
-    """Answer a conversation, whole or as events."""
+    """Answer a conversation."""
     job = await Job.of(request, body.chat, "messages")
     chat = await open_chat(job, body.chat)
     prompt_tokens = len(chat.prompt)
-    answer = AnthropicAnswer(chat.new_reader(), job.model, prompt_tokens, job.request_id)
-    return await chat.run(answer)
+    formatter = AnthropicFormatter(chat.new_reader(), job.model, prompt_tokens, job.request_id)
+    return await chat.run(formatter)
 
 
 @router.post("/count_tokens")
 async def count_tokens(request: Request, body: CountTokensRequest) -> Response:
-    """How many tokens the same messages, tools and system prompt are as a prompt."""
+    """Return the number of prompt tokens of messages, tools and system prompt."""
     chat = await open_chat(await Job.of(request, body.chat, "messages"), body.chat)
     return json_response({"input_tokens": len(chat.prompt)})

@@ -1,4 +1,4 @@
-"""What clients of Anthropic's Messages API may send, and the same as a chat."""
+"""Request schemas of Anthropic's Messages API and their translation to a chat."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import UNSUPPORTED, FieldNotes, Ignored
 from llaisys.server.openai.schemas import NEW_TOKENS, ModelName, Schema, Text
 
-CacheControl = dict[str, Any] | None  # a hint: prefixes are found without it
+CacheControl = dict[str, Any] | None  # a hint: prefix caching is automatic
 NAME = Field(max_length=128)
 
 
@@ -56,8 +56,8 @@ class ToolUseBlock(BlockSchema):
     cache_control: CacheControl = None
 
 
-class UnreadableBlock(BlockSchema):
-    """An image or a document: refused with words of its own."""
+class UnsupportedBlock(BlockSchema):
+    """An image or a document: rejected with a specific message."""
 
     type: Literal["image", "document", "search_result"]
     source: Any = None
@@ -69,7 +69,7 @@ class UnreadableBlock(BlockSchema):
 
 
 class ServerToolBlock(BlockSchema):
-    """A call of a tool that Anthropic's servers run, or its result: dropped like those tools."""
+    """A call or result of a tool that Anthropic's servers run: dropped like the tool."""
 
     type: Literal[
         "server_tool_use",
@@ -85,7 +85,7 @@ class ServerToolBlock(BlockSchema):
 
     @classmethod
     def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
-        """The type alone, which is one of the above: it is the union's discriminator."""
+        """Return only the type, which is one of the above: the discriminator of the union."""
         if notes.strict:
             limit = "a block of another type: this server does not have these tools"
             raise InvalidInputError(
@@ -102,7 +102,7 @@ class ToolResultBlock(BlockSchema):
     content: (
         Text
         | Annotated[
-            list[Annotated[TextBlock | UnreadableBlock, Field(discriminator="type")]],
+            list[Annotated[TextBlock | UnsupportedBlock, Field(discriminator="type")]],
             Field(fail_fast=True),
         ]
         | None
@@ -118,7 +118,7 @@ Block = Annotated[
     | ToolUseBlock
     | ToolResultBlock
     | ServerToolBlock
-    | UnreadableBlock,
+    | UnsupportedBlock,
     Field(discriminator="type"),
 ]
 
@@ -181,7 +181,7 @@ class Metadata(Schema):
 
 
 class CountTokensRequest(ProtocolRequest):
-    """What makes the prompt."""
+    """The fields that determine the prompt."""
 
     tool_types = frozenset({"custom"})
     own_names: ClassVar[Mapping[str, str]] = {
@@ -203,7 +203,7 @@ class CountTokensRequest(ProtocolRequest):
     def to_chat(self) -> dict[str, Any]:
         chat: dict[str, Any] = {"model": self.model, "messages": self._messages()}
         last = self.messages[-1]
-        if last.role == "assistant":  # a prefill: the answer goes on from it
+        if last.role == "assistant":  # a prefill, which the answer continues
             chat["continue_final_message"] = True
         chat |= self._tools()
         if self.thinking is not None:
@@ -238,7 +238,7 @@ class CountTokensRequest(ProtocolRequest):
             if tool.type not in (None, "custom") or tool.input_schema is None:
                 raise InvalidInputError(
                     f"tools[{number}] is of a kind that this server does not have; it must be a "
-                    "tool of your own, with an input_schema",
+                    "custom tool with an input_schema",
                     field=f"tools[{number}].type",
                     code=UNSUPPORTED,
                 )
@@ -283,7 +283,7 @@ REASONING_EFFORTS = {"max": "high", "xhigh": "high"}
 
 
 def thinking_fields(thinking: Thinking) -> dict[str, Any]:
-    """Whether and how long to reason before the answer."""
+    """Return the chat's reasoning fields."""
     if thinking.type == "disabled":
         return {"thinking": False}
     fields: dict[str, Any] = {"thinking": True} if thinking.type == "enabled" else {}
@@ -302,7 +302,7 @@ def chat_tool(tool: ToolDefinition) -> dict[str, Any]:
 
 
 def chat_messages(message: InputMessage, path: str) -> list[dict[str, Any]]:
-    """The messages of a chat that one of Anthropic's is: results of tools have their own."""
+    """Translate a message. Each tool result becomes a message of its own."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     texts: list[str] = []
@@ -310,7 +310,7 @@ def chat_messages(message: InputMessage, path: str) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     for number, block in enumerate(message.content):
-        place = f"{path}.content[{number}]"
+        block_path = f"{path}.content[{number}]"
         if isinstance(block, TextBlock):
             texts.append(block.text)
         elif isinstance(block, ThinkingBlock):
@@ -319,22 +319,22 @@ def chat_messages(message: InputMessage, path: str) -> list[dict[str, Any]]:
             function = {"name": block.name, "arguments": json.dumps(block.input)}
             calls.append({"id": block.id, "type": "function", "function": function})
         elif isinstance(block, ToolResultBlock):
-            content = result_text(block, place)
+            content = result_text(block, block_path)
             results.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": content})
-        elif isinstance(block, UnreadableBlock):
-            raise unreadable(block, place)
+        elif isinstance(block, UnsupportedBlock):
+            raise unsupported_block(block, block_path)
     if calls and message.role != "assistant":
         raise InvalidInputError(
             f"{path} has a tool_use block; only messages of the assistant may", field=path
         )
     found = results
     if texts or calls or thoughts or not results:
-        said: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
+        chat_message: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
         if calls:
-            said["tool_calls"] = calls
+            chat_message["tool_calls"] = calls
         if thoughts and message.role == "assistant":
-            said["reasoning_content"] = "\n".join(thoughts)
-        found.append(said)
+            chat_message["reasoning_content"] = "\n".join(thoughts)
+        found.append(chat_message)
     return found
 
 
@@ -343,14 +343,14 @@ def result_text(block: ToolResultBlock, path: str) -> str:
     if not isinstance(content, str):
         texts = []
         for number, part in enumerate(content):
-            if isinstance(part, UnreadableBlock):
-                raise unreadable(part, f"{path}.content[{number}]")
+            if isinstance(part, UnsupportedBlock):
+                raise unsupported_block(part, f"{path}.content[{number}]")
             texts.append(part.text)
         content = "\n".join(texts)
     return f"Error: {content}" if block.is_error else content
 
 
-def unreadable(block: UnreadableBlock, path: str) -> InvalidInputError:
+def unsupported_block(block: UnsupportedBlock, path: str) -> InvalidInputError:
     return InvalidInputError(
         f"{path} is of type {block.type}; this is a text model: send text blocks",
         field=path,

@@ -1,4 +1,4 @@
-"""Vectors, and what is made of them: OpenAI's embeddings, vLLM's score, Jina's rerank."""
+"""Embedding routes: OpenAI's embeddings, vLLM's score, Jina's rerank."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from llaisys.common.embedding import EmbeddingFormat, Vector, cosine
+from llaisys.server.embeddings.pooling import Pooled, respond_with_embeddings, usage_object
 from llaisys.server.embeddings.schemas import EmbeddingRequest, RerankRequest, ScoreRequest
-from llaisys.server.embeddings.vectors import Pooled, answer_with_vectors, usage_object
 from llaisys.server.generation.job import Job
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes
 
-router = APIRouter(tags=["vectors"], route_class=CheckedRoute)
+router = APIRouter(tags=["embeddings"], route_class=CheckedRoute)
 
 
 @router.post("/v1/embeddings")
 async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
-    """A vector for each text: floats, or with `encoding_format: base64` their bytes."""
+    """Return an embedding per text: floats, or their bytes with `encoding_format: base64`."""
     encode = base64_of if body.encoding_format == "base64" else list
 
     def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
         yield b'{"object":"list","data":['
-        for index, vector in enumerate(pooled.vectors):
+        for index, vector in enumerate(pooled.embeddings):
             entry = {"object": "embedding", "index": index, "embedding": encode(vector)}
             yield (b"," if index else b"") + json_bytes(entry)
         rest = {"model": job.model, "usage": usage_object(pooled.usage)}
         yield b"]," + json_bytes(rest)[1:]
 
-    return await answer_with_vectors(
+    return await respond_with_embeddings(
         request, body.completion(), "input", body.inputs(), body.form, body.pooling, write
     )
 
@@ -44,11 +44,11 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
 @router.post("/v1/score")
 @router.post("/score", include_in_schema=False)
 async def score(request: Request, body: ScoreRequest) -> Response:
-    """How alike texts are: the cosine of their vectors, of one with each or in pairs."""
+    """Return cosine similarities of texts: one against many, or pairs."""
     first, second = body.pairs()
 
     def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
-        left, right = pooled.vectors[: len(first)], pooled.vectors[len(first) :]
+        left, right = pooled.embeddings[: len(first)], pooled.embeddings[len(first) :]
         if len(left) == 1:
             left *= len(right)
         scores = [cosine(a, b) for a, b in zip(left, right, strict=True)]
@@ -64,7 +64,7 @@ async def score(request: Request, body: ScoreRequest) -> Response:
             }
         )
 
-    return await answer_with_vectors(
+    return await respond_with_embeddings(
         request,
         body.completion(),
         "text_1 + text_2",
@@ -81,19 +81,19 @@ async def score(request: Request, body: ScoreRequest) -> Response:
 @router.post("/v1/reranking", include_in_schema=False)
 @router.post("/reranking", include_in_schema=False)
 async def rerank(request: Request, body: RerankRequest) -> Response:
-    """The documents in falling order of how alike they are to the query."""
+    """Sort documents by similarity to the query, highest first."""
     texts = body.ranked()
 
     def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
-        query, *others = pooled.vectors
+        query, *others = pooled.embeddings
         scores = [cosine(query, vector) for vector in others]
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         order = order[: body.top_n or None]
         if body.texts is not None:
-            shown = bool(body.return_text)
+            with_text = bool(body.return_text)
             yield json_bytes(
                 [
-                    {"index": i, "score": scores[i], **({"text": texts[i]} if shown else {})}
+                    {"index": i, "score": scores[i], **({"text": texts[i]} if with_text else {})}
                     for i in order
                 ]
             )
@@ -113,7 +113,7 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
             }
         )
 
-    return await answer_with_vectors(
+    return await respond_with_embeddings(
         request,
         body.completion(),
         "query + documents",
@@ -125,7 +125,7 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
 
 
 def base64_of(vector: Vector[float]) -> str:
-    """Of the numbers in single precision, the least significant byte first."""
+    """Encode as little-endian float32."""
     if sys.byteorder == "big":
         vector = array("f", vector)
         vector.byteswap()

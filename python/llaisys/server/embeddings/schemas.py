@@ -1,4 +1,4 @@
-"""What clients send for vectors, scores and rankings: OpenAI's, vLLM's and Jina's bodies."""
+"""Request bodies of the embedding, score and rerank routes of OpenAI, vLLM and Jina."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llaisys.common.embedding import EmbeddingFormat
 from llaisys.common.options import Choice, Integer
 from llaisys.common.sampling import POOLINGS
 from llaisys.common.validation import MAX_INT, invalid_count
-from llaisys.server.openai.base_schema import Schema, Text, refuse_together
+from llaisys.server.openai.base_schema import Schema, Text, conflicting_field
 from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.schemas import CompletionRequest, RequestId, TokenId, TokenPrompt
 
@@ -24,13 +24,13 @@ Input = (
 )
 
 
-# llama.cpp: texts and token ids in a row are one text, too.
+# llama.cpp: a list of strings and token ids is one text.
 Pieces = Annotated[list[TokenId | Text], Field(fail_fast=True, min_length=1)]
 MixedInput = Input | Pieces | Annotated[list[Text | Pieces], Field(fail_fast=True, min_length=1)]
 
 
 class PoolingRequest(Schema):
-    """What all of them share."""
+    """Fields of all embedding requests."""
 
     model: Text | None = Field(None, max_length=1024)
     user: Text | None = Field(None, max_length=1024)
@@ -40,7 +40,7 @@ class PoolingRequest(Schema):
     request_id: RequestId | None = None
 
     def completion(self) -> CompletionRequest:
-        """The same as a completion without a token, for what all requests have."""
+        """Return a completion request without output tokens, for the common fields."""
         return CompletionRequest(
             model=self.model,
             user=self.user,
@@ -55,7 +55,7 @@ class EmbeddingRequest(PoolingRequest):
     input: MixedInput
     encoding_format: Annotated[str | None, Checked("encoding_format", Choice(FORMATS))] = None
     dimensions: Annotated[int | None, Checked("dimensions", Integer(1, MAX_INT))] = None
-    normalize: bool | None = None  # vLLM: False leaves the vectors as long as they are
+    normalize: bool | None = None  # vLLM; False: do not normalize
 
     @property
     def form(self) -> EmbeddingFormat:
@@ -72,7 +72,7 @@ class ScoreRequest(PoolingRequest):
     text_2: Input
 
     def pairs(self) -> tuple[list[str | list[int | str]], list[str | list[int | str]]]:
-        """Raises InvalidInputError when the two do not go together."""
+        """Raise InvalidInputError when the numbers of texts do not match."""
         first, second = as_list("text_1", self.text_1), as_list("text_2", self.text_2)
         if len(first) not in (1, len(second)):
             raise invalid_count("text_1", len(first), "texts", f"1 or {len(second)}, as text_2")
@@ -86,7 +86,7 @@ class RerankDocument(Schema):
 
 
 class RerankRequest(PoolingRequest):
-    """Jina's, or with `texts` what Hugging Face's server takes, whose answer is a plain list."""
+    """Jina's request, or with `texts` that of Hugging Face TEI, which returns a plain list."""
 
     query: Text
     documents: (
@@ -95,13 +95,13 @@ class RerankRequest(PoolingRequest):
     texts: Annotated[list[Text], Field(fail_fast=True, min_length=1)] | None = None
     return_text: bool | None = None  # beside `texts`
     top_n: Annotated[int | None, Checked("top_n", Integer(0, MAX_INT))] = None  # 0: all (vLLM)
-    return_documents: bool | None = None  # Jina: False leaves the texts out of the answer
+    return_documents: bool | None = None  # Jina; False: omit the texts from the response
 
     def ranked(self) -> list[str]:
-        """What is to be ranked, by either name. Raises InvalidInputError unless it has one."""
+        """Return the texts of either field. Raises InvalidInputError unless exactly one is set."""
         if (self.documents is None) == (self.texts is None):
             given = "left out" if self.documents is None else "given"
-            raise refuse_together("documents", given, "given exactly when texts is not")
+            raise conflicting_field("documents", given, "given exactly when texts is not")
         return [item if isinstance(item, str) else item.text for item in self._listed()]
 
     def _listed(self) -> list[Any]:
@@ -109,7 +109,7 @@ class RerankRequest(PoolingRequest):
 
 
 def as_list(name: str, given: Any) -> list[str | list[int | str]]:
-    """Of one text or prompt with token ids, or of several."""
+    """Return a list of prompts from one prompt or several."""
     if isinstance(given, str) or any(isinstance(piece, int) for piece in given):
         return [given]
     if not given:

@@ -21,7 +21,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.validation import check_count, invalid_value
 from llaisys.engine.context_window import DEFAULT_KEEP
-from llaisys.server.generation.answer import Answer
+from llaisys.server.generation.formatter import AnswerFormatter
 from llaisys.server.generation.history import Recent, answer_room, common_length, num_leading
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import encode_messages, encode_prompts, encode_recent
@@ -30,8 +30,8 @@ from llaisys.server.openai.fields import FieldNotes, Ignored
 from llaisys.server.openai.schemas import (
     ChatCompletionRequest,
     Schema,
+    conflicting_field,
     plain_messages,
-    refuse_together,
 )
 
 Message = dict[str, Any]
@@ -87,8 +87,8 @@ class Chat:
         style = self.job.service.engine.style
         return style.reader(self.tools, self.opened, self.keep_reasoning, f"{self.seed}:{choice}")
 
-    async def run(self, answer: Answer) -> Response:
-        return await self.job.run([self.prompt], self.params, answer)
+    async def run(self, formatter: AnswerFormatter) -> Response:
+        return await self.job.run([self.prompt], self.params, formatter)
 
 
 async def open_chat(
@@ -151,7 +151,7 @@ def constrain_to_tools(
     if params.structured_outputs is None:
         return params.clone(structured_outputs=constraint)
     if tools.is_forced:
-        raise refuse_together("tool_choice", "forced", "auto beside another constraint")
+        raise conflicting_field("tool_choice", "forced", "auto beside another constraint")
     return params
 
 

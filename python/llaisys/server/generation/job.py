@@ -16,7 +16,7 @@ from llaisys.common.validation import check_count, check_int
 from llaisys.engine.output_processor import OutputOptions
 from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError, is_fault
-from llaisys.server.generation.answer import Answer
+from llaisys.server.generation.formatter import AnswerFormatter
 from llaisys.server.generation.generation import ClientDisconnected, Generation, unless_disconnected
 from llaisys.server.generation.prompts import PromptLimit
 from llaisys.server.http.error_handlers import to_api_error
@@ -97,7 +97,7 @@ class Job:
         return params
 
     async def run(
-        self, prompts: list[list[int]], params: SamplingParams, answer: Answer
+        self, prompts: list[list[int]], params: SamplingParams, formatter: AnswerFormatter
     ) -> Response:
         """Admit and submit the prompts, whose lengths are checked, and return the response."""
         count = params.n * len(prompts)
@@ -108,12 +108,12 @@ class Job:
         check_count("prompt", prompt_logprobs, most, "logprobs")
         self._reserve_logprobs(prompts, params)
         own = [self.body.request_id] if self.body.request_id else []
-        ids = [answer.response_id, self.request_id, *own]
+        ids = [formatter.response_id, self.request_id, *own]
         generation = self.service.generation(self.owner, ids, count)
         work = self._stream if self.body.stream else self._whole
         try:
             return await unless_disconnected(
-                self.request.receive, work(generation, answer, prompts, params)
+                self.request.receive, work(generation, formatter, prompts, params)
             )
         except ClientDisconnected:
             self.request.scope["state"]["log"]["disconnected"] = True
@@ -131,7 +131,7 @@ class Job:
         count += prompt_logprobs
         most = (MAX_LOGPROBS + 1) * length + prompt_logprobs  # one answer that fills the context
         reservation = ExitStack()
-        reservation.enter_context(self.service.logprobs.reserve(count, most))
+        reservation.enter_context(self.service.logprob_budget.reserve(count, most))
         self.request.scope["state"]["at_end"].append(reservation.close)
 
     async def _submit(
@@ -147,7 +147,7 @@ class Job:
     async def _whole(
         self,
         generation: Generation,
-        answer: Answer,
+        formatter: AnswerFormatter,
         prompts: list[list[int]],
         params: SamplingParams,
     ) -> Response:
@@ -162,21 +162,25 @@ class Job:
             self._count_reasoning(output)
         usage = add_usage([output.usage for output in outputs])
         self.log_usage(usage, outputs[0].outputs[0].finish_reason)
-        body = await self._whole_body(answer, outputs, params, usage)
+        body = await self._whole_body(formatter, outputs, params, usage)
         if self.turn is not None:
             await self.turn.finish(outputs[0].outputs[0], self.model)
         return body_response(body)
 
     async def _whole_body(
-        self, answer: Answer, outputs: list[RequestOutput], params: SamplingParams, usage: Usage
+        self,
+        formatter: AnswerFormatter,
+        outputs: list[RequestOutput],
+        params: SamplingParams,
+        usage: Usage,
     ) -> list[bytes]:
         # Logprobs need the text of every token and its alternatives, up to 21 per token.
         names = 0 if params.logprobs is None else usage.completion_tokens * (params.logprobs + 1)
         names += num_prompt_logprobs(params, usage.prompt_tokens)
         chars = sum(len(choice.text) for output in outputs for choice in output.outputs)
-        pieces = answer.whole(outputs, usage)
+        pieces = formatter.format_whole(outputs, usage)
         if (
-            names + (chars * answer.char_cost + answer.extra_chars) // CHARS_PER_NAME
+            names + (chars * formatter.char_cost + formatter.extra_chars) // CHARS_PER_NAME
             <= INLINE_CHARS
         ):
             return join_chunks(pieces)
@@ -185,7 +189,7 @@ class Job:
     async def _stream(
         self,
         generation: Generation,
-        answer: Answer,
+        formatter: AnswerFormatter,
         prompts: list[list[int]],
         params: SamplingParams,
     ) -> Response:
@@ -206,8 +210,8 @@ class Job:
                 await deltas.aclose()
             generation.close(failed=is_fault(error))
             raise
-        events = self._events(generation, answer, first, deltas)
-        return EventStream(events, self._release(generation), answer.media_type)
+        events = self._events(generation, formatter, first, deltas)
+        return EventStream(events, self._release(generation), formatter.media_type)
 
     def _release(self, generation: Generation) -> Callable[[], None]:
         """Return a cleanup function for streams that never start; safe after others."""
@@ -222,7 +226,7 @@ class Job:
     async def _events(
         self,
         generation: Generation,
-        answer: Answer,
+        formatter: AnswerFormatter,
         first: tuple[int, StreamOutput],
         deltas: Any,
     ) -> AsyncGenerator[bytes, None]:
@@ -236,7 +240,7 @@ class Job:
                     raise engine_error()
                 if delta.output is not None:
                     self._count_reasoning(delta.output)
-                events = answer.chunks(number, delta)
+                events = formatter.format_delta(number, delta)
                 if delta.output is not None and self.turn is not None:
                     await self.turn.finish(delta.output.outputs[0], self.model)
                 item = None
@@ -247,12 +251,12 @@ class Job:
                     item = await anext(deltas, None)
             # The last events are sent in one write.
             usage = add_usage([output.usage for output in generation.outputs.values()])
-            yield b"".join([*events, *answer.end(usage)])
+            yield b"".join([*events, *formatter.format_end(usage)])
         except BaseException as error:
             if not is_fault(error):
                 raise
             failed = True
-            yield b"".join(answer.break_off(to_api_error(error, self.request_id)))
+            yield b"".join(formatter.format_error(to_api_error(error, self.request_id)))
         finally:
             await deltas.aclose()
             generation.close(failed)

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from llaisys.server.errors import ApiError
 from llaisys.server.http.error_handlers import validation_error
-from llaisys.server.openai.fields import STRICT_HEADER, FieldNotes, asks_for_strict
+from llaisys.server.openai.fields import STRICT_HEADER, FieldNotes, is_strict_header
 
 INLINE_BYTES = 16 << 10  # smaller bodies are parsed on the event loop
 SLICE_BYTES = 256 << 10  # scanned per call; other threads run in between
@@ -139,7 +139,7 @@ class CheckedRoute(APIRoute):
             body = b"".join([chunk async for chunk in request.stream() if chunk])
             service = request.app.state.models.first
             parsed: BaseModel | None = None  # None: FastAPI reports the missing body
-            strict = service.config.strict_fields or asks_for_strict(
+            strict = service.config.strict_fields or is_strict_header(
                 request.headers.get(STRICT_HEADER)
             )
             notes = request.scope["state"]["field_notes"] = FieldNotes(strict)

@@ -24,7 +24,7 @@ from llaisys.server.errors import (
 )
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.http.security import error_object, record_error
-from llaisys.server.openai.fields import refusal
+from llaisys.server.openai.fields import field_error
 from llaisys.server.sessions.file import SessionLimitError, SessionStorageError
 
 logger = logging.getLogger("llaisys.server")
@@ -101,7 +101,7 @@ def validation_error(errors: Sequence[Any], known: Iterable[str] = ()) -> ApiErr
     if kind == "extra_forbidden":
         name, inside = str(loc[-1])[:100], path_of(loc[:-1])
         path = f"{inside}.{name}" if inside else name
-        error = refusal(path, name, () if inside else known)
+        error = field_error(path, name, () if inside else known)
         return ApiError(400, str(error), param=path, code=error.code)
     ours = worst.get("ctx", {}).get("error")
     if isinstance(ours, InvalidInputError):

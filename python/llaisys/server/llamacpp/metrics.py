@@ -1,6 +1,6 @@
-"""The metrics of llama.cpp's server, for dashboards that know its names; where one model is served.
+"""Metrics under the names of llama.cpp's server, for a server with one model.
 
-`n_tokens_max`, which is no sum, is a gauge here; everything else has the type that it has there.
+Types are llama.cpp's, except that `n_tokens_max` is a gauge because it is not a sum.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ class LlamaCollector(Collector):
         for name, text, value in (
             ("prompt_tokens", "Prompt tokens computed.", totals.prompt_tokens),
             ("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", totals.cached),
-            ("prompt_seconds", "From the start of prompts to first tokens.", totals.prompt_seconds),
+            ("prompt_seconds", "Prompt processing time.", totals.prompt_seconds),
             ("tokens_predicted", "Generated tokens.", totals.predicted),
-            ("tokens_predicted_seconds", "After first tokens.", totals.predicted_seconds),
-            ("n_decode", "Steps of the engines.", _sum(stats, "num_steps")),
-            ("spec_decode_num_drafts", "Drafts.", _sum(stats, "spec_decode_num_drafts")),
-            ("spec_decode_num_draft_tokens", "Their tokens.",
+            ("tokens_predicted_seconds", "Time after first tokens.", totals.predicted_seconds),
+            ("n_decode", "Engine steps.", _sum(stats, "num_steps")),
+            ("spec_decode_num_drafts", "Verified drafts.", _sum(stats, "spec_decode_num_drafts")),
+            ("spec_decode_num_draft_tokens", "Draft tokens.",
              _sum(stats, "spec_decode_num_draft_tokens")),
-            ("spec_decode_num_accepted_tokens", "Those that were accepted.",
+            ("spec_decode_num_accepted_tokens", "Accepted draft tokens.",
              _sum(stats, "spec_decode_num_accepted_tokens")),
         ):  # fmt: skip
             yield CounterMetricFamily(PREFIX + name, text, value=value)
         running = _sum(stats, "num_running")
         steps = _sum(stats, "num_steps")
         for name, text, value in (
-            ("prompt_tokens_seconds", "Prompt tokens a second.",
+            ("prompt_tokens_seconds", "Prompt tokens per second.",
              _rate(totals.prompt_tokens, totals.prompt_seconds)),
-            ("predicted_tokens_seconds", "Generated tokens a second.",
+            ("predicted_tokens_seconds", "Generated tokens per second.",
              _rate(totals.predicted, totals.predicted_seconds)),
-            ("requests_processing", "Sequences that run.", running),
-            ("requests_deferred", "Sequences that wait.", _sum(stats, "num_waiting")),
-            ("n_busy_slots_per_decode", "Generated tokens a step.",
+            ("requests_processing", "Running sequences.", running),
+            ("requests_deferred", "Waiting sequences.", _sum(stats, "num_waiting")),
+            ("n_busy_slots_per_decode", "Generated tokens per step.",
              _rate(totals.predicted, steps)),
-            ("n_tokens_max", "Of the longest context so far.", totals.longest),
+            ("n_tokens_max", "Longest context so far, in tokens.", totals.longest),
         ):  # fmt: skip
             yield GaugeMetricFamily(PREFIX + name, text, value=value)
 

@@ -1,7 +1,4 @@
-"""llama.cpp's own routes, and OpenAI's without their /v1, for programs that know only those.
-
-A translation: the engine, its limits and its errors are those of every other door.
-"""
+"""llama.cpp's routes, and OpenAI's without /v1."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from llaisys.common.embedding import EmbeddingFormat
 from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.validation import check_count
-from llaisys.server.embeddings.vectors import Pooled, answer_with_vectors
+from llaisys.server.embeddings.pooling import Pooled, respond_with_embeddings
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.infill import Snippet, encode_infill
 from llaisys.server.generation.job import Job
@@ -27,7 +24,7 @@ from llaisys.server.generation.prompts import (
 )
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes, json_response
-from llaisys.server.llamacpp.answer import LlamaAnswer, settings_object
+from llaisys.server.llamacpp.formatter import LlamaFormatter, settings_object
 from llaisys.server.llamacpp.schemas import (
     ApplyTemplateRequest,
     InfillRequest,
@@ -52,7 +49,7 @@ router.get("/models", tags=["llama.cpp"])(openai.models)
 @router.post("/completion", tags=["llama.cpp"])
 @router.post("/completions", tags=["llama.cpp"])
 async def completion(request: Request, body: LlamaCompletionRequest) -> Response:
-    """Continue a prompt: a text, token ids, both mixed, or a list of prompts."""
+    """Complete a prompt: text, token ids, a mixed list, or a list of prompts."""
     job = await Job.of(request, body, "prompt")
     params = await job.sampling(body.to_sampling)
     prompts = body.prompts()
@@ -64,7 +61,7 @@ async def completion(request: Request, body: LlamaCompletionRequest) -> Response
 
 @router.post("/infill", tags=["llama.cpp"])
 async def infill(request: Request, body: InfillRequest) -> Response:
-    """The text between a beginning and an end, for models that have tokens for it."""
+    """Fill in the middle, for models with FIM tokens."""
     job = await Job.of(request, body, "input_prefix + prompt + input_suffix")
     params = await job.sampling(body.to_sampling)
     snippets = [Snippet(extra.filename or "", extra.text) for extra in body.input_extra or ()]
@@ -88,18 +85,18 @@ async def _answer(
     job.line_seconds = body.line_seconds
     texts = [""] * len(prompts)
     if body.shows("prompt"):
-        texts = [await decode(engine, _known(job, ids)) for ids in prompts]
-    return await job.run(prompts, params, LlamaAnswer(job, body, prompts, texts, params))
+        texts = [await decode(engine, _valid_ids(job, ids)) for ids in prompts]
+    return await job.run(prompts, params, LlamaFormatter(job, body, prompts, texts, params))
 
 
-def _known(job: Job, ids: list[int]) -> list[int]:
-    """The ids that have a text; the engine refuses the others by name."""
+def _valid_ids(job: Job, ids: list[int]) -> list[int]:
+    """Return the ids within the vocabulary; the engine rejects the request for others."""
     return [token for token in ids if token < job.service.info.vocab_size]
 
 
 @router.post("/apply-template", tags=["llama.cpp"])
 async def apply_template(request: Request, body: ApplyTemplateRequest) -> Response:
-    """The text of a chat as the model sees it."""
+    """Return the chat rendered by the template."""
     service = await service_for(request, body.model)
     limit = PromptLimit("messages", service.info.max_model_len, service.max_items)
     messages = plain_messages(body.messages)
@@ -115,24 +112,24 @@ async def apply_template(request: Request, body: ApplyTemplateRequest) -> Respon
 @router.post("/embedding", tags=["llama.cpp"])
 @router.post("/embeddings", tags=["llama.cpp"])
 async def embedding(request: Request, body: LlamaEmbeddingRequest) -> Response:
-    """A list with the vector of each text, in a list of its own."""
+    """Return a list with an embedding per text, each wrapped in a list."""
     name, texts = body.inputs()
 
     def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
-        for index, vector in enumerate(pooled.vectors):
+        for index, vector in enumerate(pooled.embeddings):
             entry = {"index": index, "embedding": [list(vector)]}
             yield (b"," if index else b"[") + json_bytes(entry)
         yield b"]"
 
     form = EmbeddingFormat(normalize=body.embd_normalize != -1)
-    return await answer_with_vectors(
+    return await respond_with_embeddings(
         request, body.completion(), name, texts, form, body.pooling, write
     )
 
 
 @router.get("/props", tags=["llama.cpp"])
 async def props(request: Request) -> Response:
-    """What is served, and what requests get that do not say."""
+    """Return the model's properties and the sampling defaults."""
     service = await service_for(request, None)
     info, tokenizer = service.info, service.engine.tokenizer
     params = SamplingParams().with_defaults(service.engine.inputs.defaults)
@@ -147,7 +144,7 @@ async def props(request: Request) -> Response:
             },
             "total_slots": service.config.engine.scheduler.max_num_seqs,
             "model_alias": service.model_names[0],
-            "model_path": service.model_names[0],  # a name; where it lies is nobody's business
+            "model_path": service.model_names[0],  # the name: paths are not shown
             "modalities": {"vision": False, "audio": False},
             "chat_template": getattr(tokenizer, "chat_template", None) or "",
             "bos_token": special.get("bos_token", ""),
@@ -160,8 +157,8 @@ async def props(request: Request) -> Response:
 
 @router.get("/slots", tags=["llama.cpp"])
 async def slots(request: Request, fail_on_no_slot: str | None = None) -> Response:
-    """How many sequences run. There are no slots here, so this says nothing of who runs in which;
-    nothing of any request is shown."""
+    """Return a slot object per concurrent sequence. The engine has no slots: only the number of
+    busy ones is meaningful, and no request content is shown."""
     service = await service_for(request, None)
     total = service.config.engine.scheduler.max_num_seqs
     busy = min(total, service.admission.open)
@@ -171,7 +168,7 @@ async def slots(request: Request, fail_on_no_slot: str | None = None) -> Respons
 
 
 def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
-    """A prompt that is too long is called what llama.cpp's clients look for."""
+    """Return OpenAI's error with llama.cpp's type for a prompt that is too long."""
     body = error.body(request_id)
     if error.code == CONTEXT_LENGTH_EXCEEDED:
         body["error"]["type"] = "exceed_context_size_error"
@@ -186,7 +183,7 @@ def slot(service: Service, number: int, is_processing: bool) -> dict[str, Any]:
 
 @router.get("/tokenizer_info", tags=["tokens"])
 async def tokenizer_info(request: Request) -> Response:
-    """vLLM's: the special tokens and the chat template, for tools that tokenise through us."""
+    """vLLM's route: special tokens and chat template."""
     service = await service_for(request, None)
     tokenizer: Any = service.engine.require_tokenizer()
     template = getattr(tokenizer, "chat_template", None)

@@ -1,4 +1,4 @@
-"""Bodies as clients of llama.cpp's server write them, over the same sampling fields."""
+"""Request schemas of llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from llaisys.server.openai.schemas import (
     Schema,
     Text,
     TokenId,
-    refuse_together,
+    conflicting_field,
 )
 from llaisys.server.openai.tool_schemas import FUNCTION_TOOLS, ToolDefinition
 
-# llama.cpp's names of links that we have, and of those that do nothing unless they are switched on.
-LINKS = {"typ_p": "typical_p", "temp": "temperature", "top-k": "top_k", "top-p": "top_p"}
-IDLE_LINKS = frozenset({"dry", "top_n_sigma", "infill", "adaptive_p"}) - set(DEFAULT_SAMPLERS)
+# llama.cpp's sampler names; UNUSED_SAMPLERS have no effect unless a field enables them.
+SAMPLER_NAMES = {"typ_p": "typical_p", "temp": "temperature", "top-k": "top_k", "top-p": "top_p"}
+UNUSED_SAMPLERS = frozenset({"dry", "top_n_sigma", "infill", "adaptive_p"}) - set(DEFAULT_SAMPLERS)
 MAX_RESPONSE_FIELDS = 64
 MAX_PREDICT_MS = 1 << 31
 MAX_INPUT_EXTRA = 1024
@@ -38,19 +38,18 @@ Prompt = Text | Annotated[list[Piece], Field(fail_fast=True, min_length=1)]
 
 
 class LlamaFields(Schema):
-    """A body of llama.cpp's protocol, whose names are the aliases and hints of others."""
+    """A body of llama.cpp's API, whose names are aliases and hints elsewhere."""
 
     own_aliases: ClassVar[bool] = True
 
 
 class LlamaSampling(LlamaFields, SamplingFields):
-    """What /completion and /infill share. Without `n_predict`, as many tokens as the context
-    holds."""
+    """Fields of /completion and /infill. Without `n_predict` the context is filled."""
 
     max_tokens: Annotated[int | None, Checked("n_predict", NEW_TOKENS)] = None
     n_probs: Annotated[int | None, Checked("n_probs", LOGPROBS)] = None
     return_tokens: bool | None = None
-    # Milliseconds after the first token; then the answer ends, as soon as it has a line break.
+    # Milliseconds after the first token; the answer then ends at its next line break.
     t_max_predict_ms: Annotated[
         int | None, Checked("t_max_predict_ms", Integer(-1, MAX_PREDICT_MS))
     ] = None
@@ -62,7 +61,7 @@ class LlamaSampling(LlamaFields, SamplingFields):
     def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
         data = dict(data)
         if isinstance(data.get("samplers"), (list, str)):
-            data["samplers"] = known_links(data["samplers"])
+            data["samplers"] = map_samplers(data["samplers"])
         bias = data.get("logit_bias")
         if isinstance(bias, dict) and not all(str(key).isdigit() for key in bias):
             data["logit_bias"] = [[_token(key), value] for key, value in bias.items()]
@@ -76,7 +75,7 @@ class LlamaSampling(LlamaFields, SamplingFields):
         return 1e-3 * limit if limit is not None and limit > 0 else None
 
     def shows(self, name: str) -> bool:
-        """Whether a field of the answer is wanted."""
+        """Whether a field of the response is requested."""
         return not self.response_fields or name in self.response_fields
 
     @property
@@ -89,14 +88,14 @@ class LlamaSampling(LlamaFields, SamplingFields):
 
 
 class LlamaCompletionRequest(LlamaSampling):
-    """Of /completion."""
+    """Body of /completion."""
 
     prompt: Text | Annotated[list[Prompt | TokenId], Field(fail_fast=True, min_length=1)]
     add_special_tokens: bool | None = None
 
     def prompts(self) -> list[list[int | str]]:
-        """Each prompt as its pieces. Texts beside token ids are pieces of one prompt; texts alone,
-        and lists, are prompts of their own."""
+        """Return each prompt as a list of strings and token ids. A list with token ids is one
+        prompt; a list of strings or lists has several."""
         prompt: Any = self.prompt
         if isinstance(prompt, str):
             return [[prompt]]
@@ -108,8 +107,7 @@ class LlamaCompletionRequest(LlamaSampling):
 
 
 def plain_prompt(given: Any) -> Any:
-    """llama.cpp's objects with a text and media become the text. Raises InvalidInputError when
-    there are media."""
+    """Replace llama.cpp's prompt objects with their text. Raises InvalidInputError for media."""
     if isinstance(given, list):
         return [plain_prompt(item) if isinstance(item, dict) else item for item in given]
     if not isinstance(given, dict) or not isinstance(given.get("prompt_string"), str):
@@ -124,7 +122,7 @@ def plain_prompt(given: Any) -> Any:
 
 
 class InputExtra(Schema):
-    """Another text of the project."""
+    """Another file of the project."""
 
     path: ClassVar[str] = "input_extra[]."
 
@@ -133,7 +131,7 @@ class InputExtra(Schema):
 
 
 class InfillRequest(LlamaSampling):
-    """Of /infill: the text between `input_prefix`, with `prompt` behind it, and `input_suffix`."""
+    """Body of /infill: fill between `input_prefix` + `prompt` and `input_suffix`."""
 
     prompt: Text | None = None
     input_prefix: Text
@@ -147,12 +145,11 @@ def _token(key: str) -> int | str:
     return int(key) if key.isascii() and key.isdigit() and len(key) <= 10 else key
 
 
-def known_links(names: Any) -> list[Any]:
-    """The chain in our words, less the links that are never on; what nobody knows is refused by
-    the field's own check."""
+def map_samplers(names: Any) -> list[Any]:
+    """Map llama.cpp's sampler names and remove unused ones; unknown names fail validation later."""
     given = names.split(";") if isinstance(names, str) else names
-    ours = [LINKS.get(name, name) if isinstance(name, str) else name for name in given]
-    return [name for name in ours if not isinstance(name, str) or name not in IDLE_LINKS]
+    mapped = [SAMPLER_NAMES.get(name, name) if isinstance(name, str) else name for name in given]
+    return [name for name in mapped if not isinstance(name, str) or name not in UNUSED_SAMPLERS]
 
 
 class ApplyTemplateRequest(LlamaFields):
@@ -166,16 +163,16 @@ class ApplyTemplateRequest(LlamaFields):
 
 
 class LlamaEmbeddingRequest(LlamaFields, PoolingRequest):
-    """Of /embedding: `content`, or `input` as others call it."""
+    """Body of /embedding: `content`, or `input` as in other APIs."""
 
     content: MixedInput | None = None
     input: MixedInput | None = None
-    embd_normalize: Literal[-1, 2] | None = None  # -1: the vectors stay as long as they are
+    embd_normalize: Literal[-1, 2] | None = None  # -1: do not normalize
 
     def inputs(self) -> tuple[str, list[str | list[int | str]]]:
-        """What it is called, and the texts. Raises InvalidInputError unless there is one name."""
+        """Return field name and texts. Raises InvalidInputError unless exactly one is set."""
         if (self.content is None) == (self.input is None):
             given = "left out" if self.content is None else "given"
-            raise refuse_together("content", given, "given exactly when input is not")
+            raise conflicting_field("content", given, "given exactly when input is not")
         name = "input" if self.content is None else "content"
         return name, as_list(name, getattr(self, name))

@@ -1,4 +1,4 @@
-"""A model as Ollama describes it."""
+"""Ollama's model objects."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 from llaisys.server.service import Service
 
-FOREVER = "2318-01-01T00:00:00Z"  # Ollama's own word for a model that stays
+FOREVER = "2318-01-01T00:00:00Z"  # Ollama's expires_at of a model that is never unloaded
 WEIGHTS = ("*.safetensors", "*.gguf")
 
 
 def weight_bytes(path: str) -> int:
-    """Of the files that the model was loaded from; 0: it has none."""
-    place = Path(path)
-    files = [place] if place.is_file() else [f for kind in WEIGHTS for f in place.glob(kind)]
+    """Return the size of the model's weight files; 0 without files."""
+    root = Path(path)
+    files = [root] if root.is_file() else [f for kind in WEIGHTS for f in root.glob(kind)]
     return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def details(service: Service) -> dict[str, Any]:
-    """Of one that has never been loaded, nothing."""
+    """Return the details object; empty fields before the first load."""
     info = service.known_info
     path, kind = ("", "") if info is None else (info.model_path, info.model_type)
     return {
@@ -36,7 +36,7 @@ def details(service: Service) -> dict[str, Any]:
 
 
 async def model_entry(service: Service, name: str) -> dict[str, Any]:
-    """`digest` stands for the name: clients use it to tell models apart."""
+    """Return the entry of /api/tags. `digest` is a hash of the name: clients use it as an id."""
     info = service.known_info
     return {
         "name": name,
@@ -78,7 +78,7 @@ def model_details(service: Service) -> dict[str, Any]:
 
 
 def capabilities(service: Service) -> list[str]:
-    """Tools are read from any model's answer; whether it reasons is its template's to say."""
+    """Every model supports tools; thinking depends on the template's markers."""
     thinks = service.engine.style.markers is not None
     return ["completion", "tools", *(["thinking"] if thinks else [])]
 

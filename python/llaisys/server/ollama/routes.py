@@ -1,4 +1,4 @@
-"""Ollama's routes, for clients that know only those: chat, generate, embed, and what there is."""
+"""Ollama's routes: chat, generate, embed, models."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from fastapi.responses import Response
 from llaisys.chat.reader import AnswerReader
 from llaisys.common.embedding import EmbeddingFormat
 from llaisys.common.validation import invalid_value
-from llaisys.server.embeddings.vectors import Pooled, answer_with_vectors
+from llaisys.server.embeddings.pooling import Pooled, respond_with_embeddings
 from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.infill import encode_infill
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import encode_prompts
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes, json_response
-from llaisys.server.ollama.answer import OllamaAnswer, error_body, nanoseconds, now
+from llaisys.server.ollama.formatter import OllamaFormatter, error_body, nanoseconds, now
 from llaisys.server.ollama.models import model_details, model_entry, running_entry
 from llaisys.server.ollama.schemas import (
     ChatRequest,
@@ -35,21 +35,21 @@ __all__ = ["error_body", "router"]
 
 router = APIRouter(prefix="/api", tags=["Ollama"], route_class=CheckedRoute)
 
-API_VERSION = "0.12.0"  # of Ollama, whose routes these are; clients ask for a least one
+API_VERSION = "0.12.0"  # of Ollama's API; clients require a minimum
 
 
 @router.post("/chat")
 async def chat(request: Request, body: ChatRequest) -> Response:
-    """Answer a conversation, a line of JSON for each part unless `stream` is false."""
+    """Answer a conversation, streamed as lines of JSON unless `stream` is false."""
     if body.only_loads:
         return await loaded(request, body, {"message": {"role": "assistant", "content": ""}})
     opened = await open_chat(await Job.of(request, body.chat, "messages"), body.chat)
-    return await opened.run(OllamaAnswer(opened.new_reader(), body.model, chat=True))
+    return await opened.run(OllamaFormatter(opened.new_reader(), body.model, chat=True))
 
 
 @router.post("/generate")
 async def generate(request: Request, body: GenerateRequest) -> Response:
-    """Answer one prompt, through the model's template or, with `raw`, without it."""
+    """Answer one prompt, with the chat template unless `raw` is set."""
     if body.only_loads:
         return await loaded(request, body, {"response": ""})
     job = await Job.of(request, body.chat, "prompt")
@@ -61,14 +61,16 @@ async def generate(request: Request, body: GenerateRequest) -> Response:
             prompts, params = [infill.ids], infill.with_stop_tokens(params)
         else:
             prompts = await encode_prompts(engine, [prompt], True, limit)
-        return await job.run(prompts, params, OllamaAnswer(AnswerReader(), body.model, chat=False))
+        return await job.run(
+            prompts, params, OllamaFormatter(AnswerReader(), body.model, chat=False)
+        )
     opened = await open_chat(job, body.chat)
-    return await opened.run(OllamaAnswer(opened.new_reader(), body.model, chat=False))
+    return await opened.run(OllamaFormatter(opened.new_reader(), body.model, chat=False))
 
 
 @router.post("/embed")
 async def embed(request: Request, body: EmbedRequest) -> Response:
-    """A vector of length 1 for each text."""
+    """Return a normalized embedding per text."""
     texts, started = body.texts(), time.monotonic()
     if not texts:
         await service_for(request, body.name)
@@ -76,7 +78,7 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
 
     def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
         yield b'{"embeddings":['
-        for index, vector in enumerate(pooled.vectors):
+        for index, vector in enumerate(pooled.embeddings):
             yield (b"," if index else b"") + json_bytes(list(vector))
         rest = {
             "model": body.model,
@@ -87,51 +89,53 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
         yield b"]," + json_bytes(rest)[1:]
 
     form = EmbeddingFormat(body.dimensions)
-    return await answer_with_vectors(request, body.completion(), "input", texts, form, None, write)
+    return await respond_with_embeddings(
+        request, body.completion(), "input", texts, form, None, write
+    )
 
 
 @router.post("/embeddings")
 async def old_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
-    """The older form: one text, and its vector as long as it is."""
+    """The older route: one text, its embedding not normalized."""
     if not body.prompt:
         await service_for(request, body.name)
         return json_response({"embedding": []})
 
     def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
-        yield json_bytes({"embedding": list(pooled.vectors[0])})
+        yield json_bytes({"embedding": list(pooled.embeddings[0])})
 
     form = EmbeddingFormat(normalize=False)
-    return await answer_with_vectors(
+    return await respond_with_embeddings(
         request, body.completion(), "prompt", [body.prompt], form, None, write
     )
 
 
-async def loaded(request: Request, body: OllamaRequest, said: dict[str, Any]) -> Response:
-    """Nothing to answer: clients ask this to load a model, or with `keep_alive` 0 to let it go. It
-    is there either way."""
+async def loaded(request: Request, body: OllamaRequest, empty: dict[str, Any]) -> Response:
+    """Respond to a request without a prompt, which loads a model. With `keep_alive` 0 clients
+    expect an unload, which is acknowledged but not done."""
     await service_for(request, body.chat.model)
     reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
     head = {"model": body.model, "created_at": now()}
-    return json_response({**head, **said, "done": True, "done_reason": reason})
+    return json_response({**head, **empty, "done": True, "done_reason": reason})
 
 
 @router.get("/tags")
 async def tags(request: Request) -> dict[str, Any]:
-    """The models that there are."""
+    """List the served models."""
     services = request.app.state.models.services
     return {"models": [await model_entry(s, name) for s in services for name in s.model_names]}
 
 
 @router.get("/ps")
 async def running(request: Request) -> dict[str, Any]:
-    """The models that are loaded."""
+    """List the loaded models."""
     loaded = [service for service in request.app.state.models.services if service.is_loaded]
     return {"models": [await running_entry(s, name) for s in loaded for name in s.model_names]}
 
 
 @router.post("/show")
 async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
-    """What is known of a model."""
+    """Describe a model."""
     name = body.model or body.name
     if not name:
         raise invalid_value("model", name, "the name of a model")

@@ -1,4 +1,4 @@
-"""What clients of Ollama may send, and the same as a chat or a completion."""
+"""Request schemas of Ollama's API and their translation to a chat or a completion."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from llaisys.server.openai.fields import (
     UNSUPPORTED,
     FieldNotes,
     Ignored,
-    refusal,
-    sift_object,
+    field_error,
+    filter_object,
     unsupported,
 )
 from llaisys.server.openai.schemas import CompletionRequest, Schema, Text
 
 Number = float | int
 
-# Options by the names of the sampling fields that they are.
+# Option -> sampling field.
 SAMPLING = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -38,13 +38,13 @@ SAMPLING = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
 }
-# How a model is loaded and run is the server's to say: these are taken and change nothing.
+# Options of loading and running a model, which the server configures: ignored.
 HINTS = frozenset(
     "num_ctx num_keep num_batch num_gpu main_gpu num_thread numa use_mmap use_mlock low_vram "
     "f16_kv vocab_only logits_all embedding_only rope_frequency_base rope_frequency_scale "
     "repeat_last_n penalize_newline mirostat_tau mirostat_eta draft_num_predict".split()
 )
-# Those that would change the answer, and the values that mean "not used".
+# Options that affect the answer; NEUTRAL: accepted values of unsupported ones.
 OPTIONS = frozenset({*SAMPLING, "num_predict", "seed", "stop", "mirostat", "tfs_z"})
 CALL_NAMES = frozenset({"id", "type", "function"})
 FUNCTION_NAMES = frozenset({"name", "arguments", "index", "description"})
@@ -71,7 +71,7 @@ class OllamaMessage(Schema):
 
 
 class OllamaRequest(ProtocolRequest):
-    """What /api/chat and /api/generate share. Answers are streamed unless `stream` is false."""
+    """Fields of /api/chat and /api/generate. Streams unless `stream` is false."""
 
     own_names: ClassVar[Mapping[str, str]] = {"thinking": "think", "reasoning_effort": "think"}
 
@@ -79,11 +79,11 @@ class OllamaRequest(ProtocolRequest):
     stream: bool | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
     options: dict[str, Any] | None = None
-    keep_alive: Text | Number | None = None  # the model stays as long as the server does
+    keep_alive: Text | Number | None = None  # ignored
     think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: Literal[False] | None = None
     top_logprobs: Literal[0] | None = None
-    truncate: bool | None = None  # prompts are never cut; one that is too long is refused
+    truncate: bool | None = None  # ignored: a prompt that is too long is rejected
     shift: bool | None = None
 
     @classmethod
@@ -126,8 +126,8 @@ class ChatRequest(OllamaRequest):
 class GenerateRequest(OllamaRequest):
     prompt: Text | None = None
     system: Text | None = None
-    raw: bool | None = None  # the prompt is used as it is, without the model's template
-    suffix: Text | None = None  # what follows the answer, for models that fill in the middle
+    raw: bool | None = None  # without the chat template
+    suffix: Text | None = None  # text after the answer, for FIM models
     template: Literal[""] | None = None
     context: list[int] | None = None
     images: list[Any] | None = None
@@ -147,12 +147,12 @@ class GenerateRequest(OllamaRequest):
             )
         fields = self.shared_fields()
         system = [{"role": "system", "content": self.system}] if self.system else []
-        said = [{"role": "user", "content": self.prompt}] if self.prompt else PLACEHOLDER
-        return fields | {"messages": [*system, *said]}
+        user = [{"role": "user", "content": self.prompt}] if self.prompt else PLACEHOLDER
+        return fields | {"messages": [*system, *user]}
 
 
-class VectorRequest(Schema):
-    """What /api/embed and the older /api/embeddings share."""
+class OllamaEmbeddingRequest(Schema):
+    """Fields of /api/embed and the older /api/embeddings."""
 
     model: Text = Field(max_length=1024)
     options: dict[str, Any] | None = None
@@ -167,36 +167,36 @@ class VectorRequest(Schema):
         return self.model.removesuffix(":latest")
 
     def completion(self) -> CompletionRequest:
-        """The request without its texts. Raises InvalidInputError for options of a bad value."""
+        """Return the request without its texts. Raises InvalidInputError for invalid options."""
         sampling_fields(self.options or {})
         return CompletionRequest(model=self.name, prompt="", max_tokens=0)
 
 
-class EmbedRequest(VectorRequest):
+class EmbedRequest(OllamaEmbeddingRequest):
     input: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
-    truncate: bool | None = None  # texts are never cut; one that is too long is refused
+    truncate: bool | None = None  # ignored: a text that is too long is rejected
     dimensions: Annotated[int | None, Checked("dimensions", Integer(1))] = None
 
     def texts(self) -> list[str]:
-        """None: the request only loads the model."""
+        """Return the texts; empty if the request only loads the model."""
         given = self.input or []
         return [given] if isinstance(given, str) else given
 
 
-class EmbeddingsRequest(VectorRequest):
+class EmbeddingsRequest(OllamaEmbeddingRequest):
     prompt: Text | None = None
 
 
 class ShowRequest(Schema):
     model: Text | None = Field(None, max_length=1024)
-    name: Text | None = Field(None, max_length=1024)  # its older name
+    name: Text | None = Field(None, max_length=1024)  # older alias of model
     verbose: bool | None = None
     system: Text | None = None
     template: Text | None = None
     options: dict[str, Any] | None = None
 
 
-PLACEHOLDER = [{"role": "user", "content": ""}]  # of a request that only loads the model
+PLACEHOLDER = [{"role": "user", "content": ""}]  # for requests that only load the model
 
 
 def no_images(path: str) -> InvalidInputError:
@@ -206,31 +206,31 @@ def no_images(path: str) -> InvalidInputError:
 
 
 def chat_messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
-    """Ollama's calls have no ids: a result belongs to the first call before it that has none."""
+    """Translate messages. Calls have no ids: a result answers the first unanswered call."""
     found: list[dict[str, Any]] = []
-    waiting: list[tuple[str, str]] = []  # (name, id) of calls without a result
+    pending: list[tuple[str, str]] = []  # (name, id) of calls without a result
     for number, message in enumerate(messages):
         path = f"messages[{number}]"
         if message.images:
             raise no_images(f"{path}.images")
-        made: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        chat_message: dict[str, Any] = {"role": message.role, "content": message.content or ""}
         if message.role == "assistant":
             calls = [
                 chat_call(call, f"{path}.tool_calls[{i}]")
                 for i, call in enumerate(message.tool_calls or ())
             ]
             if calls:
-                made["tool_calls"] = calls
-                waiting = [(call["function"]["name"], call["id"]) for call in calls]
+                chat_message["tool_calls"] = calls
+                pending = [(call["function"]["name"], call["id"]) for call in calls]
             if message.thinking:
-                made["reasoning_content"] = message.thinking
+                chat_message["reasoning_content"] = message.thinking
         elif message.role == "tool":
-            same = [call for call in waiting if call[0] == message.tool_name] or waiting
+            same = [call for call in pending if call[0] == message.tool_name] or pending
             own = same[0] if same else ("", f"call_{uuid.uuid4().hex[:16]}")
-            if own in waiting:
-                waiting.remove(own)
-            made["tool_call_id"] = message.tool_call_id or own[1]
-        found.append(made)
+            if own in pending:
+                pending.remove(own)
+            chat_message["tool_call_id"] = message.tool_call_id or own[1]
+        found.append(chat_message)
     return found
 
 
@@ -251,17 +251,17 @@ def chat_call(call: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def with_known_call(call: Any, notes: FieldNotes) -> Any:
-    """A call of a history without unknown fields; those are noted."""
-    found = sift_object(call, CALL_NAMES, notes, "messages[].tool_calls[]")
+    """Return a call without unknown fields, which are added to `notes`."""
+    found = filter_object(call, CALL_NAMES, notes, "messages[].tool_calls[]")
     if isinstance(found, dict) and "function" in found:
         path = "messages[].tool_calls[].function"
-        found["function"] = sift_object(found["function"], FUNCTION_NAMES, notes, path)
+        found["function"] = filter_object(found["function"], FUNCTION_NAMES, notes, path)
     return found
 
 
 def with_known_options(data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
-    """The body without options that have no effect; those are noted. Raises InvalidInputError for
-    an unknown option in strict mode."""
+    """Return the body without ignored options, which are added to `notes`. Raises InvalidInputError
+    for an unknown option in strict mode."""
     given = data.get("options")
     if not isinstance(given, dict):
         return data
@@ -272,14 +272,14 @@ def with_known_options(data: dict[str, Any], notes: FieldNotes) -> dict[str, Any
         elif name in HINTS:
             notes.ignore(f"options.{name}", Ignored.HINT)
         elif notes.strict:
-            raise refusal(f"options.{name}"[:100], name, OPTIONS)
+            raise field_error(f"options.{name}"[:100], name, OPTIONS)
         else:
             notes.ignore(f"options.{name}")
     return {**data, "options": kept}
 
 
 def sampling_fields(options: dict[str, Any]) -> dict[str, Any]:
-    """`options` in OpenAI's names. Raises InvalidInputError for a bad value."""
+    """Translate `options` to OpenAI's fields. Raises InvalidInputError for invalid values."""
     fields: dict[str, Any] = {}
     for name, value in options.items():
         if value is None:
@@ -287,7 +287,7 @@ def sampling_fields(options: dict[str, Any]) -> dict[str, Any]:
         if name in SAMPLING:
             fields[SAMPLING[name]] = value
         elif name == "num_predict":
-            # Not above 0, as -1 and -2: as many as there is room for.
+            # 0 and below: fill the context.
             if check_int("options.num_predict", value, -MAX_INT) > 0:
                 fields["max_tokens"] = value
         elif name == "seed":

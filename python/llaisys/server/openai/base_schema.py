@@ -1,4 +1,4 @@
-"""What every object of a body is made of."""
+"""The base class of all request schemas."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pydantic.json_schema import JsonSchemaValue
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.openai.dropped_tools import drop_tools
 from llaisys.server.openai.field_help import help_of_field
-from llaisys.server.openai.fields import FieldNotes, Reasons, sift
+from llaisys.server.openai.fields import FieldNotes, Reasons, filter_fields
 from llaisys.tokenization.unicode_text import clean_text
 
 MAX_FIELDS = 128
 
 
-def refuse_together(field: str, given: object, limit: str) -> InvalidInputError:
-    """The error for a value that another field of the request rules out."""
+def conflicting_field(field: str, given: object, limit: str) -> InvalidInputError:
+    """Return the error for a value that conflicts with another field."""
     message = f"{field} is {given}; it must be {limit}"
     return InvalidInputError(message, field=field, value=given, limit=limit)
 
@@ -36,9 +36,9 @@ class Schema(BaseModel):
         extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
     )
 
-    path: ClassVar[str] = ""  # of the object in a body, before its fields' names
-    refused: ClassVar[Reasons | None] = None  # fields of this protocol that are not supported
-    own_aliases: ClassVar[bool] = False  # see `fields.sift`
+    path: ClassVar[str] = ""  # prefix of field names in messages
+    rejected: ClassVar[Reasons | None] = None  # fields of this protocol that are not supported
+    own_aliases: ClassVar[bool] = False  # see `fields.filter_fields`
     tool_types: ClassVar[frozenset[str] | None] = None  # of `tools`; others are dropped
 
     @classmethod
@@ -55,41 +55,41 @@ class Schema(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def sift(cls, data: Any, info: ValidationInfo) -> Any:
-        """Leave out what is not used, so that only its use is an error."""
+    def filter_fields(cls, data: Any, info: ValidationInfo) -> Any:
+        """Remove ignored fields before validation, so that only used ones can be errors."""
         if not isinstance(data, dict):
             return data
-        if len(data) > MAX_FIELDS:  # each unknown one would be reported
+        if len(data) > MAX_FIELDS:  # pydantic would report each unknown one
             limit = f"at most {MAX_FIELDS}"
-            raise InvalidInputError(  # faults.py puts the path before it
+            raise InvalidInputError(  # error_handlers.py prefixes the path
                 f"has {len(data)} fields; it must have {limit}", value=len(data), limit=limit
             )
         return cls.prepare(data, info.context or FieldNotes())
 
     @classmethod
     def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
-        """The fields to validate."""
+        """Return the fields to validate."""
         if cls.tool_types is not None:
             data = drop_tools(data, cls.tool_types, notes)
-        return sift(
+        return filter_fields(
             data,
             names_of(cls),
             notes,
             cls.path,
-            refused=cls.refused,
+            rejected=cls.rejected,
             own_aliases=cls.own_aliases,
         )
 
 
 @cache
 def names_of(schema: type[Schema]) -> frozenset[str]:
-    """The names of a schema's fields in a body."""
+    """Return the field names of a schema in a body."""
     return frozenset(about.alias or name for name, about in schema.model_fields.items())
 
 
-# JSON can spell halves of characters that no other layer could encode; they become U+FFFD.
+# JSON strings may contain lone surrogates, which cannot be encoded; they become U+FFFD.
 Text = Annotated[str, AfterValidator(clean_text)]
-# The name of a model. An empty one names none, as when it is left out.
+# A model name; empty means not given.
 ModelName = Annotated[
     Text | None, Field(max_length=1024), AfterValidator(lambda name: name or None)
 ]

@@ -1,6 +1,6 @@
-"""Tools of types that this server does not have: built-in tools of other servers (web_search,
-code_interpreter, computer_20250124, ...) and types that are new. They are dropped and noted like
-unknown fields; a `tool_choice` that needs one of them is an error."""
+"""Tools of unsupported types: built-in tools of other servers (web_search, code_interpreter,
+computer_20250124, ...) and unknown types. They are dropped and noted like unknown fields; a
+`tool_choice` that needs one of them is an error."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.openai.fields import UNSUPPORTED, FieldNotes, Ignored
 
-# A type that an error or the header may repeat: words, and a date.
+# A type that an error or the header may repeat: words and a date.
 _TYPE = re.compile(r"(?=.{1,40}$)[a-z]+(_[a-z]+)*(_[0-9]{2,8})*")
-FORCED = ("required", "any")  # OpenAI's and Anthropic's word for "at least one call"
+FORCED = ("required", "any")  # at least one call, for OpenAI and Anthropic
 
 
 def drop_tools(data: dict[str, Any], types: frozenset[str], notes: FieldNotes) -> dict[str, Any]:
-    """The body without the tools whose `type` is a string and none of `types`. Raises
-    InvalidInputError when the choice needs one of those. In strict mode all stay, for the schema
-    to refuse."""
+    """Return the body without the tools whose `type` is a string outside `types`. Raises
+    InvalidInputError when the choice needs one of them. In strict mode all stay, so that the schema
+    rejects them."""
     tools = data.get("tools")
     if notes.strict or not isinstance(tools, list):
         return data
@@ -28,7 +28,7 @@ def drop_tools(data: dict[str, Any], types: frozenset[str], notes: FieldNotes) -
         kind = tool.get("type") if isinstance(tool, dict) else None
         if isinstance(kind, str) and kind not in types:
             dropped[number] = tool
-            notes.ignore(f"tools[{number}].type={shown_type(kind)}", Ignored.TOOL)
+            notes.ignore(f"tools[{number}].type={printable_type(kind)}", Ignored.TOOL)
         else:
             kept.append(tool)
     if not dropped:
@@ -37,16 +37,18 @@ def drop_tools(data: dict[str, Any], types: frozenset[str], notes: FieldNotes) -
     return {**data, "tools": kept}
 
 
-def shown_type(kind: str) -> str:
+def printable_type(kind: str) -> str:
     return kind if _TYPE.fullmatch(kind) else "other"
 
 
 def check_choice(choice: Any, kept: list[Any], dropped: dict[int, dict[str, Any]]) -> None:
     """Raises InvalidInputError when the choice needs a tool that was dropped."""
     kind = choice.get("type") if isinstance(choice, dict) else choice
-    types = ", ".join(sorted({shown_type(tool["type"]) for tool in dropped.values()}))
+    types = ", ".join(sorted({printable_type(tool["type"]) for tool in dropped.values()}))
     if kind in FORCED and not kept:
-        raise _refused(f"{kind}; it must be auto or none: this server has no tools of type {types}")
+        raise _choice_error(
+            f"{kind}; it must be auto or none: this server has no tools of type {types}"
+        )
     if not isinstance(choice, dict):
         return
     name = name_of(choice)
@@ -54,14 +56,14 @@ def check_choice(choice: Any, kept: list[Any], dropped: dict[int, dict[str, Any]
         return
     for number, tool in dropped.items():
         if kind == tool["type"] or (name is not None and name == name_of(tool)):
-            raise _refused(
-                f"tools[{number}] of type {shown_type(tool['type'])}, which this server does not "
-                "have; it must be another tool of the request"
+            raise _choice_error(
+                f"tools[{number}] of type {printable_type(tool['type'])}, which this server does "
+                "not have; it must be another tool of the request"
             )
 
 
 def name_of(tool: Any) -> str | None:
-    """The name in a tool or a choice, in any of the protocols' shapes."""
+    """Return the name of a tool or a choice in the format of any API."""
     if not isinstance(tool, dict):
         return None
     for holder in (tool, tool.get("function"), tool.get("custom")):
@@ -70,5 +72,5 @@ def name_of(tool: Any) -> str | None:
     return None
 
 
-def _refused(text: str) -> InvalidInputError:
+def _choice_error(text: str) -> InvalidInputError:
     return InvalidInputError(f"tool_choice is {text}", field="tool_choice", code=UNSUPPORTED)

@@ -1,5 +1,5 @@
-"""Kinds of values that requests may have beyond those of `SamplingParams`, and the annotation that
-puts a kind into a schema."""
+"""Value kinds of request fields beyond those of `SamplingParams`, and the pydantic annotation that
+applies a kind."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from llaisys.common.sampling import (
 from llaisys.common.validation import MIN_FLOAT, check_count, check_float, check_int, invalid_value
 from llaisys.tokenization.unicode_text import clean_text
 
-UNLIMITED = -1  # max_tokens: as the context holds
+UNLIMITED = -1  # max_tokens: fill the context
 
 
 class Checked:
-    """The annotation of a field whose values a kind checks; null is always let through."""
+    """Annotation of a field whose values a kind checks; null is always valid."""
 
     def __init__(self, name: str, kind: Kind) -> None:
         self.name = name
@@ -42,13 +42,13 @@ class Checked:
         if isinstance(self.kind, Strings):
             value = _clean(value)
         elif isinstance(self.kind, Integer) and isinstance(value, float) and value.is_integer():
-            value = int(value)  # 100.0 is how some languages write 100
+            value = int(value)  # some clients send 100.0 for 100
         return self.kind.check(self.name, value)
 
 
 @dataclass(frozen=True, slots=True)
 class NewTokens(Integer):
-    """So many tokens; -1: as the context holds."""
+    """A number of tokens; -1: fill the context."""
 
     def check(self, name: str, value: Any) -> int:
         return (
@@ -63,7 +63,7 @@ class NewTokens(Integer):
 
 @dataclass(frozen=True, slots=True)
 class StopStrings(Strings):
-    """Clients send "" for none."""
+    """Stop strings; empty ones are ignored."""
 
     def check(self, name: str, value: Any) -> tuple[str, ...]:
         given = [value] if isinstance(value, str) else value
@@ -84,7 +84,7 @@ class BiasField(LogitBias):
         if isinstance(value, dict):
             banned = {key: 0.0 for key, bias in value.items() if bias is False}
             found = LogitBias.check(self, name, value | banned)
-            if BAN in found.values():  # JSON has no infinity; some parsers do
+            if BAN in found.values():  # not valid JSON, but some parsers accept it
                 raise invalid_value(name, BAN, "a mapping of token ids to finite numbers or false")
             return found | dict.fromkeys(LogitBias.check(self, name, banned), BAN)
         if not isinstance(value, list):
@@ -121,13 +121,13 @@ class BiasField(LogitBias):
 
 
 def _bias(name: str, value: Any) -> float:
-    """False, for -inf, which JSON does not have."""
+    """Return a bias; false means -inf, which JSON lacks."""
     return BAN if value is False else check_float(name, value, -MAX_BIAS, MAX_BIAS)
 
 
 @dataclass(frozen=True, slots=True)
 class BiasPairs:
-    """A logit_bias that may name tokens by their text: each token of a text gets its bias."""
+    """A logit_bias with texts: each token of a text gets its bias."""
 
     pairs: tuple[tuple[int | str, float], ...]
 
@@ -150,7 +150,7 @@ class BiasPairs:
 
 @dataclass(frozen=True, slots=True)
 class TopP(Number):
-    """0 leaves the most likely token only, as the smallest number above it does."""
+    """0 means the smallest positive top_p: only the most likely token."""
 
     def check(self, name: str, value: Any) -> float:
         zero = type(value) in (int, float) and value == 0
@@ -162,7 +162,7 @@ class TopP(Number):
 
 @dataclass(frozen=True, slots=True)
 class TopNSigma(Number):
-    """-1 is how llama.cpp writes 0, off."""
+    """llama.cpp writes -1 for off, here 0."""
 
     def check(self, name: str, value: Any) -> float:
         return (
@@ -174,7 +174,7 @@ class TopNSigma(Number):
 
 
 def _clean(value: Any) -> Any:
-    """Every string in a string or a list of them."""
+    """Replace lone surrogates in a string or a list of strings."""
     if isinstance(value, list):
         return [clean_text(item) if isinstance(item, str) else item for item in value]
     return clean_text(value) if isinstance(value, str) else value

@@ -3,7 +3,7 @@
 A field that a schema does not have is ignored: it is left out, named in the response header
 `IGNORED_HEADER` and in the debug log, and counted. Exceptions:
 
-- `REFUSED`, and `MEDIA` at any depth: fields that change the answer and that this server cannot
+- `REJECTED`, and `MEDIA` at any depth: fields that change the answer and that this server cannot
   honour. Any value but a neutral one is a 400.
 - `ALIASES`: other names of fields that a schema has.
 
@@ -29,13 +29,13 @@ STRICT_HEADER = "x-llaisys-strict-fields"  # of a request: 1 or true
 MAX_NAMED = 32  # names in the header
 _SHOWN_NAME = re.compile(r"[A-Za-z0-9_.=\[\]-]{1,64}")
 
-UNSUPPORTED = "unsupported"  # the code of what is refused by name
+UNSUPPORTED = "unsupported"  # error code of rejected fields
 NOT_YET = "is not supported by this server yet"
 NEVER = "is not supported by this server"
 CHATS_ONLY = "is a field of chats"
 
-# field -> (why it is refused, the values that mean "not used" and are let through)
-REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
+# field -> (reason, neutral values that are accepted)
+REJECTED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "tools": (CHATS_ONLY, (None, [])),
     "tool_choice": (CHATS_ONLY, (None, "none", "auto")),
     "functions": (f"{NEVER}; use tools", (None, [])),
@@ -63,7 +63,7 @@ REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
 
 TEXT_ONLY = "is not supported: this is a text model"
 NO_MEDIA: tuple[Any, ...] = (None, [], {}, "")
-# Refused in every object of a body, like `REFUSED`: parts of the conversation that are not text.
+# Rejected in every object of a body, like `REJECTED`: content that is not text.
 MEDIA: dict[str, tuple[str, tuple[Any, ...]]] = {
     **{
         name: (TEXT_ONLY, NO_MEDIA)
@@ -75,9 +75,9 @@ MEDIA: dict[str, tuple[str, tuple[Any, ...]]] = {
     },
     "refusal": (NEVER, (None, "")),
 }
-REFUSED_AT_TOP = REFUSED | MEDIA
+REJECTED_AT_TOP = REJECTED | MEDIA
 
-# Hint -> the values that say nothing: those are neither listed nor refused by `--strict-fields`.
+# Hint -> neutral values, which are neither listed nor rejected by `--strict-fields`.
 HINTS: dict[str, tuple[Any, ...]] = {
     # OpenAI
     "metadata": (None, {}),
@@ -103,12 +103,12 @@ HINTS: dict[str, tuple[Any, ...]] = {
     "context_management": (None, {}),
     "defer_loading": (None, False),  # of a tool: all tools are in the prompt
     # vLLM
-    "length_penalty": (None, 1, 1.0),  # of beam search, which is refused
+    "length_penalty": (None, 1, 1.0),  # of beam search, which is rejected
     "guided_decoding_backend": (None,),
     "guided_whitespace_pattern": (None,),
     "mm_processor_kwargs": (None,),
     "media_io_kwargs": (None,),
-    # llama.cpp: where and how fast, not what
+    # llama.cpp: placement and speed
     "id_slot": (None, -1),
     "n_discard": (None, 0),
     "n_cache_reuse": (None, 0),
@@ -118,7 +118,7 @@ HINTS: dict[str, tuple[Any, ...]] = {
     "speculative.n_max": (None,),
     "speculative.n_min": (None,),
     "speculative.p_min": (None,),
-    # llama.cpp: what tunes a sampler that is off (switched on, it is refused)
+    # llama.cpp: parameters of samplers that are rejected when switched on
     "min_keep": (None, 0),
     "dynatemp_exponent": (None,),
     "mirostat_tau": (None,),
@@ -127,8 +127,8 @@ HINTS: dict[str, tuple[Any, ...]] = {
     "dry_allowed_length": (None,),
     "dry_penalty_last_n": (None,),
     "dry_sequence_breakers": (None,),
-    "repeat_last_n": (None, -1),  # refused beside a penalty: see `check_window`
-    # Ollama, LM Studio, OpenRouter, Open WebUI and others that put a server's own words into a body
+    "repeat_last_n": (None, -1),  # rejected with a penalty: see `check_window`
+    # Ollama, LM Studio, OpenRouter, Open WebUI and others
     "keep_alive": (None,),
     "num_ctx": (None,),
     "ttl": (None,),
@@ -144,7 +144,7 @@ HINTS: dict[str, tuple[Any, ...]] = {
     "litellm_params": (None,),
 }
 
-# Another name of a field -> its name here.
+# Alias -> field name.
 ALIASES = {
     "n_predict": "max_tokens",
     "num_predict": "max_tokens",
@@ -156,7 +156,7 @@ ALIASES = {
     "max_reasoning_tokens": "thinking_budget",
 }
 
-Reasons = Mapping[str, tuple[str, tuple[Any, ...]]]  # as REFUSED
+Reasons = Mapping[str, tuple[str, tuple[Any, ...]]]  # as REJECTED
 
 
 class Ignored(StrEnum):
@@ -165,7 +165,7 @@ class Ignored(StrEnum):
     UNKNOWN = "unknown"  # no schema has this name
     HINT = "hint"  # a field of another server or protocol, without effect here
     TOOL = "tool"  # a tool of a type that this server does not have
-    REASONING = "reasoning"  # the model does not reason, or not in a way that can be set
+    REASONING = "reasoning"  # the model's reasoning cannot be controlled this way
 
 
 @dataclass(slots=True)
@@ -189,8 +189,8 @@ class FieldNotes:
         return ", ".join(self.ignored)
 
 
-def asks_for_strict(header: str | None) -> bool:
-    """The meaning of a request's `STRICT_HEADER`."""
+def is_strict_header(header: str | None) -> bool:
+    """Whether a request's `STRICT_HEADER` enables strict mode."""
     return header is not None and header.strip().lower() in ("1", "true")
 
 
@@ -199,29 +199,29 @@ def is_among(value: Any, neutral: Iterable[Any]) -> bool:
     return any(type(value) is type(item) and value == item for item in neutral)
 
 
-def sift(
+def filter_fields(
     data: dict[str, Any],
     known: Collection[str],
     notes: FieldNotes,
     prefix: str,
     *,
-    refused: Reasons | None = None,
+    rejected: Reasons | None = None,
     own_aliases: bool = False,
 ) -> dict[str, Any]:
-    """The fields of an object that its schema validates; the others are noted.
+    """Return the fields of an object that its schema validates; add the others to `notes`.
 
-    What must be refused stays among them, for the schema to refuse. `prefix`: of the object's
-    path; `refused`: further fields, which are refused here; `own_aliases`: hints and aliases are
-    names of this protocol, so strict mode takes them."""
+    Fields that must be rejected stay, so that the schema rejects them. `prefix`: path of the
+    object. `rejected`: further fields, rejected here. `own_aliases`: hints and aliases are names of
+    this API, so strict mode accepts them."""
     kept: dict[str, Any] = {}
     others: dict[str, Any] = {}
-    reasons = MEDIA if prefix else REFUSED_AT_TOP
+    reasons = MEDIA if prefix else REJECTED_AT_TOP
     for name, value in data.items():
         if name in known:
             kept[name] = value
-        elif refused is not None and name in refused:
-            if not is_among(value, refused[name][1]):
-                raise unsupported(prefix + name, refused[name][0])
+        elif rejected is not None and name in rejected:
+            if not is_among(value, rejected[name][1]):
+                raise unsupported(prefix + name, rejected[name][0])
         elif name in reasons:
             if not is_among(value, reasons[name][1]):
                 kept[name] = value
@@ -235,36 +235,36 @@ def sift(
         else:
             notes.ignore(prefix + name, Ignored.HINT if name in HINTS else Ignored.UNKNOWN)
     for name, value in others.items():
-        meant = ALIASES[name]
-        if kept.get(meant) is None:
-            kept[meant] = value
-        elif kept[meant] != value:
-            raise _contradiction(name, meant)
+        field = ALIASES[name]
+        if kept.get(field) is None:
+            kept[field] = value
+        elif kept[field] != value:
+            raise _contradiction(name, field)
     if not prefix:
         check_window(data, notes)
     return kept
 
 
-def sift_object(given: Any, known: Collection[str], notes: FieldNotes, path: str) -> Any:
-    """`sift` for an object without a schema. Anything but an object is returned as it is. Raises
-    InvalidInputError for what a schema would refuse."""
+def filter_object(given: Any, known: Collection[str], notes: FieldNotes, path: str) -> Any:
+    """`filter_fields` for an object without a schema. Other values are returned unchanged. Raises
+    InvalidInputError for fields that a schema would reject."""
     if not isinstance(given, dict):
         return given
-    kept = sift(given, known, notes, f"{path}.")
+    kept = filter_fields(given, known, notes, f"{path}.")
     for name in kept:
         if name not in known:
-            raise refusal(f"{path}.{name}", name, known)
+            raise field_error(f"{path}.{name}", name, known)
     return kept
 
 
-def refusal(path: str, name: str, known: Iterable[str]) -> InvalidInputError:
-    """The error for a field that stayed although the object does not have it."""
-    if name in REFUSED_AT_TOP:
-        return unsupported(path, REFUSED_AT_TOP[name][0])
+def field_error(path: str, name: str, known: Iterable[str]) -> InvalidInputError:
+    """Return the error for a field that the object does not have."""
+    if name in REJECTED_AT_TOP:
+        return unsupported(path, REJECTED_AT_TOP[name][0])
     if name in HINTS or name in ALIASES:
         return unsupported(
             path,
-            "is not a field of this server, and unknown fields are refused (--strict-fields or "
+            "is not a field of this server, and unknown fields are rejected (--strict-fields or "
             f"the header {STRICT_HEADER})",
         )
     return InvalidInputError(unknown_text(path, name, known), field=path, code="unknown_field")
@@ -274,24 +274,24 @@ def unsupported(path: str, why: str) -> InvalidInputError:
     return InvalidInputError(f"{path} {why}", field=path, code=UNSUPPORTED)
 
 
-def _contradiction(name: str, meant: str) -> InvalidInputError:
+def _contradiction(name: str, field: str) -> InvalidInputError:
     return InvalidInputError(
-        f"{name} and {meant} are the same field and have different values", field=name
+        f"{name} and {field} are the same field and have different values", field=name
     )
 
 
 def check_window(data: dict[str, Any], notes: FieldNotes) -> None:
-    """Penalties look at the whole text here: another window beside one would change the answer."""
+    """Reject `repeat_last_n` with a penalty: penalties always cover the whole text here."""
     window = data.get("repeat_last_n")
     if notes.strict or window in (None, -1):
         return
     penalty = data.get("repeat_penalty", data.get("repetition_penalty"))
     if penalty not in (None, 1) or data.get("presence_penalty") or data.get("frequency_penalty"):
-        limit = "left out or -1 beside a penalty: the whole text counts here"
+        limit = "left out or -1 with a penalty, which covers the whole text"
         raise invalid_value("repeat_last_n", window, limit, code=UNSUPPORTED)
 
 
 def unknown_text(path: str, name: str, known: Iterable[str]) -> str:
-    """The text for an unknown field, with the nearest known name."""
+    """Return the message for an unknown field, with the nearest known name."""
     near = difflib.get_close_matches(name.lower(), list(known), 1, 0.8)
     return f"unknown field {path!r}" + (f"; did you mean {near[0]!r}?" if near else "")

@@ -1,4 +1,4 @@
-"""The OpenAI routes: chat, completions, models, tokenize; and the cancel route."""
+"""OpenAI routes: chat, completions, models; and tokenize, detokenize, cancel."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from llaisys.server.generation.prompts import (
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.event_stream import EventStream
 from llaisys.server.http.payload import json_response
-from llaisys.server.openai.answer import OpenAIAnswer
+from llaisys.server.openai.formatter import OpenAIFormatter
 from llaisys.server.openai.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
+    conflicting_field,
     plain_messages,
-    refuse_together,
 )
 from llaisys.server.openai.tool_schemas import tool_set_of
 from llaisys.server.service import Service, service_for, service_of, session_model
@@ -40,7 +40,7 @@ router = APIRouter(route_class=CheckedRoute)
 
 @router.post("/v1/chat/completions", tags=["OpenAI"])
 async def chat_completions(request: Request, body: ChatCompletionRequest) -> Response:
-    """Answer a conversation. With `session_id`, `messages` continue the one kept here."""
+    """Answer a conversation. With `session_id`, `messages` continue a stored session."""
     body.model = body.model or await session_model(request, body.session_id)
     job = await Job.of(request, body, "messages")
     messages = plain_messages(body.messages)
@@ -53,7 +53,7 @@ async def chat_completions(request: Request, body: ChatCompletionRequest) -> Res
         if turn is not None:
             turn.new_reader = chat.new_reader
         truncated = chat.context_truncated if turn is not None or body.drop_old_turns else None
-        answer = OpenAIAnswer(
+        formatter = OpenAIFormatter(
             job,
             True,
             [chat.prompt],
@@ -62,7 +62,7 @@ async def chat_completions(request: Request, body: ChatCompletionRequest) -> Res
             new_reader=chat.new_reader,
             context_truncated=truncated,
         )
-        response = await chat.run(answer)
+        response = await chat.run(formatter)
         if turn is not None and isinstance(response, EventStream):
             turn.keep_open()  # the stream ends the turn
         return response
@@ -70,28 +70,28 @@ async def chat_completions(request: Request, body: ChatCompletionRequest) -> Res
 
 @router.post("/v1/completions", tags=["OpenAI"])
 async def completions(request: Request, body: CompletionRequest) -> Response:
-    """Continue one prompt or several (texts or token ids)."""
+    """Complete one or several prompts (text or token ids)."""
     job = await Job.of(request, body, "prompt")
     params = await job.sampling(body.to_sampling)
     prompts = body.prompts()
     check_count("prompt", len(prompts), job.service.config.limits.max_prompts, "prompts")
     engine = job.service.engine
     if body.suffix:
-        asked = (str(body.prompt), body.suffix)
-        infill = await encode_infill(engine, *asked, job.prompt_limit, "suffix")
+        texts = (str(body.prompt), body.suffix)
+        infill = await encode_infill(engine, *texts, job.prompt_limit, "suffix")
         encoded, params = [infill.ids], infill.with_stop_tokens(params)
-        return await job.run(encoded, params, OpenAIAnswer(job, False, encoded, params.n))
+        return await job.run(encoded, params, OpenAIFormatter(job, False, encoded, params.n))
     special = body.add_special_tokens is not False
     encoded = await encode_prompts(engine, prompts, special, job.prompt_limit)
     echoes = []
     if body.echo:
         echoes = [p if isinstance(p, str) else await decode(engine, p) for p in prompts]
-    return await job.run(encoded, params, OpenAIAnswer(job, False, encoded, params.n, echoes))
+    return await job.run(encoded, params, OpenAIFormatter(job, False, encoded, params.n, echoes))
 
 
 @router.get("/v1/models", tags=["OpenAI"])
 async def models(request: Request) -> dict[str, Any]:
-    """The names that `model` may have."""
+    """List the served models."""
     cards = request.app.state.models.cards()
     return {"object": "list", "data": cards}
 
@@ -104,7 +104,7 @@ async def model(request: Request, model: str) -> dict[str, Any]:
 
 @router.post("/v1/requests/{request_id}/cancel", tags=["requests"])
 async def cancel(request: Request, request_id: str) -> dict[str, Any]:
-    """End a request by its response id or its X-Request-Id; it answers with reason `abort`."""
+    """Cancel a request by response id or X-Request-Id; it finishes with reason `abort`."""
     service = service_of(request)
     found = service.registry.find(request_id, request.scope["state"]["owner"])
     if not found:
@@ -115,14 +115,14 @@ async def cancel(request: Request, request_id: str) -> dict[str, Any]:
 
 @router.post("/tokenize", tags=["tokens"])
 async def tokenize(request: Request, body: TokenizeRequest) -> Response:
-    """Token ids of a `prompt`, or of `messages` as the chat template writes them."""
+    """Return the token ids of a `prompt`, or of `messages` rendered by the chat template."""
     service = await service_for(request, body.model)
     engine, length = service.engine, service.info.max_model_len
     if body.content is not None:
         return await _tokenize_content(service, body.content, body)
     if (body.prompt is None) == (body.messages is None):
         given = "left out" if body.prompt is None else "given"
-        raise refuse_together("prompt", given, "given exactly when messages is not")
+        raise conflicting_field("prompt", given, "given exactly when messages is not")
     if body.prompt is not None:
         limit = PromptLimit("prompt", length, service.max_items)
         special = body.add_special_tokens is not False
@@ -143,9 +143,9 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
 
 
 async def _tokenize_content(service: Service, content: str, body: TokenizeRequest) -> Response:
-    """As llama.cpp's server answers."""
+    """Respond in the format of llama.cpp's server."""
     if body.prompt is not None or body.messages is not None:
-        raise refuse_together("content", "given", "left out beside prompt and messages")
+        raise conflicting_field("content", "given", "left out with prompt or messages")
     limit = PromptLimit("content", service.info.max_model_len, service.max_items)
     special = bool(body.add_special)
     (ids,) = await encode_prompts(service.engine, [content], special, limit)
@@ -159,7 +159,7 @@ async def _tokenize_content(service: Service, content: str, body: TokenizeReques
 
 @router.post("/detokenize", tags=["tokens"])
 async def detokenize(request: Request, body: DetokenizeRequest) -> Response:
-    """The text of token ids."""
+    """Return the text of token ids."""
     service = await service_for(request, body.model)
     info = service.info
     check_token_ids("tokens", body.tokens, 16 * info.max_model_len, info.vocab_size - 1)

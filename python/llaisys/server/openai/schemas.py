@@ -1,4 +1,4 @@
-"""What clients may send, field by field; what becomes of names that are not here, `fields` says."""
+"""Request schemas of OpenAI's API with extensions; `fields` handles unknown names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from llaisys.engine.input_processor import MAX_SALT_CHARS, normalize_message
 from llaisys.server.openai.base_schema import ModelName as ModelName
 from llaisys.server.openai.base_schema import Schema as Schema
 from llaisys.server.openai.base_schema import Text as Text
-from llaisys.server.openai.base_schema import refuse_together as refuse_together
+from llaisys.server.openai.base_schema import conflicting_field as conflicting_field
 from llaisys.server.openai.field_kinds import (
     UNLIMITED,
     BiasField,
@@ -47,8 +47,8 @@ from llaisys.server.openai.structured import (
 )
 from llaisys.server.openai.tool_schemas import (
     FUNCTION_TOOLS,
-    CallOfTool,
     NamedChoice,
+    ToolCall,
     ToolDefinition,
     tool_set_of,
 )
@@ -66,38 +66,38 @@ class StreamOptions(Schema):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM: usage so far in every chunk
-    include_obfuscation: bool | None = None  # padding against listeners; there is none
+    include_obfuscation: bool | None = None  # accepted; no padding is sent
 
 
 RANDOM_SEED = -1
-# Fields of SamplingParams that requests spell in their own way, or do not have.
+# Fields of SamplingParams with another form in requests, or none.
 SPECIAL = {"max_tokens", "logprobs", "detokenize", "seed", "pooling"}
-# Those that take more over HTTP.
+# Fields that accept more values over HTTP.
 LENIENT: dict[str, Kind] = {
     "logit_bias": BiasField(),
     "stop": StopStrings(MAX_STOP_STRINGS, MAX_STOP_CHARS),
     "top_p": TopP(0, 1, above_low=True),
     "top_n_sigma": TopNSigma(0, 100),
 }
-# The others, under their own names.
+# The other fields, under their own names.
 SAMPLING_FIELDS: dict[str, Any] = {
     name: (Annotated[Any, Checked(name, LENIENT.get(name, about.kind))], None)
     for name, about in FIELDS.items()
     if name not in SPECIAL
 }
-# Other names of `structured_outputs`.
+# Aliases of `structured_outputs`.
 FORMAT_FIELDS: dict[str, Any] = {
     name: (Annotated[Any, Checked(name, kind)], None) for name, kind in STRUCTURED_FIELDS.items()
 }
 TableFields: Any = create_model("TableFields", __base__=Schema, **SAMPLING_FIELDS, **FORMAT_FIELDS)
-SEED = Integer(-(1 << 63), MAX_SEED)  # OpenAI's may be negative
+SEED = Integer(-(1 << 63), MAX_SEED)  # OpenAI allows negative seeds
 NEW_TOKENS = NewTokens(0, MAX_TOKENS)
 LOGPROBS = FIELDS["logprobs"].kind
 BUDGET = FIELDS["thinking_budget"].kind
 
 
 class SamplingFields(TableFields):
-    """What chat and completions share: OpenAI's names, vLLM's and ours."""
+    """Fields of chat and completions: OpenAI's, vLLM's and extensions."""
 
     model: ModelName = None
     seed: Annotated[int | None, Checked("seed", SEED)] = None
@@ -110,23 +110,23 @@ class SamplingFields(TableFields):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     # llama.cpp, of a stream
-    timings_per_token: bool | None = None  # in every chunk, not in the last one only
-    return_progress: bool | None = None  # of the prompt, in chunks before the first text
-    # ours
-    reuse_prefix: bool | None = None  # False: computes its prompt anew, and shares it with nobody
+    timings_per_token: bool | None = None  # timings in every chunk
+    return_progress: bool | None = None  # prompt progress chunks before the first text
+    # extension
+    reuse_prefix: bool | None = None  # False: no prefix caching for this request
 
     @classmethod
     def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
         if data.get("stream_options") is not None and not data.get("stream"):
             if notes.strict:
-                raise refuse_together("stream_options", "given", "left out unless stream is true")
+                raise conflicting_field("stream_options", "given", "left out unless stream is true")
             data = {name: value for name, value in data.items() if name != "stream_options"}
             notes.ignore("stream_options", Ignored.HINT)
         return super().prepare(with_known_format(data, notes), notes)
 
     @property
     def budget(self) -> tuple[str, int] | None:
-        """The field that limits the tokens of reasoning, and its value."""
+        """Name and value of the field that limits reasoning tokens."""
         limit = self.thinking_budget
         return None if limit is None else ("thinking_budget", limit)
 
@@ -136,7 +136,7 @@ class SamplingFields(TableFields):
 
     @property
     def generates(self) -> bool:
-        """Whether a new token is asked for, for which the context must have room."""
+        """Whether new tokens are requested, for which the context must have room."""
         return True
 
     @property
@@ -150,24 +150,24 @@ class SamplingFields(TableFields):
 
     @property
     def text_chars(self) -> int:
-        """What `sampling_params` has to look at."""
+        """Size of the values that `sampling_params` processes."""
         bias: Any = self.logit_bias
         named = bias.num_chars if isinstance(bias, BiasPairs) else 0
         return len(self.allowed_token_ids or ()) + named
 
     def name_tokens(self, tokenizer: Any) -> None:
-        """Put token ids for the texts of `logit_bias`."""
+        """Replace texts in `logit_bias` with token ids."""
         bias: Any = self.logit_bias
         if isinstance(bias, BiasPairs):
             super().__setattr__("logit_bias", bias.by_token(tokenizer))
 
     def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """Raises InvalidInputError with the field, its value and the limit."""
+        """Build SamplingParams. Raises InvalidInputError with field, value and limit."""
         values = {name: getattr(self, name) for name in SAMPLING_FIELDS}
         values["structured_outputs"] = structured_of(self)
         given = {name: value for name, value in values.items() if value is not None}
         if self.seed not in (None, RANDOM_SEED):
-            given["seed"] = self.seed % (1 << 64)  # OpenAI's may be negative
+            given["seed"] = self.seed % (1 << 64)  # OpenAI allows negative seeds
         most = None if max_tokens == UNLIMITED else max_tokens
         return SamplingParams(**given, max_tokens=most, logprobs=logprobs)
 
@@ -195,7 +195,7 @@ class TextPart(Schema):
         kind = data.get("type")
         if isinstance(kind, str) and kind in OTHER_PARTS:
             raise InvalidInputError(
-                f"is {OTHER_PARTS[kind]}; this is a text model and takes parts of type 'text' only",
+                f"is {OTHER_PARTS[kind]}; this is a text model: send parts of type 'text'",
                 code="text_only",
             )
         return super().prepare(data, notes)
@@ -207,16 +207,14 @@ class ChatMessage(Schema):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: Text | None = Field(None, max_length=256)
-    tool_calls: Annotated[list[CallOfTool], Field(fail_fast=True, max_length=MAX_CALLS)] | None = (
-        None
-    )
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
     tool_call_id: Text | None = Field(None, max_length=256)
     reasoning_content: Text | None = None
-    reasoning: Text | None = None  # another name of it
+    reasoning: Text | None = None  # alias of reasoning_content
 
 
 def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """As templates and sessions take them: text, `developer` being today's `system`."""
+    """Convert to the messages of templates and sessions: text, `developer` as `system`."""
     plain = []
     for number, given in enumerate(messages):
         content: Any = given.content
@@ -226,7 +224,7 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         if given.tool_calls:
             if given.role != "assistant":
                 where = f"messages[{number}].tool_calls"
-                raise refuse_together(where, "given", "left out unless role is 'assistant'")
+                raise conflicting_field(where, "given", "left out unless role is 'assistant'")
             fields["tool_calls"] = [call.to_dict() for call in given.tool_calls]
         fields["tool_call_id"] = given.tool_call_id
         fields["reasoning_content"] = (given.reasoning_content or given.reasoning) or None
@@ -238,19 +236,19 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 class ReasoningField(Schema):
-    """OpenRouter's."""
+    """OpenRouter's `reasoning` object."""
 
     path: ClassVar[str] = "reasoning."
 
     effort: Literal[*REASONING_EFFORTS] | None = None  # type: ignore[valid-type]
     max_tokens: Annotated[int | None, Checked("reasoning.max_tokens", BUDGET)] = None
     enabled: bool | None = None
-    exclude: bool | None = None  # leaves the reasoning out of the answer
-    summary: Text | None = None  # there are none: the reasoning itself is sent
+    exclude: bool | None = None  # omit reasoning from the response
+    summary: Text | None = None  # accepted; the reasoning itself is sent
 
 
 class ThinkingField(Schema):
-    """Anthropic's object in a chat, as DeepSeek's and GLM's clients send it."""
+    """Anthropic's `thinking` object, also sent by clients of DeepSeek and GLM."""
 
     path: ClassVar[str] = "thinking."
 
@@ -269,26 +267,26 @@ class ChatCompletionRequest(SamplingFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int | None, Checked("top_logprobs", LOGPROBS)] = None
     add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None  # go on with the last, cut-off answer
+    continue_final_message: bool | None = None  # continue the last assistant message
     chat_template_kwargs: dict[str, Any] | None = None
     session_id: SessionId | None = None
     tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal[*REASONING_EFFORTS] | None = None  # type: ignore[valid-type]
-    include_reasoning: bool | None = None  # vLLM: False leaves it out of the answer
+    include_reasoning: bool | None = None  # vLLM; False: omit reasoning from the response
     reasoning: ReasoningField | None = None
     thinking: ThinkingField | bool | None = None
     enable_thinking: bool | None = None
-    # The oldest turns go when the context is too small for all; None: in a session.
+    # Drop the oldest turns when the context is too small; None: only in a session.
     drop_old_turns: bool | None = None
     _tool_set: ToolSet | None = PrivateAttr(None)
-    # What the protocol of the request calls a field of this one, for notices.
+    # Names of fields in the request's own API, for messages.
     _own_names: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def check_tools(self) -> ChatCompletionRequest:
-        """Where the body is parsed, which for a large one is beside the event loop."""
+        """Build the tool set during validation, which runs in a thread for large bodies."""
         self._tool_set = tool_set_of(self.tools, self.tool_choice, self.parallel_tool_calls)
         return self
 
@@ -298,7 +296,7 @@ class ChatCompletionRequest(SamplingFields):
 
     @property
     def effort(self) -> tuple[str, str] | None:
-        """The field that says how much to reason, and its value."""
+        """Name and value of the field that sets the reasoning effort."""
         if self.reasoning_effort is not None:
             return self.own_name("reasoning_effort"), self.reasoning_effort
         if self.reasoning is not None and self.reasoning.effort is not None:
@@ -307,7 +305,7 @@ class ChatCompletionRequest(SamplingFields):
 
     @property
     def reasoning_switch(self) -> tuple[str, bool] | None:
-        """The field that turns reasoning on or off, and its value."""
+        """Name and value of the field that enables or disables reasoning."""
         if self.enable_thinking is not None:
             return "enable_thinking", self.enable_thinking
         if isinstance(self.thinking, bool):
@@ -320,7 +318,7 @@ class ChatCompletionRequest(SamplingFields):
 
     @property
     def budget(self) -> tuple[str, int] | None:
-        """The field that limits the tokens of reasoning, and its value."""
+        """Name and value of the field that limits reasoning tokens."""
         if self.thinking_budget is not None:
             return self.own_name("thinking_budget"), self.thinking_budget
         if self.reasoning is not None and self.reasoning.max_tokens is not None:
@@ -345,25 +343,25 @@ class ChatCompletionRequest(SamplingFields):
             None,
             self.max_tokens,
         ):
-            raise refuse_together(
+            raise conflicting_field(
                 "max_completion_tokens",
                 self.max_completion_tokens,
                 f"left out or equal to max_tokens, {self.max_tokens}",
             )
         if self.top_logprobs is not None and not self.logprobs:
-            raise refuse_together(
+            raise conflicting_field(
                 "top_logprobs", self.top_logprobs, "left out unless logprobs is true"
             )
         if self.continue_final_message and self.add_generation_prompt:
-            raise refuse_together(
+            raise conflicting_field(
                 "continue_final_message", "true", "false when add_generation_prompt is true"
             )
         if self.continue_final_message and self.session_id is not None:
-            raise refuse_together("continue_final_message", "true", "false with session_id")
+            raise conflicting_field("continue_final_message", "true", "false with session_id")
         if self.session_id is not None and self.num_choices > 1:
-            raise refuse_together("n", self.n, "1 with session_id")
+            raise conflicting_field("n", self.n, "1 with session_id")
         if self.prompt_logprobs is not None and self.stream:
-            raise refuse_together("stream", "true", "false with prompt_logprobs")
+            raise conflicting_field("stream", "true", "false with prompt_logprobs")
         logprobs = (self.top_logprobs or 0) if self.logprobs else None
         most = self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
         params = self.sampling_params(most, logprobs)
@@ -384,19 +382,21 @@ class CompletionRequest(SamplingFields):
     max_tokens: Annotated[int | None, Checked("max_tokens", NEW_TOKENS)] = None
     logprobs: Annotated[int | None, Checked("logprobs", LOGPROBS)] = None
     echo: bool | None = None
-    suffix: Text | None = None  # what follows the answer, for models that fill in the middle
+    suffix: Text | None = None  # text after the completion, for FIM models
     add_special_tokens: bool | None = None
 
     def to_sampling(self) -> SamplingParams:
         most = DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
         params = self.sampling_params(most, self.logprobs)
-        wanted = self.prompt_scores_wanted
-        if wanted is not None and self.stream and self.num_choices > 1:
-            raise refuse_together("n", self.n, "1 where a stream has logprobs of the prompt")
+        num_logprobs = self.num_prompt_logprobs
+        if num_logprobs is not None and self.stream and self.num_choices > 1:
+            raise conflicting_field("n", self.n, "1 when a stream has prompt logprobs")
         if self.suffix and (self.echo or not isinstance(self.prompt, str)):
-            raise refuse_together("suffix", "given", "left out unless prompt is one text, no echo")
-        if wanted != params.prompt_logprobs:
-            params = params.clone(prompt_logprobs=wanted)
+            raise conflicting_field(
+                "suffix", "given", "left out unless prompt is one text, no echo"
+            )
+        if num_logprobs != params.prompt_logprobs:
+            params = params.clone(prompt_logprobs=num_logprobs)
         return params
 
     @property
@@ -404,11 +404,11 @@ class CompletionRequest(SamplingFields):
         return self.max_tokens != 0
 
     @property
-    def prompt_scores_wanted(self) -> int | None:
-        """How many of the best tokens each of the prompt's is compared with, by either name."""
+    def num_prompt_logprobs(self) -> int | None:
+        """Top logprobs per prompt token, by `prompt_logprobs` or `echo` with `logprobs`."""
         echoed = self.logprobs if self.echo else None
-        wanted = [count for count in (self.prompt_logprobs, echoed) if count is not None]
-        return max(wanted, default=None)
+        counts = [count for count in (self.prompt_logprobs, echoed) if count is not None]
+        return max(counts, default=None)
 
     def prompts(self) -> list[str | list[int]]:
         prompt: Any = self.prompt
@@ -420,7 +420,7 @@ class CompletionRequest(SamplingFields):
 
 
 class TokenizeRequest(Schema):
-    """vLLM's, or llama.cpp's with `content`, which adds no special tokens unless told to."""
+    """vLLM's request; with `content` llama.cpp's, which adds no special tokens by default."""
 
     tool_types: ClassVar[frozenset[str] | None] = FUNCTION_TOOLS
 
@@ -428,7 +428,7 @@ class TokenizeRequest(Schema):
     prompt: Text | None = None
     content: Text | None = None
     add_special: bool | None = None  # with content
-    parse_special: bool | None = None  # control tokens in a text are never its author's to write
+    parse_special: bool | None = None  # accepted; special tokens in text are never parsed
     with_pieces: bool | None = None
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None
     add_special_tokens: bool | None = None
@@ -445,7 +445,7 @@ class DetokenizeRequest(Schema):
 
 
 class SessionRequest(Schema):
-    """A new session, or one to import."""
+    """A new or imported session."""
 
     session_id: SessionId | None = None
     title: Text | None = Field(None, max_length=256)
@@ -453,7 +453,7 @@ class SessionRequest(Schema):
 
 
 class SessionContent(Schema):
-    """What a session is to have from now on."""
+    """The new contents of a session."""
 
     title: Text | None = Field(None, max_length=256)
     messages: Annotated[list[ChatMessage], Field(fail_fast=True)]

@@ -1,5 +1,5 @@
-"""What the answer must look like, as clients say it: OpenAI's response_format, vLLM's older names
-(guided_*), llama.cpp's grammar and json_schema. All of them become one StructuredOutputs."""
+"""Structured output fields: OpenAI's response_format, vLLM's guided_*, llama.cpp's grammar and
+json_schema. All of them become one StructuredOutputs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.options import Kind
 from llaisys.common.structured import FIELD, StructuredOutputs
 from llaisys.common.validation import check_choice, invalid_value
-from llaisys.server.openai.fields import FieldNotes, sift_object
+from llaisys.server.openai.fields import FieldNotes, filter_object
 from llaisys.tokenization.unicode_text import clean_text
 
-TEXT = "text"  # what a response_format that asks for nothing becomes
+TEXT = "text"  # a response_format without a constraint
 FORMAT_NAMES = frozenset({"type", "json_schema", "schema", "name", "description", "strict"})
 SCHEMA_NAMES = frozenset({"name", "description", "schema", "strict"})
 FORMATS = (TEXT, "json_object", "json_schema", "structural_tag")
@@ -31,11 +31,11 @@ class ResponseFormat(Kind):
         if kind == TEXT:
             return TEXT
         if kind == "structural_tag":
-            return _made(name, {"structural_tag": dict(value)})
+            return _structured(name, {"structural_tag": dict(value)})
         if kind == "json_object":
             schema = value.get("schema")
-            wanted = {"json_object": True} if schema is None else {"json": schema, "lenient": True}
-            return _made(f"{name}.schema", wanted)
+            fields = {"json_object": True} if schema is None else {"json": schema, "lenient": True}
+            return _structured(f"{name}.schema", fields)
         return _json_schema(f"{name}.json_schema", value.get("json_schema"))
 
     def json_schema(self) -> dict[str, Any]:
@@ -48,8 +48,8 @@ class ResponseFormat(Kind):
 
 
 def _json_schema(name: str, given: Any) -> StructuredOutputs:
-    """`strict` promises that everything in the schema is kept; without it, what cannot be is passed
-    over."""
+    """With `strict` every keyword of the schema must be enforceable; without it, unsupported
+    keywords are ignored."""
     if not isinstance(given, Mapping):
         raise invalid_value(name, given, "an object with a schema")
     strict = given.get("strict")
@@ -57,30 +57,30 @@ def _json_schema(name: str, given: Any) -> StructuredOutputs:
         raise invalid_value(f"{name}.strict", strict, "true or false")
     schema = given.get("schema")
     if schema is None:
-        return _made(name, {"json_object": True})
-    return _made(f"{name}.schema", {"json": schema, "lenient": not strict})
+        return _structured(name, {"json_object": True})
+    return _structured(f"{name}.schema", {"json": schema, "lenient": not strict})
 
 
 @dataclass(frozen=True, slots=True)
 class Constraint(Kind):
-    """A field that is one of the constraints by itself."""
+    """A field that is one constraint."""
 
     constraint: str
     lenient: bool = False
 
     def check(self, name: str, value: Any) -> StructuredOutputs:
-        wanted = {self.constraint: value}
-        return _made(name, wanted | ({"lenient": True} if self.lenient else {}))
+        fields = {self.constraint: value}
+        return _structured(name, fields | ({"lenient": True} if self.lenient else {}))
 
     def json_schema(self) -> dict[str, Any]:
         kinds = {"json": ["object", "string", "boolean"], "choice": ["array"]}
         return {"type": kinds.get(self.constraint, ["string"])}
 
 
-def _made(name: str, wanted: dict[str, Any]) -> StructuredOutputs:
-    """Refused under the name that the client used."""
+def _structured(name: str, fields: dict[str, Any]) -> StructuredOutputs:
+    """Build StructuredOutputs; errors use the field name of the client."""
     try:
-        return StructuredOutputs(**{key: _clean(item) for key, item in wanted.items()})
+        return StructuredOutputs(**{key: _clean(item) for key, item in fields.items()})
     except InvalidInputError as error:
         given = error.field or ""
         text = str(error).replace(given, name, 1) if given else str(error)
@@ -90,20 +90,20 @@ def _made(name: str, wanted: dict[str, Any]) -> StructuredOutputs:
 
 
 def _clean(value: Any) -> Any:
-    """Halves of characters, which no grammar could have, become U+FFFD."""
+    """Replace lone surrogates with U+FFFD."""
     if isinstance(value, list):
         return [_clean(item) for item in value]
     return clean_text(value) if isinstance(value, str) else value
 
 
 def with_known_format(data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
-    """The body with the known fields of its response_format; the others are noted. A structural
-    tag is checked as a whole."""
+    """Return the body with only the known fields of its response_format; add the others to `notes`.
+    A structural tag is checked as a whole."""
     given = data.get("response_format")
     if not isinstance(given, dict) or given.get("type") == "structural_tag":
         return data
-    found = sift_object(given, FORMAT_NAMES, notes, "response_format")
-    inner = sift_object(
+    found = filter_object(given, FORMAT_NAMES, notes, "response_format")
+    inner = filter_object(
         found.get("json_schema"), SCHEMA_NAMES, notes, "response_format.json_schema"
     )
     return {**data, "response_format": {**found, "json_schema": inner}}
@@ -122,13 +122,13 @@ STRUCTURED_FIELDS: dict[str, Kind] = {
 
 
 def structured_of(body: Any) -> StructuredOutputs | None:
-    """The one constraint of a request; None: it has none. Two are refused, unless they are the
-    same."""
+    """Return the constraint of a request; None if it has none. Raises InvalidInputError for two
+    different ones."""
     given = {name: getattr(body, name) for name in (*STRUCTURED_FIELDS, FIELD)}
     used = {name: value for name, value in given.items() if value not in (None, TEXT)}
     names = list(used)
     for name in names[1:]:
         if used[name] != used[names[0]]:
-            message = f"{name} is given; it must be left out beside {names[0]}"
-            raise InvalidInputError(message, field=name, limit=f"left out beside {names[0]}")
+            message = f"{name} is given; it must be left out with {names[0]}"
+            raise InvalidInputError(message, field=name, limit=f"left out with {names[0]}")
     return used[names[0]] if names else None

@@ -1,4 +1,4 @@
-"""Tools and calls of them, as OpenAI's requests write them."""
+"""Tools and tool calls in OpenAI's requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llaisys.chat.records import Tool
 from llaisys.chat.tools import ToolSet
 from llaisys.server.openai.base_schema import Schema, Text
 
-FUNCTION_TOOLS = frozenset({"function"})  # the types of tools that there are
+FUNCTION_TOOLS = frozenset({"function"})  # supported tool types
 MAX_ARGUMENT_CHARS = 256 << 10  # of one call in a history
 
 
@@ -30,8 +30,8 @@ class ToolDefinition(Schema):
     function: FunctionDefinition
 
     def to_tool(self) -> Tool:
-        of = self.function
-        return Tool(of.name, of.description, of.parameters, bool(of.strict))
+        function = self.function
+        return Tool(function.name, function.description, function.parameters, bool(function.strict))
 
 
 class NamedFunction(Schema):
@@ -54,8 +54,8 @@ class CalledFunction(Schema):
     arguments: Text | dict[str, Any] | None = Field(None, max_length=MAX_ARGUMENT_CHARS)
 
 
-class CallOfTool(Schema):
-    """In the history; the arguments are JSON as a text, or an object."""
+class ToolCall(Schema):
+    """A call in the history; the arguments are a JSON string or an object."""
 
     path: ClassVar[str] = "messages[].tool_calls[]."
 
@@ -75,7 +75,7 @@ class CallOfTool(Schema):
 def tool_set_of(
     tools: list[ToolDefinition] | None, choice: str | NamedChoice | None, parallel: bool | None
 ) -> ToolSet | None:
-    """Raises InvalidInputError."""
+    """Build the tool set. Raises InvalidInputError."""
     found = [tool.to_tool() for tool in tools or ()]
     named = choice.function.name if isinstance(choice, NamedChoice) else None
     kind = None if isinstance(choice, NamedChoice) else choice

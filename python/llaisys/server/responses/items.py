@@ -1,4 +1,4 @@
-"""Input items of the Responses API as the messages of a chat."""
+"""Translate input items of the Responses API to chat messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.validation import invalid_value
-from llaisys.server.openai.fields import UNSUPPORTED, FieldNotes, Ignored, sift_object
+from llaisys.server.openai.fields import UNSUPPORTED, FieldNotes, Ignored, filter_object
 
 Item = dict[str, Any]
 Message = dict[str, Any]
@@ -15,13 +15,13 @@ Message = dict[str, Any]
 REFERENCE = "item_reference"
 TEXT_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 PART_NAMES = frozenset({"type", "text", "refusal", "annotations", "logprobs"})
-# Calls of built-in tools in a history: dropped like those tools.
+# Calls of built-in tools in the history: dropped like the tools.
 BUILT_IN_CALLS = frozenset(
     "web_search_call file_search_call code_interpreter_call image_generation_call "
     "tool_search_call tool_search_output mcp_list_tools mcp_approval_request "
     "mcp_approval_response".split()
 )
-# type of an item -> its fields beside `type`, `id` and `status`
+# item type -> fields beside `type`, `id` and `status`
 ITEM_NAMES = {
     "message": ("role", "content", "phase"),
     "function_call": ("call_id", "name", "arguments"),
@@ -33,8 +33,8 @@ ROLES = ("user", "assistant", "system", "developer")
 
 
 def with_known_fields(item: Any, notes: FieldNotes) -> Any:
-    """An item without the fields that its type does not have; those are noted, and so is an item
-    of a built-in tool. Raises InvalidInputError in strict mode."""
+    """Return an item without unknown fields. Those and items of built-in tools are added to
+    `notes`. Raises InvalidInputError in strict mode."""
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if not isinstance(kind, str):
         return item
@@ -45,11 +45,11 @@ def with_known_fields(item: Any, notes: FieldNotes) -> Any:
     if kind not in ITEM_NAMES:
         return item
     names = frozenset({"type", "id", "status", *ITEM_NAMES[kind]})
-    found = sift_object(item, names, notes, "input[]")
+    found = filter_object(item, names, notes, "input[]")
     for field in ("content", "output"):
         if kind != "reasoning" and isinstance(found.get(field), list):
             found[field] = [
-                sift_object(part, PART_NAMES, notes, f"input[].{field}[]")
+                filter_object(part, PART_NAMES, notes, f"input[].{field}[]")
                 if isinstance(part, dict) and part.get("type") in TEXT_PARTS
                 else part
                 for part in found[field]
@@ -67,12 +67,12 @@ def unknown_type(path: str) -> InvalidInputError:
 
 
 def chat_messages(items: Sequence[Any]) -> list[Message]:
-    """Reasoning, text and calls that follow each other are one message of the assistant. References
-    have been replaced by what they stand for, or are left out. Raises InvalidInputError."""
+    """Translate items. Consecutive reasoning, text and calls become one assistant message.
+    Unresolved references are skipped. Raises InvalidInputError."""
     found: list[Message] = []
-    answer: Message | None = None  # the assistant's message that items add to
+    answer: Message | None = None  # the open assistant message
 
-    def said() -> Message:
+    def assistant() -> Message:
         nonlocal answer
         if answer is None:
             answer = {"role": "assistant", "content": ""}
@@ -95,9 +95,9 @@ def chat_messages(items: Sequence[Any]) -> list[Message]:
                 continue
             if answer is not None and (answer["content"] or "tool_calls" in answer):
                 answer = None
-            said()["content"] = text
+            assistant()["content"] = text
         elif kind == "function_call":
-            said().setdefault("tool_calls", []).append(chat_call(item, path))
+            assistant().setdefault("tool_calls", []).append(chat_call(item, path))
         elif kind == "function_call_output":
             answer = None
             output = text_of(item.get("output"), f"{path}.output")
@@ -107,7 +107,7 @@ def chat_messages(items: Sequence[Any]) -> list[Message]:
                 answer = None
             text = reasoning_text(item)
             if text:
-                said()["reasoning_content"] = text
+                assistant()["reasoning_content"] = text
         elif kind != REFERENCE and kind not in BUILT_IN_CALLS:
             raise unknown_type(path)
     return found
@@ -131,7 +131,7 @@ def call_id(item: Item, path: str) -> str:
 
 
 def text_of(content: Any, path: str) -> str:
-    """A text, or the texts of parts."""
+    """Return a string, or the joined texts of parts."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -142,7 +142,7 @@ def text_of(content: Any, path: str) -> str:
         if not isinstance(part, dict) or kind not in TEXT_PARTS:
             field = f"{path}[{number}]"
             raise InvalidInputError(
-                f"{field} is no text; this is a text model: send input_text parts",
+                f"{field} is not text; this is a text model: send input_text parts",
                 field=field,
                 code=UNSUPPORTED,
             )
@@ -154,7 +154,7 @@ def text_of(content: Any, path: str) -> str:
 
 
 def reasoning_text(item: Item) -> str:
-    """What was thought, where the item says it; a summary where it says no more."""
+    """Return the reasoning text, or the summary if it has none."""
     for name in ("content", "summary"):
         parts = item.get(name)
         if isinstance(parts, list) and parts:
@@ -164,7 +164,7 @@ def reasoning_text(item: Item) -> str:
 
 
 def references(items: Iterable[Any]) -> list[str]:
-    """The ids that items refer to. Raises InvalidInputError."""
+    """Return the ids of item references. Raises InvalidInputError."""
     found = []
     for number, item in enumerate(items):
         if isinstance(item, dict) and item.get("type") == REFERENCE:
@@ -175,7 +175,7 @@ def references(items: Iterable[Any]) -> list[str]:
     return found
 
 
-def resolved(items: Sequence[Any], known: dict[str, Item]) -> list[Any]:
+def with_resolved(items: Sequence[Any], known: dict[str, Item]) -> list[Any]:
     return [
         known[item["id"]] if isinstance(item, dict) and item.get("type") == REFERENCE else item
         for item in items

@@ -1,4 +1,4 @@
-"""/v1/responses: OpenAI's newer door to a chat, with responses that are kept and followed."""
+"""/v1/responses: OpenAI's Responses API with stored responses."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from llaisys.server.generation.job import Job
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_response
 from llaisys.server.openai.schemas import plain_messages
-from llaisys.server.responses.answer import ResponsesAnswer
-from llaisys.server.responses.items import references, resolved
+from llaisys.server.responses.formatter import ResponsesFormatter
+from llaisys.server.responses.items import references, with_resolved
 from llaisys.server.responses.schemas import ResponsesRequest
 from llaisys.server.service import Service, service_of
 from llaisys.server.sessions.file import SessionLimitError
@@ -33,31 +33,33 @@ ResponseId = Annotated[str, PathParameter(min_length=1, max_length=128)]
 
 @router.post("")
 async def create_response(request: Request, body: ResponsesRequest) -> Response:
-    """Answer a text or items. The response is kept unless `store` is false."""
+    """Answer a text or items. The response is stored unless `store` is false."""
     service, owner = service_of(request), owner_of(request)
-    body = await with_referred(service, owner, body)
+    body = await resolve_references(service, owner, body)
     before = await previous(service, owner, body.previous_response_id)
     new = plain_messages(body.chat.messages)
     messages = [*(before.messages if before is not None else ()), *new]
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
-    keeps = body.store is not False
-    if keeps:
+    stores = body.store is not False
+    if stores:
         await service.responses.make_room(owner, new)
     job = await Job.of(request, body.chat, "input")
     check_count("input", len(new), job.service.config.limits.max_messages, "messages")
     chat = await open_chat(job, body.chat, messages, len(new) if before is not None else 1)
     defaults = job.service.engine.inputs.defaults
-    answer = ResponsesAnswer(
+    formatter = ResponsesFormatter(
         chat.new_reader(), body, job.model, defaults, job.request_id, chat.context_truncated
     )
-    if keeps:
-        job.turn = ResponseTurn(service.responses, owner, answer, before, new, job.request_id)
-    return await chat.run(answer)
+    if stores:
+        job.turn = ResponseTurn(service.responses, owner, formatter, before, new, job.request_id)
+    return await chat.run(formatter)
 
 
-async def with_referred(service: Service, owner: str, body: ResponsesRequest) -> ResponsesRequest:
-    """The request with the items themselves where it refers to some that are kept."""
+async def resolve_references(
+    service: Service, owner: str, body: ResponsesRequest
+) -> ResponsesRequest:
+    """Return the request with item references replaced by the stored items."""
     names = references(body.items)
     if not names:
         return body
@@ -68,10 +70,12 @@ async def with_referred(service: Service, owner: str, body: ResponsesRequest) ->
     for name in names:
         if name not in known:
             raise ApiError(
-                404, "there is no such item; it is not kept, or not yours", param="input",
+                404,
+                "there is no such item; it is not stored, or belongs to another key",
+                param="input",
                 code="item_not_found",
-            )  # fmt: skip
-    return await service.body_pool.run(body.with_items, resolved(body.items, known))
+            )
+    return await service.body_pool.run(body.with_items, with_resolved(body.items, known))
 
 
 async def previous(
@@ -83,7 +87,7 @@ async def previous(
     if found is None:
         raise ApiError(
             400,
-            "there is no such response; it is not kept, or not yours",
+            "there is no such response; it is not stored, or belongs to another key",
             param="previous_response_id",
             code="previous_response_not_found",
         )
@@ -91,38 +95,38 @@ async def previous(
 
 
 class ResponseTurn:
-    """Keeps a response when it has come to its end; one that is cancelled or fails is not kept."""
+    """Stores a complete response; cancelled and failed ones are not stored."""
 
     def __init__(
         self,
         store: ResponseStore,
         owner: str,
-        answer: ResponsesAnswer,
+        formatter: ResponsesFormatter,
         before: ResponsePosition | None,
         new: list[dict[str, Any]],
         request_id: str,
     ) -> None:
         self.store = store
         self.owner = owner
-        self.answer = answer
+        self.formatter = formatter
         self.before = before
         self.new = new
         self.request_id = request_id
 
     async def finish(self, output: CompletionOutput, model: str) -> None:
-        response = self.answer.complete
+        response = self.formatter.complete
         if response is None or output.finish_reason not in ("stop", "length"):
             return
-        said = self.answer.reader.answer.to_message()
+        message = self.formatter.reader.answer.to_message()
         try:
-            await self.store.store(self.owner, response, self.before, [*self.new, said], model)
-        except SessionLimitError as error:  # others were faster: the answer itself is not lost
+            await self.store.store(self.owner, response, self.before, [*self.new, message], model)
+        except SessionLimitError as error:  # storage filled up meanwhile: the answer is still sent
             logger.warning(
-                "request %s: response %s is not kept: %s", self.request_id, response["id"], error
+                "request %s: response %s is not stored: %s", self.request_id, response["id"], error
             )
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Nothing to release."""
 
 
 def owner_of(request: Request) -> str:
@@ -136,7 +140,7 @@ def not_found() -> ApiError:
 
 @router.get("/{response_id}")
 async def get_response(request: Request, response_id: ResponseId) -> Response:
-    """A response that is kept."""
+    """Return a stored response."""
     found = await service_of(request).responses.get(owner_of(request), response_id)
     if found is None:
         raise not_found()

@@ -1,4 +1,4 @@
-"""What clients of OpenAI's Responses API may send, and the same as a chat."""
+"""Request schemas of OpenAI's Responses API and their translation to a chat."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llaisys.server.openai.fields import (
     FieldNotes,
     Ignored,
     Reasons,
-    sift_object,
+    filter_object,
 )
 from llaisys.server.openai.schemas import NEW_TOKENS, ModelName, Schema, Text
 from llaisys.server.openai.tool_schemas import FUNCTION_TOOLS
@@ -26,9 +26,9 @@ from llaisys.server.responses import items
 RESPONSE_ID = r"^resp_[0-9a-f]{32}$"
 MAX_METADATA = 16  # OpenAI's
 
-# What a request may ask to have included although it is not there, or is there anyway.
+# Accepted values of `include`, which have no effect.
 INCLUDED = frozenset({"reasoning.encrypted_content"})
-LOGPROBS = "message.output_text.logprobs"  # refused: the answer would lack what was asked for
+LOGPROBS = "message.output_text.logprobs"  # rejected: the response would lack it
 TOOL_NAMES = frozenset({"type", "name", "description", "parameters", "strict"})
 REASONING_EFFORTS = {"minimal": "low", "xhigh": "high"}
 
@@ -54,7 +54,7 @@ class Reasoning(Schema):
     path = "reasoning."
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    summary: Text | None = None  # there are none: the reasoning itself is sent
+    summary: Text | None = None  # accepted; the reasoning itself is sent
     generate_summary: Text | None = None
     context: Text | None = None
 
@@ -62,7 +62,7 @@ class Reasoning(Schema):
 class StreamOptions(Schema):
     path = "stream_options."
 
-    include_obfuscation: bool | None = None  # padding against listeners; there is none
+    include_obfuscation: bool | None = None  # accepted; no padding is sent
 
 
 MetadataText = Annotated[Text, Field(max_length=512)]
@@ -70,7 +70,7 @@ MetadataText = Annotated[Text, Field(max_length=512)]
 
 class ResponsesRequest(ProtocolRequest):
     tool_types = FUNCTION_TOOLS
-    refused: ClassVar[Reasons | None] = {
+    rejected: ClassVar[Reasons | None] = {
         "conversation": (f"{NEVER}; use previous_response_id", (None,)),
         "prompt": (NEVER, (None,)),
     }
@@ -101,7 +101,7 @@ class ResponsesRequest(ProtocolRequest):
     prompt_cache_key: Text | None = None
     prompt_cache_retention: Text | None = None
     safety_identifier: Text | None = None
-    max_tool_calls: int | None = None  # of tools that a server has; here there are none
+    max_tool_calls: int | None = None  # of built-in tools, which this server lacks
     top_logprobs: Literal[0] | None = None
 
     @classmethod
@@ -111,7 +111,7 @@ class ResponsesRequest(ProtocolRequest):
             data = {**data, "input": [items.with_known_fields(item, notes) for item in given]}
         data = super().prepare(data, notes)
         if isinstance(data.get("tools"), list):
-            tools = [sift_object(tool, TOOL_NAMES, notes, "tools[]") for tool in data["tools"]]
+            tools = [filter_object(tool, TOOL_NAMES, notes, "tools[]") for tool in data["tools"]]
             data["tools"] = tools
         if not notes.strict and isinstance(data.get("include"), list):
             data["include"] = with_known_parts(data["include"], notes)
@@ -125,14 +125,14 @@ class ResponsesRequest(ProtocolRequest):
 
     @property
     def drops_old_turns(self) -> bool:
-        """Whether turns may be left out of a prompt that is too long: when that is asked for, and
-        of a chain of responses unless it is forbidden."""
+        """Whether old turns may be dropped: with `truncation: auto`, and by default in a chain of
+        responses."""
         if self.truncation is None:
             return self.previous_response_id is not None
         return self.truncation == "auto"
 
     def with_items(self, found: list[dict[str, Any]]) -> ResponsesRequest:
-        """The same request with other items. Raises InvalidInputError."""
+        """Return the request with other items. Raises InvalidInputError."""
         copy = self.model_copy(update={"input": found})
         copy.set_chat()
         return copy
@@ -140,7 +140,7 @@ class ResponsesRequest(ProtocolRequest):
     def to_chat(self) -> dict[str, Any]:
         self._check()
         messages = items.chat_messages(self.items)
-        # One that has only references is not complete yet; `with_items` makes it so.
+        # A placeholder for input of references only, until `with_items` resolves them.
         chat: dict[str, Any] = {"messages": messages or [{"role": "user", "content": ""}]}
         values = {
             "model": self.model,
@@ -201,7 +201,7 @@ class ResponsesRequest(ProtocolRequest):
 
 
 def with_known_parts(include: list[Any], notes: FieldNotes) -> list[Any]:
-    """`include` without the parts of tools that this server does not have; those are noted."""
+    """Return `include` without unknown values, which are added to `notes`."""
     kept = []
     for number, name in enumerate(include):
         if isinstance(name, str) and name not in INCLUDED and name != LOGPROBS:

@@ -17,7 +17,7 @@ from llaisys.chat.records import (
     ReasoningText,
 )
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, Usage
-from llaisys.server.generation.answer import PARSE_COST, Answer
+from llaisys.server.generation.formatter import PARSE_COST, AnswerFormatter
 from llaisys.server.http.payload import json_bytes
 
 
@@ -27,7 +27,7 @@ class Block(Enum):
     CALL = "call"
 
 
-class SingleAnswer(Answer):
+class BlockFormatter(AnswerFormatter):
     """Parses the generated text into blocks, one open at a time. Subclasses format the events that
     open, extend and close a block; `begin` is called first, `close` last."""
 
@@ -65,14 +65,14 @@ class SingleAnswer(Answer):
     @abstractmethod
     def close(self, output: CompletionOutput, usage: Usage) -> list[bytes]: ...
 
-    # ---- interface of Answer -------------------------------------------------------------------
+    # ---- interface of AnswerFormatter ----------------------------------------------------------
 
-    def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
+    def format_whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
         output = outputs[0].outputs[0]
         self.output = output
         yield json_bytes(self.body(self.reader.read(output.text), output, usage))
 
-    def chunks(self, number: int, part: StreamOutput) -> list[bytes]:
+    def format_delta(self, number: int, part: StreamOutput) -> list[bytes]:
         found = self._begin()
         self.was_cut = part.finish_reason == "length"
         events = self.reader.feed(part.text)
@@ -87,7 +87,7 @@ class SingleAnswer(Answer):
             found += self.close(self.output, part.output.usage)
         return found
 
-    def end(self, usage: Usage) -> list[bytes]:
+    def format_end(self, usage: Usage) -> list[bytes]:
         return []  # `close` has written the last events
 
     def end_block(self) -> list[bytes]:

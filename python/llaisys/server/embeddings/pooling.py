@@ -1,4 +1,4 @@
-"""From texts to vectors: what the routes of this door, and Ollama's, do with the engine."""
+"""Compute embeddings of texts for the embedding routes of all APIs."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from llaisys.server.generation.prompts import encode_prompts
 from llaisys.server.http.payload import body_response, join_chunks
 from llaisys.server.openai.schemas import CompletionRequest
 
-TOGETHER = 64  # texts of a request that are in the engine at once; others get their turn between
-MAX_NUMBERS = 1 << 22  # of the vectors of one request
+BATCH_SIZE = 64  # texts of a request in the engine at once
+MAX_VALUES = 1 << 22  # embedding values of one request
 Text = str | list[int | str]
 
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """The vectors of a request's texts, in their order."""
+    """The embeddings of a request's texts, in order."""
 
-    vectors: list[Vector[float]]
+    embeddings: list[Vector[float]]
     usage: Usage
 
 
 Write = Callable[[Job, Pooled], Iterator[bytes]]
 
 
-async def answer_with_vectors(
+async def respond_with_embeddings(
     request: Request,
     body: CompletionRequest,
     name: str,
@@ -47,20 +47,20 @@ async def answer_with_vectors(
     pooling: str | None,
     write: Write,
 ) -> Response:
-    """What `write` makes of the vectors of `texts`, which are called `name` in errors. `body`: what
-    the request says beside them."""
+    """Compute the embeddings of `texts` and return the response body that `write` formats. `name`:
+    the field of the texts in errors. `body`: the other fields of the request."""
     job = await Job.of(request, body, name)
     limits = job.service.config.limits
     check_count(name, len(texts), limits.max_inputs, "texts")
     size = form.check(job.service.info)
-    check_count(name, len(texts) * size, MAX_NUMBERS, "numbers in its vectors")
+    check_count(name, len(texts) * size, MAX_VALUES, "embedding values")
     special = body.add_special_tokens is not False
     prompts = await encode_prompts(job.service.engine, texts, special, job.prompt_limit)
     _check_prompts(name, prompts, job.service.info.vocab_size)
     params = pooling_params(job.service.config.engine.pooling if pooling is None else pooling)
-    held = ExitStack()
-    held.enter_context(job.service.vectors.reserve(name, len(texts) * size))
-    request.scope["state"]["at_end"].append(held.close)
+    reservation = ExitStack()
+    reservation.enter_context(job.service.embedding_budget.reserve(name, len(texts) * size))
+    request.scope["state"]["at_end"].append(reservation.close)
     try:
         outputs = await unless_disconnected(request.receive, _run(job, prompts, params))
     except ClientDisconnected:
@@ -70,8 +70,8 @@ async def answer_with_vectors(
     job.log_usage(usage, outputs[0].finish_reason)
 
     def make() -> list[bytes]:
-        vectors = [form.embedding(output) for output in outputs]
-        return join_chunks(write(job, Pooled(vectors, usage)))
+        embeddings = [form.embedding(output) for output in outputs]
+        return join_chunks(write(job, Pooled(embeddings, usage)))
 
     if len(texts) * size <= INLINE_CHARS:
         return body_response(make())
@@ -79,23 +79,23 @@ async def answer_with_vectors(
 
 
 def _check_prompts(name: str, prompts: list[list[int]], vocab_size: int) -> None:
-    """Raises InvalidInputError with the place of a text that is empty, or of an unknown token."""
-    for place, prompt in enumerate(prompts):
-        where = name if len(prompts) == 1 else f"{name}[{place}]"
+    """Raise InvalidInputError for an empty text or an invalid token id, with its index."""
+    for index, prompt in enumerate(prompts):
+        where = name if len(prompts) == 1 else f"{name}[{index}]"
         if not prompt:
             raise invalid_count(where, 0, "tokens", "at least 1")
         check_token_ids(where, prompt, MAX_INT, vocab_size - 1)
 
 
 async def _run(job: Job, prompts: list[list[int]], params: SamplingParams) -> list[RequestOutput]:
-    """TOGETHER at a time, so that a request of thousands takes no more places than another."""
+    """Run the prompts in batches, so that a request with thousands does not fill the engine."""
     found: list[RequestOutput] = []
     own = [job.body.request_id] if job.body.request_id else []
-    for start in range(0, len(prompts), TOGETHER):
-        part = prompts[start : start + TOGETHER]
-        generation = job.service.generation(job.owner, [job.request_id, *own], len(part))
+    for start in range(0, len(prompts), BATCH_SIZE):
+        batch = prompts[start : start + BATCH_SIZE]
+        generation = job.service.generation(job.owner, [job.request_id, *own], len(batch))
         async with generation:
-            await generation.submit(part, params, False, None, True, job.request_id)
+            await generation.submit(batch, params, False, None, True, job.request_id)
             outputs = await generation.result()
         for output in outputs:
             _check(output)
@@ -104,7 +104,7 @@ async def _run(job: Job, prompts: list[list[int]], params: SamplingParams) -> li
 
 
 def _check(output: RequestOutput) -> None:
-    """Raises ApiError when it has come to another end than a vector."""
+    """Raise ApiError when the request ended without an embedding."""
     if output.pooled is None:
         check_in_time(output.finish_reason)
         if output.finish_reason == "abort":

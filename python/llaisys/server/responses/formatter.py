@@ -1,4 +1,4 @@
-"""OpenAI's response object, whole or as its stream of events."""
+"""Formats answers as OpenAI's response object, whole or as events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llaisys.chat.reader import AnswerReader
 from llaisys.chat.records import ChatAnswer
 from llaisys.common.types import CompletionOutput, Usage
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.single_answer import Block, SingleAnswer
+from llaisys.server.generation.block_formatter import Block, BlockFormatter
 from llaisys.server.http.payload import named_event
 from llaisys.server.responses.schemas import ResponsesRequest
 
@@ -29,8 +29,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-class ResponsesAnswer(SingleAnswer):
-    """Items are named after the response, so that a reference to one finds it."""
+class ResponsesFormatter(BlockFormatter):
+    """Item ids contain the response id, so that references can be resolved."""
 
     def __init__(
         self,
@@ -45,8 +45,8 @@ class ResponsesAnswer(SingleAnswer):
         self.key = uuid.uuid4().hex
         self.response_id = f"resp_{self.key}"
         self.request_id = request_id
-        self.items: list[dict[str, Any]] = []  # complete ones
-        self.complete: dict[str, Any] | None = None  # the response, once it is
+        self.items: list[dict[str, Any]] = []  # completed
+        self.complete: dict[str, Any] | None = None  # the response, when complete
         self._head = response_head(body, self.response_id, model, defaults)
         if body.drops_old_turns:
             self._head["context_truncated"] = context_truncated
@@ -107,39 +107,41 @@ class ResponsesAnswer(SingleAnswer):
 
     # ---- events --------------------------------------------------------------------------------
 
-    def _say(self, kind: str, **fields: Any) -> bytes:
+    def _sse_event(self, kind: str, **fields: Any) -> bytes:
         number, self._sequence = self._sequence, self._sequence + 1
         return named_event(kind, {"type": kind, "sequence_number": number, **fields})
 
-    def _about_item(self, kind: str, **fields: Any) -> bytes:
-        """An event about the open item."""
-        return self._say(kind, item_id=self._item_id, output_index=len(self.items), **fields)
+    def _item_event(self, kind: str, **fields: Any) -> bytes:
+        """Return an event of the open item."""
+        return self._sse_event(kind, item_id=self._item_id, output_index=len(self.items), **fields)
 
     def begin(self) -> list[bytes]:
         response = self._response("in_progress")
         return [
-            self._say("response.created", response=response),
-            self._say("response.in_progress", response=response),
+            self._sse_event("response.created", response=response),
+            self._sse_event("response.in_progress", response=response),
         ]
 
     def open_block(self, block: Block) -> list[bytes]:
         self.block = block
         item = self._item(block, "", "in_progress", self.call)
-        found = [self._say("response.output_item.added", output_index=len(self.items), item=item)]
+        found = [
+            self._sse_event("response.output_item.added", output_index=len(self.items), item=item)
+        ]
         if block is not Block.CALL:
             part = part_of(block, "")
             found.append(
-                self._about_item("response.content_part.added", content_index=0, part=part)
+                self._item_event("response.content_part.added", content_index=0, part=part)
             )
         return found
 
     def add(self, block: Block, text: str) -> list[bytes]:
         if block is Block.TEXT:
             more = {"content_index": 0, "logprobs": []}
-            return [self._about_item("response.output_text.delta", delta=text, **more)]
+            return [self._item_event("response.output_text.delta", delta=text, **more)]
         if block is Block.REASONING:
-            return [self._about_item("response.reasoning_text.delta", delta=text, content_index=0)]
-        return [self._about_item("response.function_call_arguments.delta", delta=text)]
+            return [self._item_event("response.reasoning_text.delta", delta=text, content_index=0)]
+        return [self._item_event("response.function_call_arguments.delta", delta=text)]
 
     def close_block(self, block: Block) -> list[bytes]:
         text, index = self.text, {"content_index": 0}
@@ -147,33 +149,38 @@ class ResponsesAnswer(SingleAnswer):
         if block is Block.CALL:
             assert self.call is not None
             done = {"arguments": text, "name": self.call.name}
-            found = [self._about_item("response.function_call_arguments.done", **done)]
+            found = [self._item_event("response.function_call_arguments.done", **done)]
         else:
             kind = "output_text" if block is Block.TEXT else "reasoning_text"
             done = {"text": text, **index, **({"logprobs": []} if block is Block.TEXT else {})}
             part = part_of(block, text)
             found = [
-                self._about_item(f"response.{kind}.done", **done),
-                self._about_item("response.content_part.done", part=part, **index),
+                self._item_event(f"response.{kind}.done", **done),
+                self._item_event("response.content_part.done", part=part, **index),
             ]
         item = self._item(block, text, "incomplete" if self.was_cut else "completed", self.call)
-        place = len(self.items)
+        index_of_item = len(self.items)
         self.items.append(item)
-        return [*found, self._say("response.output_item.done", output_index=place, item=item)]
+        return [
+            *found,
+            self._sse_event("response.output_item.done", output_index=index_of_item, item=item),
+        ]
 
     def close(self, output: CompletionOutput, usage: Usage) -> list[bytes]:
         found = []
-        if not self.items:  # nothing was said: that is a message, too
+        if not self.items:  # empty answer: an empty message
             found = [*self.open_block(Block.TEXT), *self.end_block()]
         response = self._finished(output, usage)
         status = response["status"]
         kind = "response.completed" if status == "completed" else "response.incomplete"
-        return [*found, self._say(kind, response=response)]
+        return [*found, self._sse_event(kind, response=response)]
 
-    def break_off(self, error: ApiError) -> list[bytes]:
+    def format_error(self, error: ApiError) -> list[bytes]:
         code = ERROR_CODES.get(error.status, "server_error")
-        told = {"code": code, "message": error.message}
-        return [self._say("response.failed", response=self._response("failed", error=told))]
+        details = {"code": code, "message": error.message}
+        return [
+            self._sse_event("response.failed", response=self._response("failed", error=details))
+        ]
 
 
 def text_part(text: str) -> dict[str, Any]:
@@ -187,7 +194,7 @@ def part_of(block: Block, text: str) -> dict[str, Any]:
 def response_head(
     body: ResponsesRequest, response_id: str, model: str, defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What a response repeats of its request, with the defaults that it left out."""
+    """Return the response fields that repeat the request, with defaults."""
     format: dict[str, Any] = {"type": "text"}
     if body.text is not None and body.text.format is not None:
         format = body.text.format.model_dump(by_alias=True, exclude_none=True)

@@ -1,4 +1,4 @@
-"""Anthropic's message, whole or as its stream of events."""
+"""Formats answers as Anthropic's message, whole or as events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llaisys.chat.reader import AnswerReader
 from llaisys.chat.records import ChatAnswer
 from llaisys.common.types import CompletionOutput, Usage
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.single_answer import Block, SingleAnswer
+from llaisys.server.generation.block_formatter import Block, BlockFormatter
 from llaisys.server.http.payload import named_event
 
 TYPES = {
@@ -35,7 +35,7 @@ def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    """Tokens that were found in the cache are counted apart."""
+    """Return Anthropic's usage object, which counts cached tokens separately."""
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens,
         "cache_creation_input_tokens": 0,
@@ -44,7 +44,7 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     }
 
 
-class AnthropicAnswer(SingleAnswer):
+class AnthropicFormatter(BlockFormatter):
     def __init__(self, reader: AnswerReader, model: str, prompt_tokens: int, request_id: str):
         super().__init__(reader)
         self.response_id = f"msg_{uuid.uuid4().hex}"
@@ -88,19 +88,19 @@ class AnthropicAnswer(SingleAnswer):
             content.append({"type": "text", "text": answer.content})
         for call in answer.tool_calls:
             given = as_object(call.arguments)
-            if not isinstance(given, dict):  # cut off, or a mistake of the model
+            if not isinstance(given, dict):  # truncated or malformed
                 given = {"arguments": given}
             content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
         return self._message(content, usage, self._end(output))
 
     # ---- events --------------------------------------------------------------------------------
 
-    def _say(self, kind: str, **fields: Any) -> bytes:
+    def _sse_event(self, kind: str, **fields: Any) -> bytes:
         return named_event(kind, {"type": kind, **fields})
 
     def begin(self) -> list[bytes]:
         message = self._message([], Usage(self.prompt_tokens, 0), None)
-        return [self._say("message_start", message=message), self._say("ping")]
+        return [self._sse_event("message_start", message=message), self._sse_event("ping")]
 
     def open_block(self, block: Block) -> list[bytes]:
         self.index += 1
@@ -114,7 +114,7 @@ class AnthropicAnswer(SingleAnswer):
                 "name": self.call.name,
                 "input": {},
             }
-        return [self._say("content_block_start", index=self.index, content_block=content)]
+        return [self._sse_event("content_block_start", index=self.index, content_block=content)]
 
     def add(self, block: Block, text: str) -> list[bytes]:
         delta = {"type": "text_delta", "text": text}
@@ -122,20 +122,20 @@ class AnthropicAnswer(SingleAnswer):
             delta = {"type": "thinking_delta", "thinking": text}
         elif block is Block.CALL:
             delta = {"type": "input_json_delta", "partial_json": text}
-        return [self._say("content_block_delta", index=self.index, delta=delta)]
+        return [self._sse_event("content_block_delta", index=self.index, delta=delta)]
 
     def close_block(self, block: Block) -> list[bytes]:
-        return [self._say("content_block_stop", index=self.index)]
+        return [self._sse_event("content_block_stop", index=self.index)]
 
     def close(self, output: CompletionOutput, usage: Usage) -> list[bytes]:
         found = []
-        if self.index < 0:  # nothing was said: clients expect a block
+        if self.index < 0:  # empty answer: clients expect a block
             found = [*self.open_block(Block.TEXT), *self.close_block(Block.TEXT)]
         return [
             *found,
-            self._say("message_delta", delta=self._end(output), usage=usage_object(usage)),
-            self._say("message_stop"),
+            self._sse_event("message_delta", delta=self._end(output), usage=usage_object(usage)),
+            self._sse_event("message_stop"),
         ]
 
-    def break_off(self, error: ApiError) -> list[bytes]:
+    def format_error(self, error: ApiError) -> list[bytes]:
         return [named_event("error", error_body(error, self.request_id))]

@@ -1,4 +1,4 @@
-"""The answer of /completion: llama.cpp's object, whole or as server-sent events without [DONE]."""
+"""Formats answers of /completion as llama.cpp's object, or as events without [DONE]."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from llaisys.common.types import (
     Usage,
 )
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.answer import Answer
+from llaisys.server.generation.formatter import AnswerFormatter
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.timings import PromptProgressReporter, timings_object
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import json_bytes, sse
 from llaisys.server.llamacpp.schemas import LlamaSampling
 
-LOGPROBS_AT_ONCE = 64
+LOGPROBS_PER_CHUNK = 64
 
 
 def settings_object(
     params: SamplingParams, stream: bool, eos_token_ids: Iterable[int] = ()
 ) -> dict[str, Any]:
-    """What an answer was sampled with, in llama.cpp's names."""
+    """Return the sampling parameters under llama.cpp's names."""
     banned = eos_token_ids if params.ignore_eos else ()
     values = params.to_dict()
     shared = (
@@ -46,7 +46,7 @@ def settings_object(
         "n_probs": params.logprobs or 0,
         "samplers": list(params.samplers or ()),
         "stream": stream,
-        # null: never drawn (or, of a token that ends a text, not looked at)
+        # null: a banned token, or an ignored EOS token
         "logit_bias": [
             *({"token": token, "bias": finite_bias(bias)} for token, bias in params.bias_items),
             *({"token": token, "bias": None} for token in sorted(banned)),
@@ -66,8 +66,8 @@ def stop_type(output: CompletionOutput) -> str:
     return "word" if isinstance(output.stop_reason, str) else "eos"
 
 
-class LlamaAnswer(Answer):
-    """One object for each prompt and choice; several are a list."""
+class LlamaFormatter(AnswerFormatter):
+    """One object per prompt and choice; several are a list."""
 
     def __init__(
         self,
@@ -88,10 +88,10 @@ class LlamaAnswer(Answer):
         self.extra_chars = sum(map(len, texts))
         self._max_model_len = job.max_model_len
         self._eos_token_ids = job.service.engine.inputs.eos_token_ids
-        self._sent: dict[int, int] = {}  # choice -> tokens so far
+        self._sent: dict[int, int] = {}  # choice -> sent tokens
         self._progress = [PromptProgressReporter() for _ in prompts]
 
-    def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
+    def format_whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
         several = len(outputs) * self.params.n > 1
         if several:
             yield b"["
@@ -106,11 +106,11 @@ class LlamaAnswer(Answer):
     def _object(self, number: int, output: CompletionOutput) -> Iterator[bytes]:
         final = self._final(number, output, output.text)
         final["tokens"] = output.token_ids if self.body.return_tokens else []
-        yield json_bytes(self._picked(final))[:-1]
+        yield json_bytes(self._selected(final))[:-1]
         if output.logprobs is not None and self.body.shows("completion_probabilities"):
             yield b',"completion_probabilities":['
-            for start in range(0, len(output.logprobs), LOGPROBS_AT_ONCE):
-                block = output.logprobs[start : start + LOGPROBS_AT_ONCE]
+            for start in range(0, len(output.logprobs), LOGPROBS_PER_CHUNK):
+                block = output.logprobs[start : start + LOGPROBS_PER_CHUNK]
                 text = json_bytes([self._probabilities(entry) for entry in block])
                 yield (b"," if start else b"") + text[1:-1]
             yield b"]"
@@ -139,8 +139,8 @@ class LlamaAnswer(Answer):
             "timings": timings_object(output, prompt),
         }
 
-    def _picked(self, final: dict[str, Any]) -> dict[str, Any]:
-        """The fields asked for; "a/b" is field b of a. Names that are not there are left out."""
+    def _selected(self, final: dict[str, Any]) -> dict[str, Any]:
+        """Return the `response_fields`; "a/b" is field b of a. Missing ones are omitted."""
         if not self.body.response_fields:
             return final
         found = {}
@@ -154,13 +154,13 @@ class LlamaAnswer(Answer):
         return found
 
     def _probabilities(self, entry: TokenLogprobs) -> dict[str, Any]:
-        def shown(token_id: int, logprob: float) -> dict[str, Any]:
+        def entry_object(token_id: int, logprob: float) -> dict[str, Any]:
             return {"id": token_id, **self.names.entry(token_id, logprob)}
 
-        top = [shown(token, value) for token, value in entry.top]
-        return {**shown(entry.token_id, entry.logprob), "top_logprobs": top}
+        top = [entry_object(token, value) for token, value in entry.top]
+        return {**entry_object(entry.token_id, entry.logprob), "top_logprobs": top}
 
-    def chunks(self, number: int, part: StreamOutput) -> list[bytes]:
+    def format_delta(self, number: int, part: StreamOutput) -> list[bytes]:
         index, events = number * self.params.n + part.index, []
         self._sent[index] = self._sent.get(index, 0) + len(part.token_ids)
         for progress in self._progress[number].objects(part.progress):
@@ -173,7 +173,7 @@ class LlamaAnswer(Answer):
             events.append(sse(chunk))
         if part.output is not None:
             for output in part.output.outputs:
-                events.append(sse(self._picked(self._final(number, output, ""))))
+                events.append(sse(self._selected(self._final(number, output, ""))))
         return events
 
     def _chunk(self, number: int, index: int, text: str, tokens: list[int]) -> dict[str, Any]:
@@ -187,8 +187,8 @@ class LlamaAnswer(Answer):
             "tokens_evaluated": len(self.prompts[number]),
         }
 
-    def end(self, usage: Usage) -> list[bytes]:
+    def format_end(self, usage: Usage) -> list[bytes]:
         return []
 
-    def break_off(self, error: ApiError) -> list[bytes]:
+    def format_error(self, error: ApiError) -> list[bytes]:
         return [sse(error.body(self.request_id))]

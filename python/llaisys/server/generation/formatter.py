@@ -1,4 +1,4 @@
-"""`Answer`: the interface of protocol adapters that formats the output of a generation."""
+"""The interface of protocol adapters that formats the output of a generation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llaisys.server.errors import ApiError
 PARSE_COST = 8  # CPU cost of parsing a generated character, in written characters
 
 
-class Answer(ABC):
+class AnswerFormatter(ABC):
     """Formats one generation, whole or as a stream of events. It only makes bytes; `Job` sends,
     stores and counts them and releases resources."""
 
@@ -21,19 +21,19 @@ class Answer(ABC):
     char_cost = 1  # cost of a generated character in written characters
 
     @abstractmethod
-    def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
+    def format_whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
         """Yield the response body of a complete generation in pieces that are each cheap to make.
         `outputs` has one entry per prompt. Long answers are formatted in a thread."""
 
     @abstractmethod
-    def chunks(self, number: int, part: StreamOutput) -> list[bytes]:
+    def format_delta(self, number: int, part: StreamOutput) -> list[bytes]:
         """Return the events of the next delta of prompt `number`. The finish reason is never
-        `error`: `Job` calls `break_off` instead."""
+        `error`: `Job` calls `format_error` instead."""
 
     @abstractmethod
-    def end(self, usage: Usage) -> list[bytes]:
+    def format_end(self, usage: Usage) -> list[bytes]:
         """Return the events after the last delta."""
 
     @abstractmethod
-    def break_off(self, error: ApiError) -> list[bytes]:
+    def format_error(self, error: ApiError) -> list[bytes]:
         """Return the events that end a failed stream: close open blocks, then the error."""

@@ -1,4 +1,4 @@
-"""The answer of chat and completions: OpenAI's objects, whole or as server-sent events."""
+"""Formats answers of chat and completions as OpenAI's objects or server-sent events."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from llaisys.chat.reader import AnswerReader
 from llaisys.common.types import RequestOutput, StreamOutput, TokenLogprobs, Usage
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.answer import PARSE_COST, Answer
+from llaisys.server.generation.formatter import PARSE_COST, AnswerFormatter
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.timings import PromptProgressReporter, rate_object, timings_object
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import sse
-from llaisys.server.openai.responses import (
+from llaisys.server.openai.response_objects import (
     DONE,
     Choice,
     ResponseBuilder,
@@ -28,9 +28,9 @@ from llaisys.server.openai.responses import (
 )
 
 
-class OpenAIAnswer(Answer):
-    """Every choice gets its chunks and exactly one with a finish_reason; a stream ends in [DONE].
-    `echoes`: one per prompt, or none."""
+class OpenAIFormatter(AnswerFormatter):
+    """Every choice has exactly one chunk with a finish_reason; a stream ends with [DONE].
+    `echoes`: prompt texts to repeat, one per prompt, or empty."""
 
     def __init__(
         self,
@@ -66,21 +66,23 @@ class OpenAIAnswer(Answer):
         self.n = n
         self.echoes = echoes
         self.extra_chars = sum(map(len, echoes))
-        self.open = dict.fromkeys(range(n * len(prompts)), False)  # choice -> has begun
+        self.open = dict.fromkeys(
+            range(n * len(prompts)), False
+        )  # unfinished choice -> has started
         self._offsets: dict[int, TextOffsets] = {}
         self._prompt_tokens = sum(map(len, prompts))
         self._tokens = 0
-        self._started = time.monotonic()  # then, of the first part
-        self._timings: dict[str, Any] | None = None  # of the last prompt that has ended
+        self._started = time.monotonic()  # later: time of the first delta
+        self._timings: dict[str, Any] | None = None  # of the last finished prompt
         self._progress = [PromptProgressReporter() for _ in prompts]
 
-    def whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
+    def format_whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
         choices = [
             Choice(
                 number * self.n + choice.index,
                 choice,
                 self.echoes[number] if self.echoes else "",
-                self._echoed(output.prompt_logprobs),
+                self._echo_logprobs(output.prompt_logprobs),
                 output.prompt_logprobs if self.body.prompt_logprobs is not None else None,
             )
             for number, output in enumerate(outputs)
@@ -88,18 +90,18 @@ class OpenAIAnswer(Answer):
         ]
         return self.builder.whole(choices, usage, self._timings_of(outputs[0], 0))
 
-    def _echoed(self, scores: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:
-        """The logprobs of an echo, where those are wanted; no more of the best than of the rest."""
-        if not self.echoes or scores is None or self.body.logprobs is None:
+    def _echo_logprobs(self, logprobs: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:
+        """Return the logprobs of an echo if requested, with as many top entries as requested."""
+        if not self.echoes or logprobs is None or self.body.logprobs is None:
             return None
         most = int(self.body.logprobs)
-        return [replace(entry, top=entry.top[:most]) for entry in scores]
+        return [replace(entry, top=entry.top[:most]) for entry in logprobs]
 
-    def chunks(self, number: int, part: StreamOutput) -> list[bytes]:
+    def format_delta(self, number: int, part: StreamOutput) -> list[bytes]:
         index = number * self.n + part.index
         events = []
         if part.progress is not None:
-            events += self._tell_progress(index, number, part)
+            events += self._progress_events(index, number, part)
             if not part.token_ids and part.finish_reason is None:
                 return events
         events += self._begin(index, number, part)
@@ -119,18 +121,18 @@ class OpenAIAnswer(Answer):
             events.append(self._event(chunk))
         return events
 
-    def _tell_progress(self, index: int, number: int, part: StreamOutput) -> list[bytes]:
-        """How far the prompt is: behind the role in a chat, before anything else elsewhere."""
+    def _progress_events(self, index: int, number: int, part: StreamOutput) -> list[bytes]:
+        """Return the prompt progress events: after the role chunk in a chat, else first."""
         events = self._begin(index, number, part) if self.builder.chat else []
         for progress in self._progress[number].objects(part.progress):
             chunk = self.builder.chunk(index, "")
             events.append(self._event({**chunk, "prompt_progress": progress}))
-        self._started = time.monotonic()  # that of the first part, once all is done
+        self._started = time.monotonic()  # of the first delta, once the prompt is done
         return events
 
     def _chat(self, index: int, part: StreamOutput) -> list[bytes]:
-        """A chunk for each kind of thing that is new. The tokens are in the first one: what they
-        say may come later, when it is known what it is."""
+        """Return a chunk per parsed event. The first one has the token ids and logprobs; their text
+        may follow in later deltas, once the parser can classify it."""
         reader = self._readers[index]
         found = reader.feed(part.text)
         if part.finish_reason is not None:
@@ -140,10 +142,10 @@ class OpenAIAnswer(Answer):
             deltas = [{}]
         events = []
         for number, delta in enumerate(deltas):
-            about: dict[str, Any] = {}
+            extra: dict[str, Any] = {}
             if not number:
-                about = {"logprobs": part.logprobs, "token_ids": part.token_ids}
-            chunk = self.builder.chunk(index, "", delta=delta, **about)
+                extra = {"logprobs": part.logprobs, "token_ids": part.token_ids}
+            chunk = self.builder.chunk(index, "", delta=delta, **extra)
             events.append(self._event(self._timed(chunk)))
         return events
 
@@ -163,8 +165,8 @@ class OpenAIAnswer(Answer):
             self._started = time.monotonic()
         self.open[index] = True
         echo = self.echoes[number] if self.echoes else ""
-        scores = self._echoed(part.prompt_logprobs)
-        start = len(echo) if scores is None else 0
+        logprobs = self._echo_logprobs(part.prompt_logprobs)
+        start = len(echo) if logprobs is None else 0
         self._offsets[index] = offsets = TextOffsets(self.builder.names, start)
         if self.builder.chat:
             self._readers[index] = self.builder.new_reader(index)
@@ -172,7 +174,7 @@ class OpenAIAnswer(Answer):
             return [self._event(self.builder.chunk(index, "", delta=begin))]
         if not echo:
             return []
-        chunk = self.builder.chunk(index, echo, logprobs=scores, offsets=offsets)
+        chunk = self.builder.chunk(index, echo, logprobs=logprobs, offsets=offsets)
         return [self._event(chunk)]
 
     def _content(self, index: int, part: StreamOutput) -> dict[str, Any]:
@@ -186,7 +188,7 @@ class OpenAIAnswer(Answer):
         return self._timed(chunk)
 
     def _timed(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        """With the times so far, for who wants them in every chunk."""
+        """Add the current timings if `timings_per_token` is set."""
         if self.body.timings_per_token:
             seconds = time.monotonic() - self._started
             chunk["timings"] = {"prompt_n": self._prompt_tokens}
@@ -200,13 +202,13 @@ class OpenAIAnswer(Answer):
             chunk["usage"] = None
         return sse(chunk)
 
-    def end(self, usage: Usage) -> list[bytes]:
+    def format_end(self, usage: Usage) -> list[bytes]:
         if not self.body.include_usage:
             return [DONE]
         return [sse({**self.builder.usage_chunk(usage), "timings": self._timings}), DONE]
 
-    def break_off(self, error: ApiError) -> list[bytes]:
-        """The error, then an end with `error` of each choice that has none."""
+    def format_error(self, error: ApiError) -> list[bytes]:
+        """The error, then a chunk with finish_reason `error` for each unfinished choice."""
         events = [
             sse(self.builder.chunk(index, "", finish_reason="error")) for index in sorted(self.open)
         ]

@@ -1,4 +1,4 @@
-"""Ollama's answers: an object, or a line of JSON for each part."""
+"""Formats answers as Ollama's object, or as a line of JSON per delta."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llaisys.chat.reader import AnswerReader
 from llaisys.chat.records import ChatAnswer
 from llaisys.common.types import CompletionOutput, Usage
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.single_answer import Block, SingleAnswer
+from llaisys.server.generation.block_formatter import Block, BlockFormatter
 from llaisys.server.http.payload import json_bytes
 
 
@@ -30,13 +30,13 @@ def nanoseconds(seconds: float | None) -> int:
 
 def call_object(name: str, arguments: str) -> dict[str, Any]:
     given = as_object(arguments)
-    if not isinstance(given, dict):  # cut off, or a mistake of the model
+    if not isinstance(given, dict):  # truncated or malformed
         given = {"arguments": given}
     return {"function": {"name": name, "arguments": given}}
 
 
-class OllamaAnswer(SingleAnswer):
-    """Of /api/chat, or with `chat` false of /api/generate."""
+class OllamaFormatter(BlockFormatter):
+    """Answers of /api/chat, or of /api/generate when `chat` is false."""
 
     media_type = "application/x-ndjson"
 
@@ -47,23 +47,23 @@ class OllamaAnswer(SingleAnswer):
         self.chat = chat
         self.started = time.monotonic()
 
-    def _part(
+    def _object(
         self, text: str = "", thinking: str = "", calls: list[dict[str, Any]] | None = None
     ) -> dict[str, Any]:
-        part: dict[str, Any] = {"model": self.model, "created_at": now()}
-        said: dict[str, Any] = {}
+        found: dict[str, Any] = {"model": self.model, "created_at": now()}
+        fields: dict[str, Any] = {}
         if thinking:
-            said["thinking"] = thinking
+            fields["thinking"] = thinking
         if calls:
-            said["tool_calls"] = calls
+            fields["tool_calls"] = calls
         if self.chat:
-            part["message"] = {"role": "assistant", "content": text, **said}
+            found["message"] = {"role": "assistant", "content": text, **fields}
         else:
-            part |= {"response": text, **said}
-        return {**part, "done": False}
+            found |= {"response": text, **fields}
+        return {**found, "done": False}
 
-    def _line(self, **said: Any) -> bytes:
-        return json_bytes(self._part(**said)) + b"\n"
+    def _line(self, **fields: Any) -> bytes:
+        return json_bytes(self._object(**fields)) + b"\n"
 
     def _end(self, output: CompletionOutput, usage: Usage) -> dict[str, Any]:
         times, total = output.timings, time.monotonic() - self.started
@@ -81,8 +81,8 @@ class OllamaAnswer(SingleAnswer):
 
     def body(self, answer: ChatAnswer, output: CompletionOutput, usage: Usage) -> dict[str, Any]:
         calls = [call_object(call.name, call.arguments) for call in answer.tool_calls]
-        part = self._part(answer.content, answer.reasoning, calls)
-        return part | self._end(output, usage)
+        found = self._object(answer.content, answer.reasoning, calls)
+        return found | self._end(output, usage)
 
     def begin(self) -> list[bytes]:
         return []
@@ -92,7 +92,7 @@ class OllamaAnswer(SingleAnswer):
 
     def add(self, block: Block, text: str) -> list[bytes]:
         if block is Block.CALL:
-            return []  # calls are sent whole
+            return []  # a call is sent as a whole
         return [self._line(thinking=text) if block is Block.REASONING else self._line(text=text)]
 
     def close_block(self, block: Block) -> list[bytes]:
@@ -101,7 +101,7 @@ class OllamaAnswer(SingleAnswer):
         return [self._line(calls=[call_object(self.call.name, self.text)])]
 
     def close(self, output: CompletionOutput, usage: Usage) -> list[bytes]:
-        return [json_bytes(self._part() | self._end(output, usage)) + b"\n"]
+        return [json_bytes(self._object() | self._end(output, usage)) + b"\n"]
 
-    def break_off(self, error: ApiError) -> list[bytes]:
+    def format_error(self, error: ApiError) -> list[bytes]:
         return [json_bytes(error_body(error, None)) + b"\n"]

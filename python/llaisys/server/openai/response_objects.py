@@ -1,4 +1,4 @@
-"""What clients get: OpenAI's response objects, built as plain dictionaries."""
+"""OpenAI's response objects, built as plain dictionaries."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from llaisys.server.generation.token_names import TokenNames, finite
 from llaisys.server.http.payload import json_bytes
 
 DONE = b"data: [DONE]\n\n"
-# A call of the encoder stops every thread for as long as it takes.
-LOGPROBS_AT_ONCE = 64  # tokens, each with up to 20 neighbours
+# The JSON encoder holds the GIL, so each call encodes a limited number of tokens.
+LOGPROBS_PER_CHUNK = 64  # tokens, each with up to 20 alternatives
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
     cached = {"cached_tokens": usage.cached_tokens}
-    if usage.host_cached_tokens:  # ours: of the cached ones, those that CPU memory gave back
+    if usage.host_cached_tokens:  # extension: cached tokens loaded from host blocks
         cached["host_cached_tokens"] = usage.host_cached_tokens
     return {
         "prompt_tokens": usage.prompt_tokens,
@@ -37,12 +37,12 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 
 def plain_reader(_: int) -> AnswerReader:
-    """Everything is content."""
+    """Return a parser that treats everything as content."""
     return AnswerReader()
 
 
 def message_object(answer: ChatAnswer) -> dict[str, Any]:
-    """A chat's answer. Reasoning has both names that clients look for."""
+    """Return the message of a chat. Reasoning has both names that clients use."""
     message = {**answer.to_message(), "refusal": None}
     if answer.reasoning:
         message["reasoning"] = answer.reasoning
@@ -50,7 +50,7 @@ def message_object(answer: ChatAnswer) -> dict[str, Any]:
 
 
 def delta_object(event: AnswerEvent) -> dict[str, Any]:
-    """What is new, as the delta of a chunk."""
+    """Return the delta of a chunk for a parsed event."""
     if isinstance(event, ContentText):
         return {"content": event.text}
     if isinstance(event, CallStart):
@@ -81,17 +81,17 @@ def chat_logprobs(
 
 
 class TextOffsets:
-    """Where each token of a choice begins in its text; a part of a character where that begins."""
+    """Text offsets of the tokens of a choice; partial characters get the character's offset."""
 
     def __init__(self, names: TokenNames, start: int = 0) -> None:
         self._detokenizer = names.detokenizer()
-        self._at = start
+        self._offset = start
 
-    def take(self, token_id: int) -> int:
-        at = self._at
+    def next(self, token_id: int) -> int:
+        offset = self._offset
         if self._detokenizer is not None:
-            self._at += len(self._detokenizer.add(token_id))
-        return at
+            self._offset += len(self._detokenizer.add(token_id))
+        return offset
 
 
 def completion_logprobs(
@@ -107,41 +107,41 @@ def completion_logprobs(
             {names.text(token): finite(value) for token, value in entry.top} if entry.rank else None
             for entry in entries
         ],
-        "text_offset": [offsets.take(entry.token_id) for entry in entries],
+        "text_offset": [offsets.next(entry.token_id) for entry in entries],
     }
 
 
 def prompt_entries(
     entries: Sequence[TokenLogprobs], count: int, names: TokenNames
 ) -> list[dict[str, Any] | None]:
-    """As vLLM shows them: by token id, the token itself and the `count` best."""
+    """Return prompt logprobs in vLLM's format: by token id, the token and the `count` best."""
     found: list[dict[str, Any] | None] = []
     for entry in entries:
         best = [(i, p, rank) for rank, (i, p) in enumerate(entry.top[:count], 1)]
         tokens = {
             i: (p, rank) for i, p, rank in [*best, (entry.token_id, entry.logprob, entry.rank)]
         }
-        shown = {
+        by_id = {
             str(i): {"logprob": finite(p), "rank": rank, "decoded_token": names.text(i)}
             for i, (p, rank) in tokens.items()
         }
-        found.append(shown if entry.rank else None)  # nothing comes before the first
+        found.append(by_id if entry.rank else None)  # the first token has no logprob
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One choice to write."""
+    """One choice to format."""
 
     index: int
     output: CompletionOutput
-    echo: str = ""  # what the text begins with
-    echoed: Sequence[TokenLogprobs] | None = None  # its logprobs
+    echo: str = ""  # prefix of the text
+    echoed: Sequence[TokenLogprobs] | None = None  # logprobs of the echo
     prompt: Sequence[TokenLogprobs] | None = None  # for `prompt_logprobs`
 
     @property
     def logprobs(self) -> Sequence[TokenLogprobs] | None:
-        """Of the whole text."""
+        """Logprobs of the whole text."""
         if self.echoed is None:
             return self.output.logprobs
         return [*self.echoed, *(self.output.logprobs or ())]
@@ -152,7 +152,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class ResponseBuilder:
-    """Builds the JSON of one response: a chat's or a completion's, whole or in chunks."""
+    """Builds the JSON of a chat or completion response, whole or in chunks."""
 
     response_id: str
     created: int
@@ -161,10 +161,10 @@ class ResponseBuilder:
     names: TokenNames
     token_ids: bool = False  # return_token_ids
     session_id: str | None = None
-    new_reader: Callable[[int], AnswerReader] = plain_reader  # of a chat's choice, by its index
+    new_reader: Callable[[int], AnswerReader] = plain_reader  # by index of the choice
     fingerprint: str | None = None
-    num_prompt_logprobs: int = 0  # of the best tokens, beside each of the prompt's
-    # Whether the oldest turns were left out; None: they never are. In the last chunk of a choice.
+    num_prompt_logprobs: int = 0  # top logprobs per prompt token
+    # Whether old turns were dropped; None: not possible. In the last chunk of a choice.
     context_truncated: bool | None = None
 
     def _head(self, chunk: bool) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class ResponseBuilder:
     def whole(
         self, choices: Sequence[Choice], usage: Usage, timings: dict[str, Any]
     ) -> Iterator[bytes]:
-        """The body in pieces, none of which takes long to make."""
+        """Yield the body in pieces that are each cheap to make."""
         head = {**self._head(False), "usage": usage_object(usage), "timings": timings}
         if self.context_truncated is not None:
             head["context_truncated"] = self.context_truncated
@@ -203,8 +203,8 @@ class ResponseBuilder:
         for number, choice in enumerate(choices):
             if number:
                 yield b","
-            shown = self._choice(choice.index, choice.output, choice.echo)
-            yield json_bytes(shown)[:-1] + b',"logprobs":'
+            head_object = self._choice(choice.index, choice.output, choice.echo)
+            yield json_bytes(head_object)[:-1] + b',"logprobs":'
             yield from self._logprobs_pieces(choice.logprobs, choice.offsets(self.names))
             if not self.chat:
                 yield from self._prompt_pieces(choice.prompt)
@@ -212,12 +212,12 @@ class ResponseBuilder:
         yield b"]}"
 
     def _prompt_pieces(self, entries: Sequence[TokenLogprobs] | None) -> Iterator[bytes]:
-        """The field `prompt_logprobs`, where it was asked for."""
+        """Yield the field `prompt_logprobs` if requested."""
         if entries is None:
             return
         yield b',"prompt_logprobs":['
-        for start in range(0, len(entries), LOGPROBS_AT_ONCE):
-            block = entries[start : start + LOGPROBS_AT_ONCE]
+        for start in range(0, len(entries), LOGPROBS_PER_CHUNK):
+            block = entries[start : start + LOGPROBS_PER_CHUNK]
             text = json_bytes(prompt_entries(block, self.num_prompt_logprobs, self.names))
             yield (b"," if start else b"") + text[1:-1]
         yield b"]"
@@ -225,13 +225,13 @@ class ResponseBuilder:
     def _logprobs_pieces(
         self, entries: Sequence[TokenLogprobs] | None, offsets: TextOffsets
     ) -> Iterator[bytes]:
-        """`_logprobs` in JSON, a few tokens at a time: what its lists hold is put together."""
+        """Yield `_logprobs` as JSON, encoded a few tokens at a time and joined by column."""
         if entries is None:
             yield b"null"
             return
         columns: dict[str, list[bytes]] = {}
-        for start in range(0, max(1, len(entries)), LOGPROBS_AT_ONCE):
-            block = self._logprobs(entries[start : start + LOGPROBS_AT_ONCE], offsets)
+        for start in range(0, max(1, len(entries)), LOGPROBS_PER_CHUNK):
+            block = self._logprobs(entries[start : start + LOGPROBS_PER_CHUNK], offsets)
             for name, column in block.items():
                 columns.setdefault(name, []).append(json_bytes(column))
         for number, (name, blocks) in enumerate(columns.items()):
@@ -239,13 +239,13 @@ class ResponseBuilder:
             if not blocks[0].startswith(b"["):  # not a list: the same in each
                 yield blocks[0]
                 continue
-            for place, text in enumerate(blocks):
-                yield (b"," if place else b"[") + text[1:-1]
+            for position, text in enumerate(blocks):
+                yield (b"," if position else b"[") + text[1:-1]
             yield b"]"
         yield b"}"
 
     def _choice(self, index: int, output: CompletionOutput, echo: str) -> dict[str, Any]:
-        """Without its logprobs."""
+        """Return a choice without its logprobs."""
         choice: dict[str, Any] = {
             "index": index,
             "finish_reason": output.finish_reason,
@@ -275,7 +275,7 @@ class ResponseBuilder:
         finish_reason: str | None = None,
         stop_reason: int | str | None = None,
     ) -> dict[str, Any]:
-        """What is new: of a chat `delta`, of a completion `text`."""
+        """Return a chunk with the new `delta` (chat) or `text` (completion)."""
         choice: dict[str, Any] = {
             "index": index,
             "logprobs": self._logprobs(logprobs, offsets),
@@ -289,10 +289,10 @@ class ResponseBuilder:
             choice["text"] = text
         if self.token_ids and token_ids is not None:
             choice["token_ids"] = token_ids
-        made = {**self._head(True), "choices": [choice]}
+        chunk = {**self._head(True), "choices": [choice]}
         if finish_reason is not None and self.context_truncated is not None:
-            made["context_truncated"] = self.context_truncated
-        return made
+            chunk["context_truncated"] = self.context_truncated
+        return chunk
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         return {**self._head(True), "choices": [], "usage": usage_object(usage)}
