@@ -7,7 +7,7 @@ from typing import Any
 
 from llaisys.common.options import options_of
 from llaisys.common.sampling import FIELDS, SamplingParams
-from llaisys.server.openai.fields import HINTS, IGNORED_HEADER, REFUSED_AT_TOP, STRICT_HEADER
+from llaisys.server.openai.fields import HINTS, IGNORED_HEADER, REJECTED_AT_TOP, STRICT_HEADER
 from reference_pages.application import application
 from reference_pages.markdown import code, one_line, page, prose, table
 
@@ -19,7 +19,7 @@ PAGES = {
         "HTTP API: Tokens, sessions and requests",
         ("tokens", "sessions", "requests"),
     ),
-    "http_api_embeddings.md": ("HTTP API: Embeddings, score, rerank", ("vectors", "embeddings")),
+    "http_api_embeddings.md": ("HTTP API: Embeddings, score, rerank", ("embeddings", "embeddings")),
     "http_api_llamacpp.md": ("HTTP API: llama.cpp", ("llama.cpp",)),
     "http_api_anthropic.md": ("HTTP API: Anthropic", ("Anthropic",)),
     "http_api_ollama.md": ("HTTP API: Ollama", ("Ollama",)),
@@ -97,7 +97,7 @@ def _index(routes: list[dict[str, Any]]) -> str:
         ),
         prose(
             "Fields that would change the output and are not supported are a 400 unless their "
-            "value is neutral: " + ", ".join(code(name) for name in REFUSED_AT_TOP) + "."
+            "value is neutral: " + ", ".join(code(name) for name in REJECTED_AT_TOP) + "."
         ),
     ]
     return page("HTTP API", *parts)

@@ -1,4 +1,4 @@
-"""Answers of a model that try to keep the parsers of tools and reasoning busy."""
+"""Model output that attacks the parsers of tool calls and reasoning."""
 
 from __future__ import annotations
 

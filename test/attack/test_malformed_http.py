@@ -1,7 +1,7 @@
-"""Requests that are wrong in ways nobody listed: cut, doubled, swapped, with bytes changed.
+"""Randomly mutated HTTP requests: truncated, duplicated, swapped, with changed bytes.
 
-Whatever comes, the server answers with a status of its own or closes, keeps serving, and leaves no
-connection behind. The seeds are fixed: what fails once fails again.
+The server responds with a status or closes the connection, keeps serving, and leaks no connection.
+Seeds are fixed, so failures are reproducible.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ MUTATIONS: tuple[Mutation, ...] = (cut, insert, insert, change, drop, repeat_lin
 
 
 def mutated(seed: int) -> tuple[bytes, int]:
-    """A request, and in how many bytes at a time it is sent."""
+    """Return a request and the size of the chunks in which it is sent."""
     rng = random.Random(seed)
     data = rng.choice(SEEDS)
     for _ in range(rng.randrange(1, SHAPES)):
@@ -118,7 +118,7 @@ def test_malformed_requests_are_answered_or_closed(server: ServerProcess) -> Non
             seen.add(int(status))
         assert not received or received.startswith(b"HTTP/1.1 "), f"seed {seed}: {received[:99]!r}"
         seed += 1
-    assert {200, 400} <= seen  # some were right, and some were wrong
+    assert {200, 400} <= seen  # both valid and invalid ones
     with server.client(KEYS[0]) as client:
         assert client.post(CHAT, json=chat(max_tokens=2)).status_code == 200
     server.wait_for(lambda: server.num_connections == 0, "no connection left")

@@ -1,4 +1,4 @@
-"""Mutated model files: each opens or is refused with `ModelLoadError`, within its time.
+"""Mutated model files: each opens or raises `ModelLoadError` within its time limit.
 
 Every kind of file is mutated as bytes (flips, words that stand for sizes, cuts, repeats) and the
 JSON ones as values too. Seeds are fixed, and the number of files is bounded by a time budget.
@@ -36,7 +36,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def mutate_bytes(data: bytes, rng: random.Random, limit: int) -> bytes:
-    """Change one to three places among the first `limit` bytes."""
+    """Change one to three bytes or ranges among the first `limit` bytes."""
     out = bytearray(data)
     for _ in range(rng.randrange(1, 4)):
         at = rng.randrange(max(1, min(limit, len(out))))
@@ -57,7 +57,7 @@ def mutate_bytes(data: bytes, rng: random.Random, limit: int) -> bytes:
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """(container, key) of everything inside a JSON value; long arrays by a few of their items."""
+    """Yield (container, key) of all values inside a JSON value; a few items of long arrays."""
     keys: list[Any] = []
     if isinstance(value, dict):
         keys = list(value)[:40]
@@ -97,7 +97,7 @@ def write_model(directory: Path, target: str) -> Path:
 
 
 def try_model(directory: Path) -> None:
-    """Everything that a start does: header, coverage, tokenizer, weights."""
+    """Load the file as a start does: header, coverage, tokenizer, weights."""
     try:
         with open_checkpoint(directory) as checkpoint:
             check_coverage(checkpoint)

@@ -1,11 +1,11 @@
-"""No single request keeps the others waiting: /health answers within 100 ms while each abuse runs.
+"""No single request delays others: /health responds within 100 ms during each attack.
 
-The measure is taken by a process of its own, over connections that stay open, and compared with the
-same measure while nothing happens: on a machine that is busy with other things, both are slow.
+A separate process measures over keep-alive connections and compares with an idle server, so that a
+busy machine affects both.
 
     pytest -q -s test/attack/test_one_client_delays_no_other.py
 
-prints the table of all abuses at its end.
+prints a table of all attacks at the end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECONDS = 1.0  # of each abuse
 CONTEXT = 32768
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
-# Asks for /health every 5 ms until its standard input ends; prints the times as JSON.
+# Requests /health every 5 ms until standard input ends; prints the latencies as JSON.
 PROBE = """
 import http.client, json, select, sys, time
 host, port = sys.argv[1:]
@@ -81,7 +81,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="module")
 def quiet(server: ServerProcess) -> float:
-    """p99 of /health while nothing happens."""
+    """p99 of /health on an idle server."""
     with Probe(server) as probe:
         threading.Event().wait(2)
     return probe.at(0.99)
@@ -89,7 +89,7 @@ def quiet(server: ServerProcess) -> float:
 
 @pytest.fixture(scope="module")
 def table(quiet: float) -> Iterator[list[str]]:
-    """Rows of what was measured, printed at the end (`pytest -s`)."""
+    """Measured rows, printed at the end (`pytest -s`)."""
     rows: list[str] = []
     yield rows
     print(f"\n/health in ms{'p50':>41}{'p99':>8}{'max':>8}{'answers':>9}")
@@ -102,7 +102,7 @@ def message(text: Any) -> dict[str, Any]:
 
 
 def stops(count: int, length: int) -> list[str]:
-    """Nearly matched by everything: the search can never let go."""
+    """A pattern that nearly matches everywhere, so the search never advances."""
     return [f"{number:04d}".rjust(length, "a") for number in range(count)]
 
 

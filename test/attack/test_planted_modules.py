@@ -1,7 +1,7 @@
-"""A model's folder is data: started inside one, the product runs none of its Python files.
+"""A model folder is data: a process started inside it imports none of its Python files.
 
-Every name that can be imported here at all lies in the folder as a file that leaves a mark when it
-is run, optional modules that nobody has installed included.
+The folder has a file for every importable module name, including optional modules that are not
+installed. Each leaves a marker file when it runs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from server_helpers import PACKAGE, ServerProcess
 
 from llaisys.common.interpreter import child_environment, module_command
 
-# What libraries of ours try to import and do without.
+# Optional modules that our dependencies try to import.
 OPTIONAL = ("orjson", "ujson", "simplejson", "brotli", "websockets", "wsproto", "email_validator",
             "sitecustomize", "usercustomize", "httpx", "torch", "transformers", "hf_xet",
             "h2")  # fmt: skip
 
 WAYS = {
-    # What a console script is: a file elsewhere that calls the entry point.
+    # A console script: a file elsewhere that calls the entry point.
     "llaisys": ["{script}"],
     "python -m llaisys": ["-m", "llaisys"],
     "python -P -m llaisys": ["-P", "-m", "llaisys"],
@@ -36,7 +36,7 @@ PATHS = ("", ":", ".:", "{package}:", "relative:.")
 
 
 class Trap:
-    """A model's folder with a Python file for every name, and the marks that they left."""
+    """A model folder with a Python file for every module name, and the marker files."""
 
     def __init__(self, base: Path) -> None:
         self.folder, self.marks, self.script = (
@@ -65,7 +65,7 @@ class Trap:
                 file.unlink(missing_ok=True)
 
     def run(
-        self, way: str, *arguments: str, path: str = "", said: str = ""
+        self, way: str, *arguments: str, path: str = "", stdin: str = ""
     ) -> subprocess.CompletedProcess[str]:
         python_path = path.format(package=PACKAGE)
         env = {**os.environ, "PYTHONPATH": python_path, "PIP_NO_INDEX": "1"}
@@ -74,12 +74,12 @@ class Trap:
         command = [part.format(script=self.script) for part in WAYS[way]]
         return subprocess.run(
             [sys.executable, *command, *arguments],
-            cwd=self.folder, env=env, input=said, capture_output=True, text=True, timeout=120,
+            cwd=self.folder, env=env, input=stdin, capture_output=True, text=True, timeout=120,
         )  # fmt: skip
 
     def check(self, done: subprocess.CompletedProcess[str] | None = None) -> None:
-        said = "" if done is None else done.stderr[-2000:]
-        assert sorted(mark.name for mark in self.marks.iterdir()) == [], said
+        errors = "" if done is None else done.stderr[-2000:]
+        assert sorted(mark.name for mark in self.marks.iterdir()) == [], errors
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +89,8 @@ def trap(tmp_path_factory: pytest.TempPathFactory) -> Trap:
 
 @pytest.fixture(scope="module")
 def loose_trap(tmp_path_factory: pytest.TempPathFactory) -> Trap:
-    """Without the names that Python itself imports from the working directory, or from PYTHONPATH,
-    before the first line of ours can run: those nobody but Python can refuse."""
+    """Return the names except those that Python itself imports from the working directory or
+    PYTHONPATH before any project code runs."""
     trap = Trap(tmp_path_factory.mktemp("loose"))
     (empty := trap.folder.parent / "empty").mkdir()
     (empty / "program").mkdir()
@@ -108,7 +108,7 @@ def test_generate_and_chat_import_nothing_from_the_folder(trap: Trap, way: str) 
     done = trap.run(way, "generate", "hello", "--model", ".", "--max-tokens", "2")
     trap.check(done)
     assert done.returncode == 0, done.stderr
-    done = trap.run(way, "chat", "--model", ".", "--max-tokens", "2", said="hello\n")
+    done = trap.run(way, "chat", "--model", ".", "--max-tokens", "2", stdin="hello\n")
     trap.check(done)
     assert done.returncode == 0, done.stderr
 
@@ -124,7 +124,7 @@ def test_unsafe_path_imports_nothing_from_the_folder(loose_trap: Trap, way: str,
 
 
 def test_pip_is_the_installed_module(trap: Trap, loose_trap: Trap, tmp_path: Path) -> None:
-    """There is no index to download from: pip says so, and it is pip that does."""
+    """pip fails because it has no index, which shows that the real pip runs."""
     for folder, path in ((trap, ""), (loose_trap, ".:"), (loose_trap, "relative")):
         done = folder.run("llaisys", "pull", "pypi:no-such-model", path=path)
         folder.check(done)
@@ -132,7 +132,7 @@ def test_pip_is_the_installed_module(trap: Trap, loose_trap: Trap, tmp_path: Pat
 
 
 def test_child_command_and_environment_are_each_safe(trap: Trap) -> None:
-    """Two locks on one door: neither may be lost behind the other."""
+    """Two independent protections: each is tested alone."""
     plain = [sys.executable, "-m", "json.tool", "--help"]
     for command, env in (
         (module_command("json.tool", "--help"), dict(os.environ)),

@@ -1,4 +1,4 @@
-"""`llama_cpp_shapes` of the tests that chat: OpenAI's door, its keys and tools, and other doors."""
+"""`llama_cpp_shapes` of the chat tests: OpenAI's API, keys, tools, and other APIs."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def chat_completion(client: httpx.Client) -> None:
     parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "the best book"}]
     for fields in ({"model": None}, {"model": ALIAS}, {}):
         for content in ("Hey", parts):
-            said = [BOOK[0], {"role": "user", "content": content}]
-            body = chat(client, messages=said, **fields)
+            messages = [BOOK[0], {"role": "user", "content": content}]
+            body = chat(client, messages=messages, **fields)
             assert "cmpl" in body["id"] and body["system_fingerprint"].startswith("b")
             assert body["usage"]["completion_tokens"] == 8
             (choice,) = body["choices"]
@@ -69,7 +69,7 @@ def applied_template(client: httpx.Client) -> None:
 @shape("chat_completion", 12)  # eight formats, two schemas, two grammars
 def formats(client: httpx.Client) -> None:
     schema = {"const": "42"}
-    for fields, said in (
+    for fields, content in (
         ({"response_format": {"type": "json_object", "schema": schema}}, '"42"'),
         ({"json_schema": schema}, '"42"'),
         (
@@ -78,7 +78,7 @@ def formats(client: httpx.Client) -> None:
         ),
         ({"grammar": 'root ::= "a"{5,5}'}, "aaaaa"),
     ):
-        assert chat(client, **fields)["choices"][0]["message"]["content"] == said
+        assert chat(client, **fields)["choices"][0]["message"]["content"] == content
     begun = chat(client, response_format={"type": "json_object"})["choices"][0]["message"]
     assert begun["content"].lstrip().startswith("{")
     items = {"items": [{"type": "integer"}]}
@@ -111,26 +111,26 @@ def timings(client: httpx.Client) -> None:
 
 @shape("chat_completion", 2)
 def logprobs(client: httpx.Client) -> None:
-    wanted = {"logprobs": True, "top_logprobs": 10, "logit_bias": {str(n): -100 for n in range(3)}}
+    fields = {"logprobs": True, "top_logprobs": 10, "logit_bias": {str(n): -100 for n in range(3)}}
     ascii_only = {"allowed_token_ids": [40, 41, 42, 43]}  # bytes that are letters by themselves
-    body = chat(client, max_tokens=5, **wanted, **ascii_only)["choices"][0]
-    parts = streamed(client, CHAT, messages=BOOK, max_tokens=5, **FIXED, **wanted, **ascii_only)
-    told = [
+    body = chat(client, max_tokens=5, **fields, **ascii_only)["choices"][0]
+    parts = streamed(client, CHAT, messages=BOOK, max_tokens=5, **FIXED, **fields, **ascii_only)
+    streamed_entries = [
         entry
         for part in parts
         for entry in (part["choices"][0]["logprobs"] or {"content": []})["content"]
     ]
-    for entries in (body["logprobs"]["content"], told):
+    for entries in (body["logprobs"]["content"], streamed_entries):
         assert "".join(entry["token"] for entry in entries) == body["message"]["content"]
         assert all(e["logprob"] <= 0 and e["bytes"] and len(e["top_logprobs"]) for e in entries)
 
 
 @shape("chat_completion")
 def chat_bias(client: httpx.Client) -> None:
-    wanted = {"return_token_ids": True, "max_tokens": 32}
-    (plain,) = chat(client, **wanted)["choices"]
+    fields = {"return_token_ids": True, "max_tokens": 32}
+    (plain,) = chat(client, **fields)["choices"]
     banned = set(plain["token_ids"][:4])
-    (other,) = chat(client, **wanted, logit_bias={str(t): -100 for t in banned})["choices"]
+    (other,) = chat(client, **fields, logit_bias={str(t): -100 for t in banned})["choices"]
     assert not banned & set(other["token_ids"])
 
 
@@ -144,9 +144,9 @@ def context_exceeded(client: httpx.Client) -> None:
 
 @shape("chat_completion", 2)
 def progress(client: httpx.Client) -> None:
-    said = [{"role": "user", "content": "This is a test of progress. " * 10}]
+    messages = [{"role": "user", "content": "This is a test of progress. " * 10}]
 
-    def told(path: str = CHAT, **fields: Any) -> list[dict[str, Any]]:
+    def progress_events(path: str = CHAT, **fields: Any) -> list[dict[str, Any]]:
         parts = streamed(client, path, **fields, **FIXED, return_progress=True)
         found = [part["prompt_progress"] for part in parts if "prompt_progress" in part]
         counts = [entry["processed"] for entry in found]
@@ -156,13 +156,17 @@ def progress(client: httpx.Client) -> None:
         assert all(entry["time_ms"] >= 0 for entry in found)
         return found
 
-    first = told(messages=said, max_tokens=10)
+    first = progress_events(messages=messages, max_tokens=10)
     assert first[0]["cache"] == 0
     assert len(first) == 1 + -(-first[0]["total"] // BATCH)
-    again = told(messages=said, max_tokens=10)
+    again = progress_events(messages=messages, max_tokens=10)
     assert again[0]["cache"] > 0 and len(again) < len(first)
-    told("/completion", prompt="Another text, as long as a step and a half. " * 3, n_predict=2)
-    told("/v1/completions", prompt="One that is scored. " * 8, max_tokens=1, echo=True, logprobs=1)
+    progress_events(
+        "/completion", prompt="Another text, as long as a step and a half. " * 3, n_predict=2
+    )
+    progress_events(
+        "/v1/completions", prompt="One that is scored. " * 8, max_tokens=1, echo=True, logprobs=1
+    )
 
 
 @shape("chat_completion")
@@ -258,7 +262,7 @@ def messages(client: httpx.Client) -> None:
     called = [asked, {"role": "assistant", "content": [CALL]}]
     schema = {"type": "object", "properties": {"location": {"type": "string"}}}
     tools = [{"name": "get_weather", "description": "", "input_schema": schema}]
-    for said, fields in (
+    for messages, fields in (
         ([asked], {"system": "Be brief."}),
         ([parts], {"stop_sequences": ["\n", "END"]}),
         ([asked, {"role": "assistant", "content": "Hi"}, asked], {"temperature": 0.5}),
@@ -269,7 +273,7 @@ def messages(client: httpx.Client) -> None:
         ([*called, {"role": "user", "content": [{"type": "text", "text": "x"}, RESULT]}], {}),
         ([*called, {"role": "user", "content": [{**RESULT, "is_error": True}]}], {}),
     ):
-        body = post(client, "/v1/messages", max_tokens=8, model=ALIAS, messages=said, **fields)
+        body = post(client, "/v1/messages", max_tokens=8, model=ALIAS, messages=messages, **fields)
         assert body["type"] == "message" and body["role"] == "assistant"
         assert "timings" not in body
         used = {"input_tokens", "output_tokens", "cache_read_input_tokens"}
@@ -279,8 +283,8 @@ def messages(client: httpx.Client) -> None:
 
 @shape("compat_anthropic", 5)
 def messages_stream_and_counts(client: httpx.Client) -> None:
-    said = [{"role": "user", "content": "Hello world"}]
-    events = streamed(client, "/v1/messages", messages=said, max_tokens=30, model=ALIAS)
+    messages = [{"role": "user", "content": "Hello world"}]
+    events = streamed(client, "/v1/messages", messages=messages, max_tokens=30, model=ALIAS)
     kinds = [event["type"] for event in events]
     assert kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"]
     assert events[0]["message"]["content"] == []
@@ -288,6 +292,6 @@ def messages_stream_and_counts(client: httpx.Client) -> None:
     stops = [event["index"] for event in events if event["type"] == "content_block_stop"]
     assert starts == stops == list(range(len(starts)))
     for fields in ({}, {"system": "Be brief."}):
-        counted = post(client, "/v1/messages/count_tokens", messages=said, **fields)
+        counted = post(client, "/v1/messages/count_tokens", messages=messages, **fields)
         assert list(counted) == ["input_tokens"] and counted["input_tokens"] > 0
     assert json.dumps(events[0])

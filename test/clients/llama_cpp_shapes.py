@@ -178,9 +178,9 @@ def slots(client: httpx.Client) -> None:
 
 @shape("completion", 2)
 def response_fields(client: httpx.Client) -> None:
-    wanted = ["content", "generation_settings/n_predict", "prompt"]
-    body = complete(client, response_fields=wanted)
-    assert set(body) == set(wanted) and body["prompt"] == LIFE
+    names = ["content", "generation_settings/n_predict", "prompt"]
+    body = complete(client, response_fields=names)
+    assert set(body) == set(names) and body["prompt"] == LIFE
     assert body["generation_settings/n_predict"] == 8
     assert "generation_settings" in complete(client, response_fields=[])
 
@@ -189,9 +189,11 @@ def response_fields(client: httpx.Client) -> None:
 def probabilities(client: httpx.Client) -> None:
     whole = complete(client, n_probs=10, n_predict=5)["completion_probabilities"]
     parts = streamed(client, "/completion", prompt=LIFE, n_probs=10, n_predict=5, **FIXED)
-    told = [entry for part in parts for entry in part.get("completion_probabilities", ())]
-    assert len(whole) == len(told) == 5
-    for token in (*whole, *told):
+    streamed_entries = [
+        entry for part in parts for entry in part.get("completion_probabilities", ())
+    ]
+    assert len(whole) == len(streamed_entries) == 5
+    for token in (*whole, *streamed_entries):
         assert len(token["top_logprobs"]) == 10
         for entry in (token, *token["top_logprobs"]):
             assert type(entry["id"]) is int and type(entry["token"]) is str

@@ -43,14 +43,14 @@ def test_llama_cpp_server_test_shapes(client: httpx.Client, one: Shape) -> None:
 
 def test_document_has_the_same_counts() -> None:
     assert llama_cpp_chat_shapes.CHAT
-    held: Counter[str] = Counter()
+    covered: Counter[str] = Counter()
     for one in SHAPES:
-        held[one.file] += one.count
-    rows = {file: (held[file], 0) for file in held}
+        covered[one.file] += one.count
+    rows = {file: (covered[file], 0) for file in covered}
     for file, count, _ in NOT_HELD:
-        rows[file] = (held[file], rows.get(file, (0, 0))[1] + count)
+        rows[file] = (covered[file], rows.get(file, (0, 0))[1] + count)
     text = (ROOT / DOCUMENT).read_text()
-    told = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \|", text, re.MULTILINE)
-    assert {file: (int(yes), int(total) - int(yes)) for file, total, yes in told} == rows
-    total, yes = sum(map(sum, rows.values())), sum(held.values())
+    documented = re.findall(r"^\| `(\w+)` \| (\d+) \| (\d+) \|", text, re.MULTILINE)
+    assert {file: (int(yes), int(total) - int(yes)) for file, total, yes in documented} == rows
+    total, yes = sum(map(sum, rows.values())), sum(covered.values())
     assert f"**{yes} of {total}**" in text

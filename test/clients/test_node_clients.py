@@ -19,7 +19,7 @@ from server_helpers import ROOT, ServerProcess
 
 SOURCES = Path(__file__).resolve().parent / "node"
 FOLDER = ROOT / "build" / "node"
-SAID = {name: value for name, value in vars(script).items() if name.isupper()}
+SCRIPT = {name: value for name, value in vars(script).items() if name.isupper()}
 
 CLIENTS = {
     "openai": ["chat", "stream", "tools", "structured", "vectors"],
@@ -33,15 +33,15 @@ def packages() -> Path:
     if shutil.which("node") is None or shutil.which("npm") is None:
         pytest.skip("needs node and npm")
     FOLDER.mkdir(parents=True, exist_ok=True)
-    wanted = (SOURCES / "package.json").read_text()
+    manifest = (SOURCES / "package.json").read_text()
     stamp = FOLDER / "installed.json"
-    if not stamp.exists() or stamp.read_text() != wanted:
-        (FOLDER / "package.json").write_text(wanted)
+    if not stamp.exists() or stamp.read_text() != manifest:
+        (FOLDER / "package.json").write_text(manifest)
         command = ["npm", "install", "--no-audit", "--no-fund", "--silent", "--ignore-scripts"]
         done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, timeout=300)
         if done.returncode != 0:
             pytest.skip(f"npm cannot install the packages: {done.stderr.strip()[:200]}")
-        stamp.write_text(wanted)
+        stamp.write_text(manifest)
     for source in SOURCES.glob("*.mjs"):
         shutil.copy(source, FOLDER)
     return FOLDER
@@ -55,6 +55,6 @@ def server(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.mark.parametrize("name", CLIENTS)
 def test_client(server: ServerProcess, packages: Path, name: str) -> None:
-    command = ["node", f"{name}.mjs", server.url, json.dumps(SAID), *CLIENTS[name]]
+    command = ["node", f"{name}.mjs", server.url, json.dumps(SCRIPT), *CLIENTS[name]]
     done = subprocess.run(command, cwd=packages, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]

@@ -61,7 +61,7 @@ def run(name: str, server: ServerProcess, home: Path) -> subprocess.CompletedPro
     env = {
         **os.environ,
         "PYTHONPATH": str(ROOT / "test" / "helpers"),
-        "HOME": str(home),  # nobody's settings
+        "HOME": str(home),  # no user settings
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # nothing is fetched
         "OPENAI_AGENTS_DISABLE_TRACING": "1",
         "LANGSMITH_TRACING": "false",

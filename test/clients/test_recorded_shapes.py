@@ -41,7 +41,7 @@ def streamed_text(client: httpx.Client, body: dict[str, Any]) -> str:
 
 
 def test_open_webui(client: httpx.Client) -> None:
-    """A chat through its OpenAI connection, then the title that it asks for behind it."""
+    """A chat with its OpenAI connection, then its title request."""
     assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [MODEL]
     body = {
         "stream": True,
@@ -77,7 +77,7 @@ WEATHER_TOOL = {
 
 
 def test_open_webui_with_tools(client: httpx.Client) -> None:
-    """Calls are put together from the deltas by index; the result comes with the whole history."""
+    """Calls are assembled from deltas by index; the result is sent with the whole history."""
     body: dict[str, Any] = {
         "stream": True,
         "model": MODEL,
@@ -103,7 +103,7 @@ def test_open_webui_with_tools(client: httpx.Client) -> None:
     assert streamed_text(client, body) == WEATHER_ANSWER
 
 
-def test_open_webui_through_its_ollama_connection(client: httpx.Client) -> None:
+def test_open_webui_with_ollama_api(client: httpx.Client) -> None:
     assert client.get("/api/version").json()["version"]
     (model,) = client.get("/api/tags").json()["models"]
     assert model["model"] == MODEL and model["digest"] and model["details"]["family"]
@@ -141,7 +141,7 @@ def test_cline(client: httpx.Client) -> None:
     assert streamed_text(client, body) == COUNT
 
 
-def test_cline_through_anthropics_door(client: httpx.Client) -> None:
+def test_cline_with_anthropic_api(client: httpx.Client) -> None:
     cached = {"cache_control": {"type": "ephemeral"}}
     body = {
         "model": MODEL,
@@ -161,7 +161,7 @@ def test_cline_through_anthropics_door(client: httpx.Client) -> None:
 
 
 def test_continue(client: httpx.Client) -> None:
-    """Chat, and the completion that its tab key asks for."""
+    """Chat and tab completion."""
     body = {
         "messages": [{"role": "user", "content": ASK_COUNT}],
         "model": MODEL,
@@ -176,7 +176,7 @@ def test_continue(client: httpx.Client) -> None:
         assert response.status_code == 200 and list(sse_events(response))[-1] == "[DONE]"
 
 
-def test_curl_as_ollamas_manual_has_it(client: httpx.Client) -> None:
+def test_curl_example_of_the_ollama_manual(client: httpx.Client) -> None:
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     body = json.dumps({"model": MODEL, "prompt": "Why is the sky blue?", "stream": False})
     answer = client.post("/api/generate", content=body, headers=form)

@@ -1,4 +1,4 @@
-"""Every api but OpenAI's chat: the same limits, keys, faults and errors, in its own words."""
+"""Limits, keys, failures and errors of every API but OpenAI's chat, in its own format."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from server_helpers import Gate, ServerProcess
 from test_online_security import CANARY, TELLING
 from wire_helpers import post_bytes, reset
 
-SAID = [{"role": "user", "content": "hi"}]
+MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 @dataclass(frozen=True)
 class Api:
     path: str
     body: dict[str, Any]
-    limit: Callable[[int], dict[str, Any]]  # the fields that say how many tokens
-    message: Callable[[Any], str]  # of an error's body
+    limit: Callable[[int], dict[str, Any]]  # n -> the fields that set max_tokens
+    message: Callable[[Any], str]  # error body -> message
 
     def of(self, tokens: int, **fields: Any) -> dict[str, Any]:
         return {**self.body, **self.limit(tokens), **fields}
@@ -39,10 +39,10 @@ APIS = {
     "responses": Api(
         "/v1/responses", {"input": "hi"}, lambda n: {"max_output_tokens": n}, in_error
     ),
-    "anthropic": Api("/v1/messages", {"messages": SAID}, lambda n: {"max_tokens": n}, in_error),
+    "anthropic": Api("/v1/messages", {"messages": MESSAGES}, lambda n: {"max_tokens": n}, in_error),
     "ollama chat": Api(
         "/api/chat",
-        {"model": "fake", "messages": SAID},
+        {"model": "fake", "messages": MESSAGES},
         lambda n: {"options": {"num_predict": n}},
         lambda body: str(body["error"]),
     ),
@@ -80,8 +80,8 @@ def test_requires_a_key_in_either_header(server: ServerProcess, api: Api) -> Non
 def test_errors_use_the_format_of_the_api(client: httpx.Client, api: Api) -> None:
     assert "nope" in refused(api, client.post(api.path, json=api.of(2, model="nope")), 404)
     assert "context" not in api.body
-    said = refused(api, client.post(api.path, content=b"{", headers=JSON), 400)
-    assert said == "the body is not valid JSON"
+    message = refused(api, client.post(api.path, content=b"{", headers=JSON), 400)
+    assert message == "the body is not valid JSON"
     assert refused(api, client.post(api.path, content=b"x", headers=PLAIN), 415)
     assert refused(api, client.post(api.path, json=api.of(2, stream="yes")), 400)
     assert refused(api, client.put(api.path, json={}), 405)
@@ -94,7 +94,7 @@ PLAIN = {"Content-Type": "text/plain"}
 
 
 def test_ollama_accepts_missing_content_type_except_from_web_pages(client: httpx.Client) -> None:
-    body = json.dumps({"model": "fake", "messages": SAID, "options": {"num_predict": 2}})
+    body = json.dumps({"model": "fake", "messages": MESSAGES, "options": {"num_predict": 2}})
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     for headers in ({}, form):
         assert client.post("/api/chat", content=body, headers=headers).status_code == 200
@@ -122,21 +122,21 @@ def wrong_bodies() -> list[tuple[str, Any]]:
         ("/v1/responses", {"input": "x", "temperature": CANARY}),
         ("/v1/messages", {"messages": [{"role": CANARY, "content": "x"}]}),
         ("/v1/messages", {"messages": [{"role": "user", "content": [part]}]}),
-        ("/v1/messages", {"messages": SAID, "max_tokens": CANARY}),
+        ("/v1/messages", {"messages": MESSAGES, "max_tokens": CANARY}),
         (
             "/v1/messages",
             {
-                "messages": SAID,
+                "messages": MESSAGES,
                 "tools": [{"name": CANARY, "type": CANARY}],
                 "tool_choice": {"type": "tool", "name": CANARY},
             },
         ),
-        ("/v1/messages", {"messages": SAID, "stop_sequences": [1]}),
+        ("/v1/messages", {"messages": MESSAGES, "stop_sequences": [1]}),
         ("/v1/messages/count_tokens", {"messages": []}),
         ("/api/chat", {"model": "fake", "messages": [{"role": CANARY}]}),
-        ("/api/chat", {"model": "fake", "messages": SAID, "options": [CANARY]}),
-        ("/api/chat", {"model": "fake", "messages": SAID, "options": {"num_predict": CANARY}}),
-        ("/api/chat", {"model": "fake", "messages": SAID, "format": CANARY}),
+        ("/api/chat", {"model": "fake", "messages": MESSAGES, "options": [CANARY]}),
+        ("/api/chat", {"model": "fake", "messages": MESSAGES, "options": {"num_predict": CANARY}}),
+        ("/api/chat", {"model": "fake", "messages": MESSAGES, "format": CANARY}),
         ("/api/generate", {"model": "fake", "prompt": "x", "images": [CANARY]}),
         ("/api/generate", {"model": "fake", "prompt": "x", "suffix": CANARY}),
         ("/api/show", {"model": ""}),
@@ -168,10 +168,10 @@ def test_errors_do_not_leak_client_text(client: httpx.Client, server: ServerProc
 def test_empty_model_name_means_default(client: httpx.Client) -> None:
     bodies: dict[str, dict[str, Any]] = {
         "/v1/completions": {"prompt": "x", "max_tokens": 1},
-        "/v1/chat/completions": {"messages": SAID, "max_tokens": 1},
+        "/v1/chat/completions": {"messages": MESSAGES, "max_tokens": 1},
         "/v1/responses": {"input": "x", "max_output_tokens": 1},
-        "/v1/messages": {"messages": SAID, "max_tokens": 1},
-        "/api/chat": {"messages": SAID, "options": {"num_predict": 1}, "stream": False},
+        "/v1/messages": {"messages": MESSAGES, "max_tokens": 1},
+        "/api/chat": {"messages": MESSAGES, "options": {"num_predict": 1}, "stream": False},
         "/tokenize": {"prompt": "x"},
         "/detokenize": {"tokens": [5]},
     }
@@ -182,7 +182,7 @@ def test_empty_model_name_means_default(client: httpx.Client) -> None:
 
 
 def test_router_errors_use_the_format_of_their_api(client: httpx.Client) -> None:
-    anthropic = client.post("/v1/messages", json={"messages": SAID, "model": "x"}).json()
+    anthropic = client.post("/v1/messages", json={"messages": MESSAGES, "model": "x"}).json()
     assert anthropic["type"] == "error" and anthropic["error"]["type"] == "not_found_error"
     assert set(anthropic) == {"type", "error", "request_id"}
     assert set(client.post("/api/chat", json={"model": "x"}).json()) == {"error"}
@@ -201,7 +201,7 @@ class Gated:
 
 @pytest.fixture(scope="module")
 def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gated]:
-    """A small server whose engine stands still, or fails, when it is told to."""
+    """A small server whose engine can be paused or made to fail."""
     gate = Gate(tmp_path_factory.mktemp("gate"))
     options = ("--max-queued", "0", "--max-num-seqs", "2")
     with ServerProcess(*options, env={**gate.env, STEP_SECONDS: "0.005"}) as server:
@@ -216,15 +216,15 @@ def test_full_server_rejects_until_a_client_disconnects(
     server, gate = gated.server, gated.gate
     gate.order("wait")
     body = api.of(1000, stream=stream)
-    held = [raw_post(server, api.path, body) for _ in range(2)]
+    connections = [raw_post(server, api.path, body) for _ in range(2)]
     gate.hold()
     server.wait_for(lambda: full(server, api), "a full server")
     with server.client() as client:
         response = client.post(api.path, json=body)
         assert "full" in refused(api, response, 429)
         assert int(response.headers["Retry-After"]) >= 1
-    held[0].close()
-    reset(held[1])
+    connections[0].close()
+    reset(connections[1])
     server.wait_for(lambda: server.num_connections == 0, "the hang-ups to be noticed")
     gate.open()
     server.wait_idle()
@@ -235,7 +235,7 @@ def test_full_server_rejects_until_a_client_disconnects(
 def test_failed_step_returns_500_and_next_request_succeeds(
     gated: Gated, api: Api, stream: bool
 ) -> None:
-    gated.server.wait_idle()  # no step of an earlier request may be the one that fails
+    gated.server.wait_idle()  # no step of an earlier request may fail
     gated.gate.order("raise once")
     with gated.server.client() as client:
         response = client.post(api.path, json=api.of(9, stream=stream))

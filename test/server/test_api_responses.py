@@ -1,4 +1,4 @@
-"""/v1/responses: items, what is kept of a conversation, and the events in their order."""
+"""/v1/responses: items, stored conversations, order of events."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def test_previous_response_continues_for_its_owner_only(
     second = create(client, input=ASK_COUNT, previous_response_id=first["id"])
     assert text_of(second) == COUNT
     counted = create(client, input="Once more.", previous_response_id=second["id"])
-    assert text_of(counted) == COUNT  # the question before is in its prompt
+    assert text_of(counted) == COUNT  # its prompt has the previous question
     stored = client.get(f"/v1/sessions/{first['id']}").json()["messages"]
-    said = [message["content"] for message in stored]
-    assert said == ["Hi", HELLO, ASK_COUNT, COUNT, "Once more.", COUNT]  # no instructions
+    contents = [message["content"] for message in stored]
+    assert contents == ["Hi", HELLO, ASK_COUNT, COUNT, "Once more.", COUNT]  # no instructions
     branch = create(client, input="Elsewhere.", previous_response_id=first["id"])
     assert text_of(branch) == HELLO
     own = client.get(f"/v1/sessions/{branch['id']}").json()["messages"]
@@ -145,16 +145,16 @@ def test_consecutive_assistant_items_become_one_message() -> None:
     assert [message["role"] for message in messages] == [
         *("developer", "assistant", "tool", "assistant", "assistant")
     ]
-    said = messages[1]
-    assert (said["content"], said["reasoning_content"]) == ("x", "t")
-    assert [made["id"] for made in said["tool_calls"]] == ["a", "b"]
+    assistant = messages[1]
+    assert (assistant["content"], assistant["reasoning_content"]) == ("x", "t")
+    assert [made["id"] for made in assistant["tool_calls"]] == ["a", "b"]
     assert messages[2] == {"role": "tool", "tool_call_id": "a", "content": "1"}
 
 
 @pytest.mark.parametrize(
     ("item", "field"),
     [
-        ({"role": "nobody", "content": "x"}, "input[0].role"),
+        ({"role": "unknown", "content": "x"}, "input[0].role"),
         ({"role": "user"}, "input[0].content"),
         (
             {"role": "user", "content": [{"type": "input_image", "image_url": "x"}]},
@@ -175,12 +175,12 @@ def test_invalid_item_is_named(item: Any, field: str) -> None:
 # ---- the store -----------------------------------------------------------------------------------
 
 
-def said(text: str) -> list[dict[str, Any]]:
+def user_message(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
 async def keep(store: ResponseStore, name: str, text: str, before: Any = None) -> None:
-    await store.store("o", {"id": name}, before, said(text), "m")
+    await store.store("o", {"id": name}, before, user_message(text), "m")
 
 
 @pytest.mark.parametrize("limit", ["sessions", "bytes"])
@@ -189,13 +189,13 @@ def test_oldest_responses_are_evicted_but_not_sessions(tmp_path: Path, limit: st
         many = {"max_sessions": 4} if limit == "sessions" else {"max_owner_bytes": 20_000}
         sessions = SessionStore(tmp_path / "s.db", **many)
         store = ResponseStore(sessions)
-        await sessions.create("o", "kept", messages=said("a chat of its own"))
+        await sessions.create("o", "kept", messages=user_message("a chat of its own"))
         for number in range(9):
             await keep(store, f"resp_{number}", "x" * 5000)
         assert await store.get("o", "resp_0") is None
         assert await store.get("o", "resp_8") == {"id": "resp_8"}
         assert await sessions.get("o", "kept") is not None
-        # One that goes on is not deleted for its own sake.
+        # A session is not evicted for its own continuation.
         place = await store.position("o", "resp_8")
         await keep(store, "resp_9", "y" * 5000, place)
         following = await store.position("o", "resp_9")
@@ -203,7 +203,7 @@ def test_oldest_responses_are_evicted_but_not_sessions(tmp_path: Path, limit: st
         assert [m["content"][0] for m in following.messages] == ["x", "y"]
         if limit == "bytes":
             with pytest.raises(SessionLimitError):
-                await store.make_room("o", said("z" * 30_000))
+                await store.make_room("o", user_message("z" * 30_000))
         sessions.close()
 
     asyncio.run(run())

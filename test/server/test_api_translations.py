@@ -1,4 +1,4 @@
-"""What Anthropic's and Ollama's bodies become as a chat, field by field."""
+"""Translation of Anthropic's and Ollama's bodies to a chat, field by field."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from llaisys.server.anthropic.formatter import AnthropicFormatter
 from llaisys.server.anthropic.schemas import MessagesRequest
 from llaisys.server.ollama.schemas import ChatRequest, GenerateRequest
 
-SAID = [{"role": "user", "content": "hi"}]
+MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def anthropic(**fields: Any) -> dict[str, Any]:
-    return MessagesRequest.model_validate({"messages": SAID, **fields}).to_chat()
+    return MessagesRequest.model_validate({"messages": MESSAGES, **fields}).to_chat()
 
 
 def ollama(**fields: Any) -> dict[str, Any]:
-    return ChatRequest.model_validate({"model": "m", "messages": SAID, **fields}).to_chat()
+    return ChatRequest.model_validate({"model": "m", "messages": MESSAGES, **fields}).to_chat()
 
 
 def refusal(kind: Any, **fields: Any) -> str:
@@ -41,12 +41,12 @@ def test_anthropic_sampling_fields_map_to_openai() -> None:
     )  # fmt: skip
     assert chat["max_tokens"] == 9 and chat["stop"] == ["a"] and chat["user"] == "u"
     assert (chat["temperature"], chat["top_k"], chat["top_p"]) == (0.5, 3, 0.9)
-    assert chat["messages"] == [{"role": "system", "content": "s"}, *SAID]
+    assert chat["messages"] == [{"role": "system", "content": "s"}, *MESSAGES]
     assert "continue_final_message" not in chat
 
 
 def test_assistant_prefill_is_continued() -> None:
-    chat = anthropic(messages=[*SAID, {"role": "assistant", "content": "Well,"}])
+    chat = anthropic(messages=[*MESSAGES, {"role": "assistant", "content": "Well,"}])
     assert chat["continue_final_message"] is True
 
 
@@ -105,7 +105,7 @@ def test_ollama_options_are_mapped_ignored_or_rejected() -> None:
     for unlimited in (-1, -2):
         assert "max_tokens" not in ollama(options={"num_predict": unlimited})
     assert "options.mirostat" in refusal(
-        ChatRequest, model="m", messages=SAID, options={"mirostat": 2}
+        ChatRequest, model="m", messages=MESSAGES, options={"mirostat": 2}
     )
     assert set(ollama(options={"nonsense": 1})) == set(ollama())
 

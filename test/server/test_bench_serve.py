@@ -1,4 +1,4 @@
-"""`llaisys bench serve` against our server, one that knows standard fields only, and bad ones."""
+"""`llaisys bench serve` against this server, a standard-fields-only one, and faulty ones."""
 
 from __future__ import annotations
 
@@ -53,8 +53,10 @@ def test_closed_loop_counts_every_token_once(server: ServerProcess, chat: bool) 
     assert set(report) == REPORT and result.ignored_eos
     assert (report["errors"], report["requests"], report["concurrency"]) == (0, 12, 5)
     assert report["throughput_tok_s"] == pytest.approx(12 * 9 / report["duration_s"], rel=0.01)
-    assert server.metric("generation_tokens_total", KEY) - before == 12 * 9 + 2  # two to learn from
-    assert 150 <= result.prompt_tokens <= 250  # letters are tokens here: fitted, not exact
+    assert (
+        server.metric("generation_tokens_total", KEY) - before == 12 * 9 + 2
+    )  # two for calibration
+    assert 150 <= result.prompt_tokens <= 250  # approximate
     for name in ("ttft_ms", "itl_ms", "e2e_ms"):
         assert 0 <= report[name]["p50"] <= report[name]["p90"] <= report[name]["p99"]
     assert report["ttft_ms"]["p50"] < report["e2e_ms"]["p50"] < 1e3 * report["duration_s"]
@@ -62,7 +64,7 @@ def test_closed_loop_counts_every_token_once(server: ServerProcess, chat: bool) 
 
 
 def test_open_loop_does_not_wait_and_reports_rejections(server: ServerProcess) -> None:
-    """Nobody is waited for, so more come than there are places."""
+    """An open loop exceeds the capacity, since arrivals do not wait."""
     result = run_serve(options(server.url, rate=2000.0, requests=60, new_tokens=30))
     report = result.report
     assert report["requests"] == 60 and 0 < report["errors"] < 60
@@ -100,8 +102,8 @@ LAST_CHUNK = b"0\r\nTrailer: 1\r\n\r\n"
 def answering(
     answer: Callable[[dict[str, Any]], bytes], tls: ssl.SSLContext | None = None
 ) -> Iterator[str]:
-    """A server that sends `answer(body)` to each POST; only after a whole chunked answer does it
-    keep the connection."""
+    """A server that sends `answer(body)` to each POST; it keeps the connection alive only after a
+    complete chunked response."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -109,7 +111,7 @@ def answering(
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
                 size = int(head.split("content-length: ")[1].split("\r\n")[0])
                 data = answer(json.loads(await reader.readexactly(size)))
-                for start in range(0, len(data), 7):  # in pieces that respect nothing
+                for start in range(0, len(data), 7):  # in arbitrary chunks
                     writer.write(data[start : start + 7])
                     await writer.drain()
                 if not data.endswith(LAST_CHUNK):

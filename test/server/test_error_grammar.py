@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from pydantic import ValidationError
 
-import llaisys.server.app  # noqa: F401  # every door, and so every schema
+import llaisys.server.app  # noqa: F401  # imports every schema
 from llaisys.server.http.error_handlers import validation_error
 from llaisys.server.openai.base_schema import MAX_FIELDS, Schema
 
@@ -36,8 +36,8 @@ def test_every_field_error_has_the_same_grammar() -> None:
                 schema.model_validate(body)
             except ValidationError as error:
                 refused += 1
-                told = validation_error(error.errors(), schema.model_fields).message
-                assert GRAMMAR.fullmatch(told), (schema, body, told)
+                message = validation_error(error.errors(), schema.model_fields).message
+                assert GRAMMAR.fullmatch(message), (schema, body, message)
             except NotImplementedError:
                 continue  # the base of others
     assert refused > 50 * len(found)

@@ -1,4 +1,4 @@
-"""GPU memory and use: from NVML and the runtime, through the engine's figures, to the metrics."""
+"""GPU memory and utilization: from NVML and the runtime through EngineStats to the metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GIB = 1 << 30
 
 
 class FakeNvml:
-    """One that knows two GPUs, by number and by name."""
+    """A fake NVML with two GPUs, by index and UUID."""
 
     def __init__(self, percent: int = 37, code: int = 0) -> None:
         self.percent, self.code = percent, code

@@ -435,7 +435,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
-def test_a_clients_request_is_answered_and_what_it_ignored_is_named(
+def test_client_requests_are_answered_and_ignored_fields_named(
     client: httpx.Client, shape: Shape
 ) -> None:
     response = client.post(shape.path, json=shape.body)
@@ -448,7 +448,7 @@ SOFT = re.compile(r"reasoning(_|\.)effort|output_config\.effort|think")
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
-def test_strict_mode_refuses_what_is_ignored_otherwise(client: httpx.Client, shape: Shape) -> None:
+def test_strict_mode_rejects_ignored_fields(client: httpx.Client, shape: Shape) -> None:
     response = client.post(shape.path, json=shape.body, headers=STRICT)
     hard = {name for name in shape.ignored if not SOFT.fullmatch(name)}
     own = {"options.num_ctx", "id_slot"}  # names that the protocol has, without effect
@@ -472,7 +472,7 @@ every_protocol = pytest.mark.parametrize("path", list(BODIES))
 
 @every_protocol
 @pytest.mark.parametrize("value", [None, False, 0, "", [], {}, {"a": [1]}, "text", 1.5])
-def test_an_unknown_field_of_any_value_is_ignored(
+def test_unknown_fields_are_ignored_for_any_value(
     client: httpx.Client, path: str, value: Any
 ) -> None:
     response = client.post(path, json={**BODIES[path], "frobnicate": value})
@@ -481,7 +481,7 @@ def test_an_unknown_field_of_any_value_is_ignored(
 
 
 @every_protocol
-def test_strict_mode_refuses_an_unknown_field_by_name(client: httpx.Client, path: str) -> None:
+def test_strict_mode_rejects_unknown_fields_by_name(client: httpx.Client, path: str) -> None:
     body = {**BODIES[path], "frobnicate": None}
     response = client.post(path, json=body, headers=STRICT)
     assert response.status_code == 400 and "unknown field 'frobnicate'" in message_of(response)
@@ -492,7 +492,7 @@ def test_strict_mode_refuses_an_unknown_field_by_name(client: httpx.Client, path
 
 @every_protocol
 @pytest.mark.parametrize("name", ["images", "audio", "video_url", "files"])
-def test_media_are_refused_by_name(client: httpx.Client, path: str, name: str) -> None:
+def test_media_fields_are_rejected_by_name(client: httpx.Client, path: str, name: str) -> None:
     response = client.post(path, json={**BODIES[path], name: ["data:secret"]})
     assert response.status_code == 400
     assert name in message_of(response) and "text model" in message_of(response)
@@ -502,7 +502,7 @@ def test_media_are_refused_by_name(client: httpx.Client, path: str, name: str) -
 
 
 @pytest.mark.parametrize("name", ["images", "audio", "files"])
-def test_media_of_a_message_are_refused_by_name(client: httpx.Client, name: str) -> None:
+def test_media_of_a_message_are_rejected_by_name(client: httpx.Client, name: str) -> None:
     body = {"messages": [{**HI[0], name: ["x"]}], "max_tokens": 2}
     for path, more in ((CHAT, {}), ("/api/chat", {"model": "fake"})):
         response = client.post(path, json={**body, **more} if path == CHAT else {
@@ -537,7 +537,7 @@ def test_media_of_a_message_are_refused_by_name(client: httpx.Client, name: str)
         ("/v1/embeddings", {"dimensions": 0}, "dimensions is 0; it must be"),
     ],
 )
-def test_a_bad_value_of_a_known_field_stays_an_error(
+def test_invalid_value_of_a_known_field_is_an_error(
     client: httpx.Client, path: str, fields: dict[str, Any], text: str
 ) -> None:
     response = client.post(path, json={**BODIES[path], "frobnicate": 1, **fields})
@@ -598,14 +598,14 @@ ANTHROPIC_SEARCH = {"type": "web_search_20250305", "name": "web_search"}
         ),
     ],
 )
-def test_a_choice_that_needs_a_dropped_tool_is_an_error(
+def test_tool_choice_of_a_dropped_tool_is_an_error(
     client: httpx.Client, path: str, tools: list[Any], choice: Any, text: str
 ) -> None:
     response = client.post(path, json={**BODIES[path], "tools": tools, "tool_choice": choice})
     assert response.status_code == 400 and text in message_of(response), response.text
 
 
-def test_a_forced_choice_among_the_tools_that_are_left_is_kept() -> None:
+def test_forced_tool_choice_works_with_remaining_tools() -> None:
     named = {"type": "function", "function": {"name": "read_file"}}
     for choice in ("required", named):
         notes = FieldNotes()
@@ -637,7 +637,7 @@ def counted(client: httpx.Client) -> dict[tuple[str, str], float]:
     return {(route, kind): float(value) for kind, route, value in found}
 
 
-def test_what_is_ignored_is_counted_by_route_and_kind(client: httpx.Client) -> None:
+def test_ignored_fields_are_counted_by_route_and_kind(client: httpx.Client) -> None:
     before = counted(client)
     body = {
         **BODIES[CHAT],
@@ -654,14 +654,12 @@ def test_what_is_ignored_is_counted_by_route_and_kind(client: httpx.Client) -> N
     assert grown == {(CHAT, kind): count for kind, count in kinds.items()}
 
 
-def test_names_of_clients_are_no_labels(client: httpx.Client) -> None:
+def test_field_names_are_not_metric_labels(client: httpx.Client) -> None:
     client.post(CHAT, json={**BODIES[CHAT], "a_name_of_its_own": 1})
     assert "a_name_of_its_own" not in client.get("/metrics").text
 
 
-def test_the_debug_log_names_what_was_ignored_once(
-    client: httpx.Client, server: ServerProcess
-) -> None:
+def test_debug_log_names_ignored_fields_once(client: httpx.Client, server: ServerProcess) -> None:
     headers = {"X-Request-Id": "ignored-1"}
     body = {**BODIES[CHAT], "frobnicate": "secret text", "my\nkey": 1, "store": True}
     client.post(CHAT, json=body, headers=headers)
@@ -677,7 +675,7 @@ def test_the_debug_log_names_what_was_ignored_once(
     assert not any("secret text" in line or "my\\nkey" in line for line in server.log)
 
 
-def test_a_header_names_a_bounded_number_of_fields(client: httpx.Client) -> None:
+def test_header_names_a_bounded_number_of_fields(client: httpx.Client) -> None:
     body = {**BODIES[CHAT], **{f"x{number}": 1 for number in range(60)}, "y" * 200: 1}
     assert len(names(client.post(CHAT, json=body))) == 32
     many = {**BODIES[CHAT], **{f"x{number}": 1 for number in range(200)}}
@@ -720,11 +718,9 @@ def test_reasoning_fields_have_no_effect_and_are_named(
 
 
 @pytest.mark.parametrize("size", [5000, 500_000])
-def test_an_overflow_says_what_the_maximum_context_length_is(
-    client: httpx.Client, size: int
-) -> None:
+def test_context_overflow_states_the_maximum_length(client: httpx.Client, size: int) -> None:
     for path in (CHAT, MESSAGES, RESPONSES):
-        said = {"input": "x" * size} if path == RESPONSES else {
+        content = {"input": "x" * size} if path == RESPONSES else {
             "messages": [{"role": "user", "content": "x" * size}]}  # fmt: skip
-        text = message_of(client.post(path, json={**BODIES[path], **said}))
+        text = message_of(client.post(path, json={**BODIES[path], **content}))
         assert "this model's maximum context length is 2048 tokens" in text

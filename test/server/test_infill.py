@@ -1,4 +1,4 @@
-"""Prompts for the text between a beginning and an end: which marks, and what finds room."""
+"""Fill-in-the-middle prompts: special tokens and snippets that fit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST_MARK = 300
 
 
 class Marked:
-    """A byte is a token; marks are the tokens behind them."""
+    """A tokenizer of bytes; FIM markers are the ids after them."""
 
     def __init__(self, *marks: str) -> None:
         self.marks = marks

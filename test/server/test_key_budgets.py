@@ -1,4 +1,4 @@
-"""Keys with names and budgets: each limit on a clock of the test's own, then through the server."""
+"""API keys with names and budgets: each limit with a fake clock, then over HTTP."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refusal(budget: KeyBudget, prompt_tokens: int = 1) -> ApiError:
     return caught.value
 
 
-# ---- one key, a clock of our own -----------------------------------------------------------------
+# ---- one key, fake clock -------------------------------------------------------------------------
 
 
 def test_requests_per_minute_and_retry_after(clock: Clock) -> None:
@@ -78,8 +78,8 @@ def test_tokens_per_minute_of_prompts_and_answers(clock: Clock) -> None:
         budget.spend(1)
     clock.now = 1020.0
     budget.begin(30)  # 100 of 100
-    assert refusal(budget, 1).retry_after == 40  # when the first prompt leaves, at 1060
-    assert refusal(budget, 41).retry_after == 50  # it takes the answer, too: 1070
+    assert refusal(budget, 1).retry_after == 40  # when the first prompt leaves the window, at 1060
+    assert refusal(budget, 41).retry_after == 50  # the answer must leave too: 1070
     clock.now = 1060.0
     budget.begin(40)
     assert budget.prompt_tokens == 110 and budget.generation_tokens == 30
@@ -166,7 +166,7 @@ def test_reads_names_and_budgets(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "expected"),
     [
         ('{"key": "sekret", "requests_per_minut": 1}', "did you mean 'requests_per_minute'?"),
         ('{"key": "sekret", "requests_per_minute": 0}', "requests_per_minute is 0; it must be"),
@@ -177,18 +177,18 @@ def test_reads_names_and_budgets(tmp_path: Path) -> None:
         ("schlüssel", "ASCII"),
     ],
 )
-def test_error_names_the_line_and_never_the_key(tmp_path: Path, line: str, told: str) -> None:
+def test_error_names_the_line_and_never_the_key(tmp_path: Path, line: str, expected: str) -> None:
     file = write(tmp_path, "# a comment", line)
     with pytest.raises(InvalidInputError) as caught:
         read_key_file(file)
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
     assert f"{file} line 2" in str(caught.value)
     assert "sekret" not in str(caught.value)
 
 
 def test_key_file_without_keys_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="no key in it"):
-        read_key_file(write(tmp_path, "# nobody"))
+        read_key_file(write(tmp_path, "# no keys"))
 
 
 def test_duplicate_key_names_are_rejected() -> None:
@@ -226,7 +226,7 @@ def test_budgets_names_and_sighup_over_http(tmp_path: Path) -> None:
             assert refused.status_code == 429
             assert 55 <= int(refused.headers["retry-after"]) <= 60
             assert refused.json()["error"]["code"] == "rate_limit_exceeded"
-            assert a.get("/v1/models").status_code == 200  # what generates nothing is not counted
+            assert a.get("/v1/models").status_code == 200  # not counted: no generation
 
             assert b.post("/v1/completions", json=ASK).status_code == 200  # 5 + 2 of 8
             streamed = b.post("/v1/completions", json=ASK | {"stream": True})
@@ -241,7 +241,7 @@ def test_budgets_names_and_sighup_over_http(tmp_path: Path) -> None:
             file.write_text('{"key": "sekret-c", "name": "team-c"}\nsekret-a\n')
             server.process.send_signal(signal.SIGHUP)
             server.wait_for(lambda: b.get("/v1/models").status_code == 401, "the new keys")
-            assert a.post("/v1/completions", json=ASK).status_code == 200  # no budget any more
+            assert a.post("/v1/completions", json=ASK).status_code == 200  # no budget
 
             file.write_text("{")
             server.process.send_signal(signal.SIGHUP)

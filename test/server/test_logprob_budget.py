@@ -1,4 +1,4 @@
-"""Log-probabilities cost memory: counted before they are made, and held until they are sent."""
+"""The logprob budget: reserved before generation, released when the response is sent."""
 
 from __future__ import annotations
 

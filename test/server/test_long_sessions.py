@@ -1,4 +1,4 @@
-"""Sessions that outgrow the context: the oldest turns go, and the answer says so."""
+"""Sessions that exceed the context: old turns are dropped and reported."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def test_remaining_turns_fit_and_keep_the_system_message(turns, most):
     if len(render(messages)) + MESSAGE_TOKENS * len(messages) <= most:
         assert dropped == 0
     assert len(ids) <= most or len(kept) == 2
-    assert len(seen) <= 10  # no turn-by-turn rendering
-    if dropped and most >= 333:  # most of the room is used
+    assert len(seen) <= 10  # not one rendering per turn
+    if dropped and most >= 333:  # most of the context is used
         assert len(ids) > most // 3
 
 
@@ -114,7 +114,7 @@ def test_session_of_200_turns_keeps_answering(client: httpx.Client):
         assert answer["usage"]["prompt_tokens"] <= CONTEXT - 8
     assert not truncated[0] and truncated[-1] and truncated == sorted(truncated)
     kept = client.get("/v1/sessions/long").json()
-    assert kept["num_messages"] == 401  # nothing of it is lost
+    assert kept["num_messages"] == 401  # the stored session is complete
     assert slowest < 5
 
 
@@ -146,19 +146,19 @@ def test_new_messages_that_do_not_fit_are_rejected(client: httpx.Client):
         error = error_of(client.post(CHAT, json=chat(messages=huge, **fields)), 400)
         assert error["code"] == "context_length_exceeded"
     error = error_of(client.post(CHAT, json=chat(messages=conversation(150))), 400)
-    assert error["code"] == "context_length_exceeded"  # who does not ask for it gets the truth
+    assert error["code"] == "context_length_exceeded"  # without drop_old_turns: an error
 
 
 def test_context_shift_keeps_the_system_message(client: httpx.Client):
     body = chat(messages=conversation(2), max_tokens=3300, ignore_eos=True, return_token_ids=True)
     answer = client.post(CHAT, json=body).json()
     assert answer["usage"]["completion_tokens"] == 3300
-    told = answer["choices"][0]["token_ids"]
+    tokens = answer["choices"][0]["token_ids"]
     kept = len(TOKENIZER.encode("[system]be brief"))
     again = client.post(CHAT, json={**body, "n_keep": kept}).json()
-    assert again["choices"][0]["token_ids"] == told
+    assert again["choices"][0]["token_ids"] == tokens
     other = client.post(CHAT, json={**body, "n_keep": 0}).json()
-    assert other["choices"][0]["token_ids"] != told
+    assert other["choices"][0]["token_ids"] != tokens
     assert error_of(client.post(CHAT, json={**body, "n_keep": -2}), 400)["param"] == "n_keep"
 
 
@@ -184,12 +184,14 @@ def test_response_chain_continues_beyond_the_context(client: httpx.Client):
         assert answer["truncation"] == ("disabled" if before is None else "auto")
         assert answer["usage"]["input_tokens"] <= CONTEXT - 8
         before = answer["id"]
-    # One that begins a chain has nothing to leave out, and says nothing of it.
+    # The first response of a chain has no context_truncated field.
     assert truncated[:2] == [None, False] and truncated[-1] is True
     assert truncated[1:] == sorted(truncated[1:])
     assert client.get(f"{RESPONSES}/{before}").json()["context_truncated"] is True
     sessions = client.get("/v1/sessions?limit=100").json()["data"]
-    assert any(session["num_messages"] == 24 for session in sessions)  # nothing of it is lost
+    assert any(
+        session["num_messages"] == 24 for session in sessions
+    )  # the stored session is complete
 
     refused = error_of(ask(client, "x", before, truncation="disabled"), 400)
     assert refused["code"] == "context_length_exceeded"

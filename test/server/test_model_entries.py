@@ -1,4 +1,4 @@
-"""Several models by name: the file of --models, and models named one after another."""
+"""Several models: the --models file, and several names on the command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_file_names_models_and_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("[models.a]\nmax_modl_len = 3", "[models.a]: unknown option 'max_modl_len'; did you mean"),
         ("[models.a]\nmax_model_len = 1", "[models.a]: max_model_len is 1; it must be"),
@@ -32,12 +32,14 @@ def test_file_names_models_and_options(tmp_path: Path) -> None:
         ("[models", "--models"),
     ],
 )
-def test_error_in_the_file_is_named(tmp_path: Path, text: str, told: str) -> None:
+def test_error_in_the_file_is_named(tmp_path: Path, text: str, expected: str) -> None:
     file = tmp_path / "models.toml"
     file.write_text(text)
     with pytest.raises(InvalidInputError) as caught:
         read_models_file(file, {})
-    assert told in str(caught.value) and ("two models" in told or str(file) in str(caught.value))
+    assert expected in str(caught.value) and (
+        "two models" in expected or str(file) in str(caught.value)
+    )
 
 
 def test_model_paths_are_named_by_file_name(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which of several models is in memory: engines that are nothing but events, a clock of our own."""
+"""Loading and unloading of several models, with fake engines and a fake clock."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BUDGET = 900 * MIB  # holds two
 
 
 class FakeEngine:
-    """Asks for SIZE bytes, loads when it is told to, unless `fault` says otherwise."""
+    """A fake engine: estimates SIZE bytes and loads when allowed, unless `fault` is set."""
 
     living = 0
     most = 0
@@ -73,7 +73,7 @@ class FakeEngine:
 
 
 class Scene:
-    """A directory of three models, a, b and c."""
+    """A manager of three models, a, b and c."""
 
     def __init__(self, tmp_path: Path, **options: Any) -> None:
         self.now = 1000.0
@@ -101,7 +101,7 @@ class Scene:
         return self.manager.find(name).state
 
     async def ask(self, name: str, seconds: float = 0.0) -> None:
-        """A request that takes so long; the model must be there all the time."""
+        """A request of `seconds`; the model must stay loaded."""
         service, release = await self.manager.lease(name)
         engine: Any = service.engine
         await asyncio.sleep(seconds)
@@ -122,7 +122,7 @@ def test_loads_on_demand_and_unloads_least_recently_used(
             scene.now += 1
             await scene.ask(name)
         assert [len(engines) for engines in scene.engines.values()] == [1, 1, 0]
-        await scene.ask("c")  # b is the one that nobody used for longest
+        await scene.ask("c")  # b is the least recently used
         assert scene.state("b") is State.UNLOADED
         assert scene.state("a") is scene.state("c") is State.READY
         assert scene.manager.reserved == 2 * SIZE
@@ -140,10 +140,10 @@ def test_random_requests_are_answered_within_the_budget(
         scene.manager._clock = asyncio.get_running_loop().time
         asks = [scene.ask("abc"[i * 7 % 3], 0.01 * (i % 4)) for i in range(60)]
         await asyncio.gather(*asks)
-        assert FakeEngine.most <= 3  # two that are loaded, one that asks
+        assert FakeEngine.most <= 3  # two loaded, one estimating
         assert scene.manager.reserved <= BUDGET
         loads = sum(len(engines) for engines in scene.engines.values())
-        assert loads <= 9  # in turns: not a load for every request
+        assert loads <= 9  # batched: fewer loads than requests
         await scene.manager.close()
 
     run(work())
@@ -165,10 +165,10 @@ def test_unload_never_ends_a_running_request(tmp_path: Path) -> None:
         (_, free_a), (_, free_b) = [await scene.manager.lease(name) for name in "ab"]
         waiting = asyncio.create_task(scene.ask("c"))
         await asyncio.sleep(0.02)
-        assert not waiting.done() and scene.state("a") is State.READY  # it has not had its time
+        assert not waiting.done() and scene.state("a") is State.READY  # too early
         scene.now += 100
         free_b()
-        free_b()  # more than once does nothing
+        free_b()  # idempotent
         await waiting
         assert scene.state("b") is State.UNLOADED and scene.state("a") is State.READY
         free_a()
@@ -178,12 +178,12 @@ def test_unload_never_ends_a_running_request(tmp_path: Path) -> None:
 
 
 def test_busy_model_is_drained_after_its_residency(tmp_path: Path) -> None:
-    """Its requests are answered, new ones wait until it is their turn again."""
+    """Its requests finish; new ones wait until it is loaded again."""
 
     async def work() -> None:
         scene = Scene(tmp_path, budget=SIZE)
         _, free_a = await scene.manager.lease("a")
-        scene.now += 100  # longer than it may stay while others wait
+        scene.now += 100  # longer than its minimum residency
         second = asyncio.create_task(scene.ask("b"))
         await asyncio.sleep(0.02)
         assert scene.state("a") is State.UNLOADING
@@ -209,7 +209,7 @@ def test_failed_load_is_a_503_for_that_model_only(tmp_path: Path) -> None:
         assert "secret" not in error.message
         await asyncio.gather(scene.ask("a"), scene.ask("c"))
         with pytest.raises(ApiError):
-            await scene.ask("b")  # not tried again so soon
+            await scene.ask("b")  # no retry during the pause
         assert len(scene.engines["b"]) == 1
         scene.now += 1
         with pytest.raises(ApiError) as caught:
@@ -217,7 +217,7 @@ def test_failed_load_is_a_503_for_that_model_only(tmp_path: Path) -> None:
         assert caught.value.retry_after == 2 and len(scene.engines["b"]) == 2
         scene.now += 2
         del scene.faults["b"]
-        await scene.ask("b")  # it is there again
+        await scene.ask("b")  # loaded again
         assert scene.manager.reserved <= BUDGET
         await scene.manager.close()
         assert FakeEngine.living == 0
@@ -226,8 +226,8 @@ def test_failed_load_is_a_503_for_that_model_only(tmp_path: Path) -> None:
 
 
 def test_model_over_the_budget_unloads_no_other(tmp_path: Path) -> None:
-    """It is refused at once with the numbers. After a pause it is asked again what it needs, where
-    that takes nobody's place, and loaded once it fits."""
+    """It is rejected at once with the numbers. After a pause it is estimated again, if a bare
+    engine fits, and loaded once its estimate fits."""
 
     async def work() -> None:
         scene = Scene(tmp_path, load_timeout=1e6)
@@ -247,7 +247,7 @@ def test_model_over_the_budget_unloads_no_other(tmp_path: Path) -> None:
         with pytest.raises(ApiError):
             await scene.ask("c")
         assert len(scene.engines["c"]) == 2 and scene.state("b") is State.READY
-        scene.sizes["c"] = SIZE  # other files
+        scene.sizes["c"] = SIZE  # the files changed
         await scene.manager.unload_idle_once()
         scene.now += 100
         await scene.ask("c")
@@ -298,11 +298,11 @@ def test_retry_pause_grows_until_a_request_succeeds(tmp_path: Path) -> None:
             scene.now += 60
             return caught.value.retry_after
 
-        for _ in range(3):  # it works, and is killed now and then: nobody waits for long
+        for _ in range(3):  # killed after successful requests: the pause stays short
             await scene.ask("a")
             assert await pause_after_death() == 1
         pauses = []
-        for _ in range(3):  # it dies under the first request every time
+        for _ in range(3):  # dies during the first request
             _, release = await scene.manager.lease("a")
             pauses.append(await pause_after_death())
             release()
@@ -335,7 +335,7 @@ def test_drain_times_out(tmp_path: Path) -> None:
         with pytest.raises(ApiError):
             await scene.ask("b")
         await asyncio.sleep(0.1)
-        assert scene.state("a") is State.READY  # as before
+        assert scene.state("a") is State.READY  # unchanged
         await scene.ask("a")
         release()
         await scene.manager.close()
@@ -354,7 +354,7 @@ def test_idle_models_are_unloaded(tmp_path: Path) -> None:
         release()
         scene.now += 60
         await scene.manager.unload_idle_once()
-        assert scene.state("b") is State.READY  # since it was released
+        assert scene.state("b") is State.READY  # since its release
         scene.now += 1
         await scene.manager.unload_idle_once()
         assert scene.state("b") is State.UNLOADED and scene.manager.reserved == 0

@@ -1,4 +1,4 @@
-"""AsyncLLMEngine and its engine process; cancelling and hanging up through the server."""
+"""AsyncLLMEngine and its engine process; cancellation and disconnects over HTTP."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def read(engine: AsyncLLMEngine, name: str) -> list[StreamOutput]:
 
 
 def test_async_engine(test_path: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One engine process for the whole life of requests: it is what costs time here."""
+    """One engine process for all checks, since its start is slow."""
     monkeypatch.setenv(STEP_SECONDS, "0.002")
     before = socket_directories()
 
@@ -102,19 +102,19 @@ async def streams_match_the_offline_engine(engine: AsyncLLMEngine) -> None:
         await engine.submit(f"prompt {i}", greedy(20 + i), stream=bool(i % 2)) for i in range(12)
     ]
     for i, parts in enumerate(await asyncio.gather(*[read(engine, name) for name in names])):
-        wanted = expected_tokens(list(f"prompt {i}".encode()), 20 + i, stops=())
+        expected = expected_tokens(list(f"prompt {i}".encode()), 20 + i, stops=())
         output = parts[-1].output
-        assert output is not None and output.token_ids == wanted
+        assert output is not None and output.token_ids == expected
         assert [part.output for part in parts[:-1]] == [None] * (len(parts) - 1)
         if i % 2:
-            assert [t for part in parts for t in part.token_ids] == wanted
+            assert [t for part in parts for t in part.token_ids] == expected
             assert "".join(part.text for part in parts) == output.text
     assert not engine._requests
 
 
 async def illegal_moves_are_refused(engine: AsyncLLMEngine) -> None:
     with pytest.raises(UnknownRequestError):
-        await read(engine, "nobody")
+        await read(engine, "unknown")
     name = await engine.submit("x", greedy(50), stream=True)
     stream = engine.stream(name)
     await anext(stream)
@@ -182,7 +182,7 @@ async def long_texts_and_bad_words_are_tokenised_in_a_thread(engine: AsyncLLMEng
     assert not any(on_loop for _, on_loop in seen)
     seen.clear()
     await read(engine, await engine.submit([3, 4], greedy(2, bad_words=["ab", "cd"])))
-    assert seen == []  # the same words again, as for the next prompt of a request
+    assert seen == []  # the same bad words, as for the next prompt
     del engine.tokenizer.encode
 
 
@@ -224,7 +224,7 @@ async def idle(engine: AsyncLLMEngine) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Slow enough that a request can be met while it runs; four at a time."""
+    """A slow engine, so that requests can be cancelled while they run; four at a time."""
     with ServerProcess(
         "--max-num-seqs",
         "4",
@@ -267,7 +267,7 @@ def test_cancel_route_ends_running_and_queued_requests(server: ServerProcess, st
 
 
 def test_disconnect_stops_the_request_in_every_state(server: ServerProcess) -> None:
-    """Streaming or not, running or queued, FIN or RST: nothing is left."""
+    """Streaming or not, running or queued, FIN or RST: no request is left."""
     aborted = server.metric("request_success_total")
     connections = [raw_request(server, {**LONG, "stream": bool(i % 2)}) for i in range(8)]
     server.wait_for(lambda: server.metric("num_requests_waiting") == 4, "a full engine")

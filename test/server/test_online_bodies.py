@@ -1,4 +1,4 @@
-"""Bodies: counted before they are parsed, whatever their strings hold."""
+"""Bodies: items are counted before parsing, independent of string contents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JSON = st.recursive(
 
 
 def counts(value: Any) -> tuple[int, int, int]:
-    """(commas, containers, fields) by walking what was parsed."""
+    """(commas, containers, fields), counted in the parsed value."""
     if not isinstance(value, (list, dict)):
         return 0, 0, 0
     inner = list(value.values()) if isinstance(value, dict) else value
@@ -70,7 +70,7 @@ def test_brackets_inside_strings_do_not_count() -> None:
 
 
 def test_bodies_must_be_utf_8(client: httpx.Client) -> None:
-    """Others could hide from the count; JSON between systems is UTF-8 (RFC 8259)."""
+    """Other encodings could evade the count; JSON is UTF-8 (RFC 8259)."""
     headers = {"content-type": "application/json"}
     for name in ("utf-16", "utf-32", "utf-16-le"):
         content = json.dumps(chat()).encode(name)

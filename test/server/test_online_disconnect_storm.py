@@ -1,5 +1,5 @@
-"""Two hundred clients that vanish at random moments: nothing of them is left, and those that stay
-get the text of a quiet day."""
+"""200 clients disconnect at random moments: nothing leaks, and the remaining clients get the same
+text as on an idle server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from server_helpers import LONG, Gate, ServerProcess
 from wire_helpers import completion_choices, post_bytes, raw_request, read_to_end, reset
 
 PATH = "/v1/completions"
-SEATS, QUEUE = 8, 52
+MAX_SEQS, QUEUE = 8, 52
 WAVE = 25
 MOMENTS = ("queued", "prefill", "stream", "any")  # two waves of each: 200 clients
 LONG_PROMPT = "x" * 1500  # far more than one step takes
@@ -53,7 +53,7 @@ def victims(seed: int) -> list[list[Victim]]:
             Victim(
                 next(numbers),
                 moment,
-                # Whoever waits for a first byte must be streamed to.
+                # A client that waits for the first byte must stream.
                 moment == "stream" or chance.random() < 0.5,
                 chance.choice(("close", "reset", "half-close")),
                 chance.uniform(0, 0.15),
@@ -72,7 +72,7 @@ def gate(tmp_path: Path) -> Gate:
 @pytest.fixture
 def server(tmp_path: Path, gate: Gate) -> Iterator[ServerProcess]:
     with ServerProcess(
-        "--max-num-seqs", str(SEATS), "--max-queued", str(QUEUE),
+        "--max-num-seqs", str(MAX_SEQS), "--max-queued", str(QUEUE),
         "--max-num-batched-tokens", "64", "--num-kv-blocks", "1200",
         env={STEP_SECONDS: "0.002", **gate.env},
         session_file=tmp_path / "s.db",
@@ -84,14 +84,14 @@ def hang_up(connection: socket.socket, how: str) -> None:
     if how == "reset":
         reset(connection)
         return
-    if how == "half-close":  # the server must see that too, and close its side
+    if how == "half-close":  # the server must detect it and close its side
         connection.shutdown(socket.SHUT_WR)
         read_to_end(connection)
     connection.close()
 
 
 class Storm:
-    """Opens the connections of a wave, waits for its moment, and kills them all."""
+    """Opens the connections of a wave, waits for the configured moment, and kills them."""
 
     def __init__(self, server: ServerProcess, gate: Gate) -> None:
         self.server = server
@@ -111,7 +111,7 @@ class Storm:
         if moment == "queued":
             metric = self.server.metric
             self.server.wait_for(
-                lambda: metric("num_requests_waiting") >= WAVE - SEATS, "the others in the queue"
+                lambda: metric("num_requests_waiting") >= WAVE - MAX_SEQS, "the others in the queue"
             )
             random.Random(wave[0].number).shuffle(order)
         for victim, connection in order:
@@ -145,7 +145,7 @@ def has_bytes(connection: socket.socket) -> bool:
 
 
 class Survivors:
-    """Threads that ask and ask again, streamed and whole, greedy and drawn."""
+    """Threads that send requests in a loop: streamed and whole, greedy and sampled."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
@@ -167,7 +167,7 @@ class Survivors:
         return "".join(choice["text"] for choice in completion_choices(self.server, body))
 
     def run(self, number: int, over: Callable[[], bool]) -> int:
-        """Until it is over, and once more; how many answers were right."""
+        """Run until the storm ends and once more; return the number of correct answers."""
         for turn in count():
             which = (number + 3 * turn) % len(self.bodies)
             last = over()
@@ -197,7 +197,7 @@ def test_200_disconnects_do_not_affect_other_clients(server: ServerProcess, gate
             gate.open()
         assert sum(future.result(60) for future in asking) >= 10
 
-    # Every one of them was killed, in each way at each moment, streamed to and not.
+    # All clients were killed, in each way and moment, streamed or not.
     assert sorted(victim.number for victim in storm.killed) == list(range(200))
     kinds = {(v.moment, v.how, v.stream) for v in storm.killed}
     assert len(kinds) == 3 * (2 + 2 + 1 + 2)
@@ -212,11 +212,11 @@ def test_200_disconnects_do_not_affect_other_clients(server: ServerProcess, gate
         else:
             assert event.get("disconnected") or event.get("finish_reason") == "abort", event
 
-    # No place in the queue was lost either: a full house is let in, to the last one.
-    with ThreadPoolExecutor(SEATS + QUEUE) as pool, server.client() as client:
+    # The capacity is intact: as many requests as the limit are admitted.
+    with ThreadPoolExecutor(MAX_SEQS + QUEUE) as pool, server.client() as client:
         asked = [
             pool.submit(client.post, PATH, json={"prompt": str(i), "max_tokens": 2})
-            for i in range(SEATS + QUEUE)
+            for i in range(MAX_SEQS + QUEUE)
         ]
         assert {future.result(60).status_code for future in asked} == {200}
     server.wait_idle()

@@ -1,4 +1,4 @@
-"""Vectors over HTTP: OpenAI's embeddings, vLLM's score, Jina's rerank, Ollama's embed."""
+"""Embeddings over HTTP: OpenAI's embeddings, vLLM's score, Jina's rerank, Ollama's embed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EMBEDDINGS = "/v1/embeddings"
 
 
 def unit(text: str, how: str = "last", dimensions: int = HIDDEN) -> Any:
-    """The vector that the fake model's server must give a text."""
+    """The expected embedding of a text by the fake model."""
     tokens = list(text.encode())
     states = [hidden_of(token) for token in (tokens if how == "mean" else tokens[-1:])]
     vector = np.mean(states, axis=0)[:dimensions]
@@ -74,16 +74,16 @@ def test_pooling_dimensions_and_length(client: httpx.Client) -> None:
 
 
 def test_many_texts_keep_their_order(client: httpx.Client) -> None:
-    """More than are in the engine at once."""
+    """More texts than one batch."""
     texts = [f"text {number}" for number in range(150)]
     answer = post(client, EMBEDDINGS, input=texts, pooling="mean")
-    wanted = [unit(text, "mean") for text in texts]
-    np.testing.assert_allclose(vectors(answer), wanted, atol=1e-6)
+    expected = [unit(text, "mean") for text in texts]
+    np.testing.assert_allclose(vectors(answer), expected, atol=1e-6)
 
 
 def test_openai_client(server: ServerProcess) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEYS[0]) as client:
-        found = client.embeddings.create(model="fake", input=["abc", "x"])  # asks for base64
+        found = client.embeddings.create(model="fake", input=["abc", "x"])  # requests base64
         np.testing.assert_allclose(found.data[1].embedding, unit("x"), atol=1e-6)
         assert found.usage.prompt_tokens == 4
 
@@ -94,22 +94,22 @@ def test_scores_one_to_many_and_pairs(client: httpx.Client) -> None:
     assert scores == pytest.approx([1.0, float(unit("abc") @ unit("abx"))], abs=1e-6)
     assert answer["usage"]["prompt_tokens"] == 9 and answer["id"].startswith("score-")
     pairs = post(client, "/score", text_1=["abc", "x"], text_2=["abx", "x"], pooling="mean")
-    wanted = [float(unit("abc", "mean") @ unit("abx", "mean")), 1.0]
-    assert [entry["score"] for entry in pairs["data"]] == pytest.approx(wanted, abs=1e-6)
+    expected = [float(unit("abc", "mean") @ unit("abx", "mean")), 1.0]
+    assert [entry["score"] for entry in pairs["data"]] == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/rerank", "/v2/rerank"])
 def test_rerank_sorts_by_score(client: httpx.Client, path: str) -> None:
     texts = ["aq", "ac", "ax", "ab"]
-    wanted = sorted(range(4), key=lambda i: -float(unit("zc") @ unit(texts[i])))
+    expected = sorted(range(4), key=lambda i: -float(unit("zc") @ unit(texts[i])))
     documents = [texts[0], {"text": texts[1], "title": "ignored"}, *texts[2:]]
     answer = post(client, path, model="fake", query="zc", documents=documents)
-    assert [entry["index"] for entry in answer["results"]] == wanted and wanted[0] == 1
-    assert [e["document"]["text"] for e in answer["results"]] == [texts[i] for i in wanted]
+    assert [entry["index"] for entry in answer["results"]] == expected and expected[0] == 1
+    assert [e["document"]["text"] for e in answer["results"]] == [texts[i] for i in expected]
     scores = [entry["relevance_score"] for entry in answer["results"]]
     assert scores == sorted(scores, reverse=True) and scores[0] == pytest.approx(1.0, abs=1e-6)
     few = post(client, path, query="zc", documents=texts, top_n=2, return_documents=False)
-    kept = [{"index": i, "relevance_score": s} for i, s in zip(wanted, scores, strict=True)]
+    kept = [{"index": i, "relevance_score": s} for i, s in zip(expected, scores, strict=True)]
     assert few["results"] == kept[:2]
 
 
@@ -168,8 +168,8 @@ def test_errors_have_field_value_and_limit(
 @pytest.mark.parametrize("path", [EMBEDDINGS, "/v1/score", "/v1/rerank", "/api/embed"])
 def test_keys_model_names_and_leaks(server: ServerProcess, client: httpx.Client, path: str) -> None:
     body = {"input": "x", "text_1": "x", "text_2": "y", "query": "x", "documents": ["y"]}
-    with server.client() as nobody:
-        assert nobody.post(path, json=body).status_code == 401
+    with server.client() as anonymous:
+        assert anonymous.post(path, json=body).status_code == 401
     wrong = {"model": CANARY, CANARY: CANARY, "options": CANARY, "user": [CANARY]}
     wrong = client.post(path, json={**body, **wrong})
     assert wrong.status_code == 400 and not TELLING.search(wrong.text.replace(CANARY, "", 1))

@@ -1,5 +1,5 @@
-"""An engine that dies, hangs or raises: one final error for everybody, 503, a non-zero exit, and
-nothing left behind."""
+"""An engine that dies, hangs or raises: one final error per request, 503, a non-zero exit status,
+and no leaked process."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from wire_helpers import raw_events, raw_request, read_to_end
 
 PATH = "/v1/completions"
 SECRETS = ("0x7f00", "/root/model", "Traceback", "RuntimeError")
-# From a fault to a red /health: 0.6 s of silence, in which time counts only where the server runs
-# (test/processes/test_watchdog.py); the rest is for machines that keep it from running.
+# Time from a fault to a 503 of /health: 0.6 s without heartbeats while the server runs
+# (test/processes/test_watchdog.py), plus slack for busy machines.
 HEALTH_SECONDS = 5.0
 
 
 class HealthWatch(threading.Thread):
-    """Asks /health without a pause, over one connection, until the server closes it."""
+    """Polls /health over one connection until the server closes it."""
 
     def __init__(self, server: ServerProcess) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class HealthWatch(threading.Thread):
 
 
 class Scene:
-    """A server with two streams and two whole requests running; two more and a stream wait."""
+    """A server with two streams and two whole requests running, and three waiting."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.gate = Gate(folder)
@@ -96,7 +96,7 @@ class Scene:
             raise
 
     def close(self) -> None:
-        """Leave nothing of a failed test behind."""
+        """Kill the processes of a failed test."""
         self.server.process.kill()
         self.server.process.wait()
         if alive(self.engine_pid):
@@ -108,9 +108,10 @@ class Scene:
         return self.pool.submit(read_to_end, connection)
 
     def _wait_for_metrics(self, running: int, waiting: int) -> None:
-        wanted = {"num_requests_running": running, "num_requests_waiting": waiting}
+        expected = {"num_requests_running": running, "num_requests_waiting": waiting}
         self.server.wait_for(
-            lambda: all(self.server.metric(name) == n for name, n in wanted.items()), str(wanted)
+            lambda: all(self.server.metric(name) == n for name, n in expected.items()),
+            str(expected),
         )
 
     def health_turns_red(self, since: float, within: float = HEALTH_SECONDS) -> None:
@@ -120,8 +121,8 @@ class Scene:
         assert took < within, f"/health turned red after {took:.3f} s"
 
     def finish(self, running: int, waiting: int = 503) -> None:
-        """Everybody has been told once, in a well-formed way, and the processes are gone.
-        `running`, `waiting`: the status for those who did."""
+        """Check that every request got one well-formed error and that the processes ended.
+        `running`, `waiting`: the expected status of requests in that state."""
         assert self.server.process.wait(30) == 1
         self.health.join(30)
         assert not self.health.green_again
@@ -136,7 +137,7 @@ class Scene:
 
 
 def check_broken_stream(received: bytes) -> None:
-    """Exactly one error, exactly one end, and nothing behind them."""
+    """Exactly one error and one end, and no data after them."""
     assert received.count(b"HTTP/1.1 ") == 1 and received.startswith(b"HTTP/1.1 200")
     *events, done = raw_events(received)
     assert done == "[DONE]" and received.endswith(b"0\r\n\r\n")
@@ -148,7 +149,7 @@ def check_broken_stream(received: bytes) -> None:
 
 
 def check_error(received: bytes, status: int) -> None:
-    """One answer, one of our errors."""
+    """One response with an API error."""
     assert received.count(b"HTTP/1.1 ") == 1 and received.startswith(b"HTTP/1.1 %d" % status)
     head, _, body = received.decode().partition("\r\n\r\n")
     assert f"x-request-id: {json.loads(body)['error']['request_id']}" in head
@@ -170,7 +171,7 @@ def test_killed_engine(scene: Scene) -> None:
 
 
 def test_stopped_engine(scene: Scene) -> None:
-    """SIGSTOP: the watchdog notices the silence, /health first, then the server gives it up."""
+    """SIGSTOP: missing heartbeats turn /health to 503, then the engine is declared dead."""
     start = time.monotonic()
     os.kill(scene.engine_pid, signal.SIGSTOP)
     scene.health_turns_red(start)
@@ -178,7 +179,7 @@ def test_stopped_engine(scene: Scene) -> None:
 
 
 def test_raising_forward(tmp_path: Path) -> None:
-    """The requests of the last step that may fail get 500, those that waited 503."""
+    """Requests of the last failing step get 500, waiting ones 503."""
     scene = Scene(tmp_path, "--max-failed-steps", "1")
     try:
         start = time.monotonic()
@@ -191,7 +192,7 @@ def test_raising_forward(tmp_path: Path) -> None:
 
 
 def test_failed_step_ends_only_its_requests(tmp_path: Path) -> None:
-    """Those that waited run as if nothing had happened."""
+    """Waiting requests run normally."""
     scene = Scene(tmp_path, "--drain-timeout", "0.5")
     try:
         scene.gate.order("raise once")
@@ -217,7 +218,7 @@ def test_server_exits_after_three_consecutive_failed_steps(tmp_path: Path) -> No
         ServerProcess(env=gate.env, session_file=tmp_path / "s.db") as server,
         server.wait_ready().client() as client,
     ):
-        for _ in range(2):  # never three in a row
+        for _ in range(2):  # never three consecutive ones
             gate.order("raise")
             assert [client.post(PATH, json={"prompt": "x"}).status_code for _ in range(2)] == [
                 500
@@ -231,7 +232,7 @@ def test_server_exits_after_three_consecutive_failed_steps(tmp_path: Path) -> No
 
 
 def test_hanging_step(tmp_path: Path) -> None:
-    """The heart beats and the loop does not turn."""
+    """Heartbeats arrive but the loop does not advance."""
     limit = 1.0
     scene = Scene(tmp_path, "--engine-step-limit", str(limit))
     try:
@@ -260,12 +261,12 @@ def test_engine_resumed_in_time_recovers(tmp_path: Path) -> None:
 
 
 def test_stopped_server_does_not_declare_engine_dead(tmp_path: Path) -> None:
-    """What came while it slept is answered as if it had not."""
+    """Requests sent during the stop are answered."""
     with ServerProcess("--engine-dead-after", "1", session_file=tmp_path / "s.db") as server:
         server.wait_ready()
         connections = [http.client.HTTPConnection(*server.address, timeout=60) for _ in range(4)]
         try:
-            for seconds in (1.0, 2.0):  # longer than the engine may be silent, than it may live
+            for seconds in (1.0, 2.0):  # longer than the heartbeat timeouts
                 for connection in connections:
                     connection.connect()
                 os.kill(server.process.pid, signal.SIGSTOP)
@@ -296,7 +297,7 @@ def test_failed_steps_return_500_and_are_counted(tmp_path: Path) -> None:
         server.wait_ready().client() as client,
     ):
         fault.write_text("raise")
-        for stream in (False, True):  # a stream that has not begun has a status as well
+        for stream in (False, True):  # a stream without events has a status
             failed = client.post(PATH, json={"prompt": "x", "stream": stream})
             assert failed.status_code == 500 and failed.json()["error"]["code"] == "engine_error"
         fault.unlink()
@@ -309,7 +310,7 @@ def test_failed_steps_return_500_and_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_request_without_sampleable_tokens_fails_alone(tmp_path: Path, stream: bool) -> None:
-    """One failed step would be the end of this server."""
+    """This server exits after one failed step."""
     env = {STEP_SECONDS: "0.005"}
     other = {**LONG, "max_tokens": 300, "return_token_ids": True}
     bad = {"prompt": "x", "max_tokens": 5, "allowed_token_ids": [48], "bad_words": ["00"]}
@@ -323,7 +324,7 @@ def test_request_without_sampleable_tokens_fails_alone(tmp_path: Path, stream: b
         server.wait_for(lambda: server.metric("num_requests_running") == 1, "the other one")
         failed = client.post(PATH, json={**bad, "stream": stream})
         assert not answer.done()  # they ran together
-        if stream and failed.status_code == 200:  # it began with its first token, which was fine
+        if stream and failed.status_code == 200:  # its first token succeeded
             assert '"finish_reason":"error"' in failed.text
             assert failed.text.endswith("data: [DONE]\n\n")
         else:

@@ -1,5 +1,5 @@
-"""Fields that clients send and that change nothing are taken and named; --strict-fields refuses
-them. Values as other servers' clients write them mean here what they mean there."""
+"""Ignored fields are named in a header, and --strict-fields rejects them. Aliases and special
+values of other servers are supported."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def ignored(response: httpx.Response) -> list[str]:
         ("stream_options", {"include_usage": True}),
     ],
 )
-def test_hints_are_taken_and_named_in_a_header(
+def test_ignored_hints_are_named_in_a_header(
     client: httpx.Client, strict: ServerProcess, field: str, value: Any
 ) -> None:
     plain = client.post(CHAT, json=chat())
@@ -60,22 +60,20 @@ def test_hints_are_taken_and_named_in_a_header(
         assert error_of(there.post(CHAT, json=chat(**{field: value})), 400)["param"] == field
 
 
-def test_values_that_say_nothing_are_not_worth_a_word(
-    client: httpx.Client, strict: ServerProcess
-) -> None:
+def test_neutral_hint_values_are_not_reported(client: httpx.Client, strict: ServerProcess) -> None:
     body = chat(metadata=None, store=False, service_tier="auto", mirostat=0, user="me")
     assert ignored(client.post(CHAT, json=body)) == []
     with strict.client() as there:
         assert ignored(there.post(CHAT, json=body)) == []
 
 
-def test_a_stream_names_what_it_ignored(client: httpx.Client) -> None:
+def test_stream_names_ignored_fields(client: httpx.Client) -> None:
     with client.stream("POST", CHAT, json=chat(stream=True, store=True)) as response:
         response.read()
         assert ignored(response) == ["store"]
 
 
-def test_extra_keys_of_messages_are_named_by_their_path(
+def test_extra_message_fields_are_named_by_path(
     client: httpx.Client, strict: ServerProcess
 ) -> None:
     part = {"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}
@@ -91,7 +89,7 @@ def test_extra_keys_of_messages_are_named_by_their_path(
         assert error["param"].startswith("messages[0].") and error["code"] == "unknown_field"
 
 
-def test_strict_fields_refuses_an_unknown_name_with_the_nearest_one(strict: ServerProcess) -> None:
+def test_strict_fields_suggests_the_nearest_name(strict: ServerProcess) -> None:
     with strict.client() as there:
         error = error_of(there.post(CHAT, json=chat(Temperature=1)), 400)
         assert error["message"] == "unknown field 'Temperature'; did you mean 'temperature'?"
@@ -106,7 +104,7 @@ def test_strict_fields_refuses_an_unknown_name_with_the_nearest_one(strict: Serv
     [("image_url", "an image"), ("input_audio", "audio"), ("video_url", "a video"),
      ("file", "a file")],
 )  # fmt: skip
-def test_parts_that_are_no_text_are_told_that_this_is_a_text_model(
+def test_media_parts_are_rejected_by_a_text_model(
     client: httpx.Client, kind: str, shown: str
 ) -> None:
     parts = [{"type": "text", "text": "see"}, {"type": kind, kind: {"url": "data:secret"}}]
@@ -125,18 +123,20 @@ def completion(client: httpx.Client, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("fields", [{"max_tokens": 7.0}, {"n_predict": 7}, {"num_predict": 7}])
-def test_how_many_tokens_in_other_words(client: httpx.Client, fields: dict[str, Any]) -> None:
+def test_aliases_of_max_tokens(client: httpx.Client, fields: dict[str, Any]) -> None:
     assert completion(client, **fields) == completion(client, max_tokens=7)
 
 
 @pytest.mark.parametrize("fields", [{"max_tokens": -1}, {"n_predict": -1}])
-def test_minus_one_fills_the_context(client: httpx.Client, fields: dict[str, Any]) -> None:
+def test_max_tokens_minus_one_fills_the_context(
+    client: httpx.Client, fields: dict[str, Any]
+) -> None:
     assert len(completion(client, **fields)["token_ids"]) == CONTEXT - 3
     body = {"messages": chat()["messages"], "temperature": 0, "ignore_eos": True, **fields}
     assert client.post(CHAT, json=body).json()["usage"]["total_tokens"] == CONTEXT
 
 
-def test_other_names_of_our_fields(client: httpx.Client, strict: ServerProcess) -> None:
+def test_field_aliases(client: httpx.Client, strict: ServerProcess) -> None:
     penalised = completion(client, max_tokens=40, repetition_penalty=1.9)
     assert completion(client, max_tokens=40, repeat_penalty=1.9) == penalised
     body = chat(messages=[{"role": "user", "content": "again and again " * 8}])
@@ -154,7 +154,7 @@ def test_other_names_of_our_fields(client: httpx.Client, strict: ServerProcess) 
         assert error_of(there.post(CHAT, json=chat(n_predict=6)), 400)["param"] == "n_predict"
 
 
-def test_a_window_of_penalties_is_refused_only_beside_one(client: httpx.Client) -> None:
+def test_repeat_last_n_is_rejected_only_with_a_penalty(client: httpx.Client) -> None:
     assert ignored(client.post(CHAT, json=chat(repeat_last_n=64))) == ["repeat_last_n"]
     assert ignored(client.post(CHAT, json=chat(repeat_last_n=64, repeat_penalty=1.0)))
     error = error_of(client.post(CHAT, json=chat(repeat_last_n=64, repeat_penalty=1.1)), 400)
@@ -162,13 +162,13 @@ def test_a_window_of_penalties_is_refused_only_beside_one(client: httpx.Client) 
 
 
 def test_top_p_zero_is_the_smallest_top_p() -> None:
-    """Which leaves the most likely token; 0 itself is no probability to stay within."""
+    """It leaves only the most likely token."""
     for zero in (0, 0.0):
         params = CompletionRequest(prompt="x", top_p=zero).to_sampling()
         assert params.top_p == MIN_FLOAT
 
 
-def test_an_empty_stop_string_is_none(client: httpx.Client) -> None:
+def test_empty_stop_strings_are_ignored(client: httpx.Client) -> None:
     plain = completion(client, max_tokens=20)
     assert completion(client, max_tokens=20, stop="") == plain
     assert completion(client, max_tokens=20, stop=["", ""]) == plain
@@ -176,7 +176,7 @@ def test_an_empty_stop_string_is_none(client: httpx.Client) -> None:
     assert ended["finish_reason"] == "stop"
 
 
-def test_a_seed_of_minus_one_is_none(client: httpx.Client) -> None:
+def test_seed_minus_one_means_random(client: httpx.Client) -> None:
     options = {"max_tokens": 20, "temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "seed": -1}
     found = {tuple(completion(client, **options)["token_ids"]) for _ in range(4)}
     assert len(found) > 1
@@ -195,20 +195,20 @@ def test_logit_bias_as_pairs_of_tokens_or_texts(client: httpx.Client) -> None:
     assert error["param"] == "logit_bias"
 
 
-def test_each_token_of_a_text_gets_its_bias() -> None:
+def test_text_bias_applies_to_each_token() -> None:
     body = CompletionRequest(prompt="x", logit_bias=[[5, 1.5], ["Zq", -100], [7, False]])
     body.name_tokens(FakeTokenizer())
     assert body.to_sampling().logit_bias == {5: 1.5, 90: -100, 113: -100, 7: float("-inf")}
 
 
-def test_a_path_without_its_v1_or_with_two_is_put_right(client: httpx.Client) -> None:
+def test_wrong_v1_prefix_is_suggested(client: httpx.Client) -> None:
     for path in ("/v1/v1/chat/completions", "/openai/chat/completions"):
         message = error_of(client.post(path, json=chat()), 404)["message"]
         assert "did you mean /v1/chat/completions?" in message and "openai" not in message
     assert "did you mean" not in error_of(client.get("/nothing"), 404)["message"]
 
 
-def test_a_page_that_fails_cors_finds_the_hint_in_the_log(strict: ServerProcess) -> None:
+def test_cors_failure_logs_a_hint(strict: ServerProcess) -> None:
     origin = "http://app.example:3000"
     preflight = {"Origin": origin, "Access-Control-Request-Method": "POST"}
     with strict.client() as client:
@@ -222,6 +222,6 @@ def test_a_page_that_fails_cors_finds_the_hint_in_the_log(strict: ServerProcess)
         assert len(hints()) == 1 and "app.example" not in hints()[0]
 
 
-def test_without_a_page_there_is_nothing_at_the_root(strict: ServerProcess) -> None:
+def test_root_is_404_without_a_page(strict: ServerProcess) -> None:
     with strict.client() as client:
         error_of(client.get("/"), 404)

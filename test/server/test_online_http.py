@@ -1,4 +1,4 @@
-"""The HTTP surface on a model without weights: routes, fields, streams, doors."""
+"""The HTTP API on a model without weights: routes, fields, streams, keys."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_logprobs_of_chat_and_of_completions(client: httpx.Client) -> None:
     choice = client.post(CHAT, json=chat(logprobs=True, top_logprobs=3)).json()["choices"][0]
     entries = choice["logprobs"]["content"]
     assert len(entries) == 6 and all(len(entry["top_logprobs"]) == 3 for entry in entries)
-    content = b"".join(bytes(entry["bytes"]) for entry in entries)  # halves of characters included
+    content = b"".join(bytes(entry["bytes"]) for entry in entries)  # including partial characters
     assert content == b"".join(map(FakeTokenizer.token_bytes, reply("[user]hi[assistant]", 6)))
     body = {"prompt": "a", "max_tokens": 5, "temperature": 0, "logprobs": 2}
     logprobs = client.post("/v1/completions", json=body).json()["choices"][0]["logprobs"]
@@ -84,7 +84,7 @@ def test_logprobs_of_chat_and_of_completions(client: httpx.Client) -> None:
 
 @pytest.mark.parametrize("prompt", ["a", "é漢"])
 def test_completion_logprobs_of_partial_characters(client: httpx.Client, prompt: str) -> None:
-    """Every token has its entry and its place, streamed or whole; no two names are the same."""
+    """Every token has an entry and an offset, streamed or whole; token texts are distinct."""
     body: dict[str, Any] = {"prompt": prompt, "max_tokens": 40, "seed": 3, "ignore_eos": True}
     body["logprobs"] = 4
     body["allowed_token_ids"] = sorted({65, *"é漢😀".encode()})
@@ -227,7 +227,7 @@ def test_request_id_is_echoed(client: httpx.Client) -> None:
     assert client.post(CHAT, json=chat(request_id="r7")).json()["id"] == "chatcmpl-r7"
 
 
-# ---- keys, owners, doors -------------------------------------------------------------------------
+# ---- keys, owners, hosts -------------------------------------------------------------------------
 
 
 def test_every_route_except_health_and_ui_requires_a_key(server: ServerProcess) -> None:
@@ -298,7 +298,7 @@ def test_pages_of_this_machine_are_allowed_and_preflights_need_no_key(
         preflight = anonymous.options(CHAT, headers=asked)
         assert preflight.status_code == 200
         assert preflight.headers["access-control-allow-origin"] == origin
-        # The request itself does need one; the page may read why it was refused.
+        # The request itself needs a key; the page may read the error.
         refused = anonymous.post(CHAT, json=chat(), headers={"Origin": origin})
         assert refused.status_code == 401
         assert refused.headers["access-control-allow-origin"] == origin
@@ -331,7 +331,7 @@ def test_openai_client_sees_typed_errors(server: ServerProcess) -> None:
 
 
 def test_concurrent_clients_get_their_own_answers(server: ServerProcess) -> None:
-    """More clients than the engine runs at once; each has its own expected answer."""
+    """More clients than max_num_seqs; each has its own expected answer."""
     limits = httpx.Limits(max_connections=64)
     with server.client(KEYS[0], limits=limits) as client, ThreadPoolExecutor(32) as pool:
 

@@ -1,4 +1,4 @@
-"""What the HTTP surface refuses, by name and with the number: fields, caps, bodies, junk."""
+"""Errors of the HTTP API name the field and the limit: fields, limits, invalid bodies."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def test_unknown_api_route_is_named(client: httpx.Client, path: str) -> None:
 
 
 def test_long_texts_run_in_threads_on_every_route(client: httpx.Client) -> None:
-    """The tokenizer of the tests' server refuses them there, with a 500."""
+    """The test server's tokenizer fails on the event loop with a 500."""
     text = "x" * 5000
     answer = [{"role": "user", "content": "x"}, {"role": "assistant", "content": text}]
     for path, body in (
@@ -251,7 +251,7 @@ def test_invalid_bodies(client: httpx.Client) -> None:
 
 
 def test_body_of_only_errors_is_cheap(client: httpx.Client) -> None:
-    """One mistake is reported, not a hundred thousand."""
+    """One error is reported, not 100,000."""
     headers = {"content-type": "application/json"}
     for body in (
         {"prompt": [[1], "a"] * 5000},
@@ -307,7 +307,7 @@ NUMBERS = st.one_of(
 def test_every_number_is_accepted_or_rejected_by_name(
     client: httpx.Client, field: str, value: Any
 ) -> None:
-    """Junk never reaches the engine, and never makes a 500."""
+    """Invalid values never reach the engine and never cause a 500."""
     body = chat(max_tokens=2, logprobs=True)
     if field == "n" and isinstance(value, int) and value > 4:
         body["max_tokens"] = 1
@@ -331,11 +331,11 @@ def test_every_number_is_accepted_or_rejected_by_name(
 def test_rejected_request_is_logged_with_its_reason(
     client: httpx.Client, server: ServerProcess
 ) -> None:
-    """The routes', the guards' and the framework's: the code and the field, not the words, which
-    may be the client's own."""
+    """Errors of routes, middleware and framework: code and field are logged, not the message, which
+    may contain client text."""
     refused = [
         client.post(CHAT, json=chat(temperature=-1)),
-        client.post(CHAT, json=chat(model="nobody")),
+        client.post(CHAT, json=chat(model="unknown")),
         client.post(CHAT, json=chat(tools=[{"secret": 1}])),
         client.post(CHAT, content=b"text"),
         client.get("/v1/nothing"),
@@ -343,20 +343,20 @@ def test_rejected_request_is_logged_with_its_reason(
         client.get("/v1/models", headers={"Host": "elsewhere.example"}),
     ]
     for response in refused:
-        said = response.json()["error"]
-        reason = said["code"] or said["type"]
-        wanted = (said["request_id"], response.status_code, reason, said["param"])
+        error = response.json()["error"]
+        reason = error["code"] or error["type"]
+        expected = (error["request_id"], response.status_code, reason, error["param"])
 
         def logged() -> list[tuple[Any, ...]]:
             requests = [event for event in server.events() if event["message"] == "request"]
             names = ("request_id", "status", "error", "param")
             return [tuple(event.get(name) for name in names) for event in requests]
 
-        server.wait_for(lambda wanted=wanted: wanted in logged(), f"{wanted} in the log")
+        server.wait_for(lambda expected=expected: expected in logged(), f"{expected} in the log")
     strict = {"x-llaisys-strict-fields": "1"}
     odd = client.post(CHAT, json=chat(**{"my secret field": 1}), headers=strict)
     assert odd.json()["error"]["param"] == "my secret field"
-    assert not any("nobody" in line or "secret" in line for line in server.log)
+    assert not any("unknown" in line or "secret" in line for line in server.log)
     fine = client.get("/v1/models")
     server.wait_for(
         lambda: any(

@@ -1,4 +1,4 @@
-"""Sessions over HTTP: kept by the server, owned by a key, one turn at a time."""
+"""Sessions over HTTP: stored by the server, owned by a key, one turn at a time."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_session_replacement_is_atomic(client: httpx.Client) -> None:
     changed = client.put(path, json={"messages": other}).json()
     assert (changed["title"], changed["messages"]) == ("", other)
     assert changed["created"] == made["created"]
-    bad = client.put(path, json={"messages": [*first, {"role": "nobody", "content": "x"}]})
+    bad = client.put(path, json={"messages": [*first, {"role": "unknown", "content": "x"}]})
     assert bad.status_code == 400
     assert client.get(path).json()["messages"] == other
     assert client.put(path, json={"title": "x"}).status_code == 400
@@ -81,7 +81,7 @@ def test_session_belongs_to_its_key(client: httpx.Client, server: ServerProcess)
         assert other.get("/v1/sessions/private").status_code == 404
         assert "private" not in [s["id"] for s in other.get("/v1/sessions").json()["data"]]
         assert other.delete("/v1/sessions/private").status_code == 404
-        other.post(CHAT, json=chat(session_id="private"))  # another one of the same name
+        other.post(CHAT, json=chat(session_id="private"))  # a new session with the same id
         assert other.get("/v1/sessions/private").json()["num_messages"] == 2
         other.delete("/v1/sessions/private")
     assert client.get("/v1/sessions/private").json()["num_messages"] == 2
@@ -140,8 +140,8 @@ def test_second_turn_of_a_session_is_a_409(tmp_path: Path) -> None:
             assert client.post(CHAT, json=chat(session_id="one")).status_code == 200
 
 
-class HeldServer:
-    """A server whose engine stands still while a turn is open."""
+class PausedServer:
+    """A server whose engine is paused while a turn is open."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "sessions.db"
@@ -149,7 +149,7 @@ class HeldServer:
         self.process = ServerProcess(env=self.gate.env, session_file=self.file)
 
     def during_turn(self, act: Any, **fields: Any) -> tuple[int, dict[str, Any]]:
-        """Calls `act(client)` in the middle of a turn; the turn's status and its last words."""
+        """Call `act(client)` during a turn; return the turn's status and last event."""
 
         def turn() -> tuple[int, dict[str, Any]]:
             with self.process.client() as client:
@@ -170,25 +170,25 @@ class HeldServer:
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeldServer]:
-    held = HeldServer(tmp_path_factory.mktemp("held"))
-    with held.process:
-        held.process.wait_ready()
-        yield held
+def paused(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PausedServer]:
+    paused = PausedServer(tmp_path_factory.mktemp("paused"))
+    with paused.process:
+        paused.process.wait_ready()
+        yield paused
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("made", ["by its first turn", "before it"])
 def test_session_deleted_during_its_first_turn_stays_deleted(
-    held: HeldServer, stream: bool, made: str
+    paused: PausedServer, stream: bool, made: str
 ) -> None:
     def delete(client: httpx.Client) -> None:
         assert client.delete("/v1/sessions/gone").json()["deleted"] is True
 
-    with held.process.client() as client:
+    with paused.process.client() as client:
         if made == "before it":
             assert client.post("/v1/sessions", json={"session_id": "gone"}).status_code == 201
-        status, answer = held.during_turn(delete, session_id="gone", stream=stream)
+        status, answer = paused.during_turn(delete, session_id="gone", stream=stream)
         assert status == (200 if stream else 409)
         assert answer["error"]["code"] == "session_changed"
         assert client.get("/v1/sessions/gone").status_code == 404
@@ -198,38 +198,38 @@ def test_session_deleted_during_its_first_turn_stays_deleted(
         client.delete("/v1/sessions/gone")
 
 
-def test_session_replaced_during_a_turn_keeps_the_replacement(held: HeldServer) -> None:
+def test_session_replaced_during_a_turn_keeps_the_replacement(paused: PausedServer) -> None:
     other = [{"role": "user", "content": "mine"}]
 
     def replace(client: httpx.Client) -> None:
         assert client.put("/v1/sessions/changing", json={"messages": other}).is_success
 
-    status, answer = held.during_turn(replace, session_id="changing")
+    status, answer = paused.during_turn(replace, session_id="changing")
     assert (status, answer["error"]["code"]) == (409, "session_changed")
-    with held.process.client() as client:
+    with paused.process.client() as client:
         assert client.get("/v1/sessions/changing").json()["messages"] == other
         client.delete("/v1/sessions/changing")
 
 
-def test_turn_that_cannot_be_stored_is_an_error(held: HeldServer) -> None:
+def test_turn_that_cannot_be_stored_is_an_error(paused: PausedServer) -> None:
     def change(client: httpx.Client) -> None:
-        """What a program that does not know our lock may do."""
-        with sqlite3.connect(held.file) as db:
+        """Another program may write the file without the lock."""
+        with sqlite3.connect(paused.file) as db:
             db.execute(
                 "INSERT INTO messages SELECT owner, session, 2, message FROM messages "
                 "WHERE session = 'shared' AND position = 0"
             )
         db.close()
 
-    with held.process.client() as client:
+    with paused.process.client() as client:
         client.post(CHAT, json=chat(session_id="shared"))
-        status, answer = held.during_turn(change, session_id="shared")
+        status, answer = paused.during_turn(change, session_id="shared")
         assert status == 409 and answer["error"]["code"] == "session_changed"
         assert client.get("/v1/sessions/shared").json()["num_messages"] == 3
 
 
 def refused_start(session_file: Path) -> str:
-    """What `llaisys serve` says where it does not start; one line, and no traceback."""
+    """Return the error of `llaisys serve`: one line without a traceback."""
     command = [sys.executable, "-m", "llaisys", "serve", "--port", "0", "--log-level", "error"]
     command += ["--session-file", str(session_file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -237,9 +237,12 @@ def refused_start(session_file: Path) -> str:
     return done.stderr
 
 
-def test_second_server_on_a_session_file_names_the_holder(held: HeldServer) -> None:
-    said = refused_start(held.file)
-    assert f"is in use by process {held.process.process.pid}" in said and "--session-file" in said
+def test_second_server_on_a_session_file_names_the_holder(paused: PausedServer) -> None:
+    output = refused_start(paused.file)
+    assert (
+        f"is in use by process {paused.process.process.pid}" in output
+        and "--session-file" in output
+    )
 
 
 def test_damaged_session_file_is_rejected_at_start(tmp_path: Path) -> None:

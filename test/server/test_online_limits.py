@@ -1,4 +1,4 @@
-"""Overload, large and slow requests, CORS and TLS: what one client may cost the others."""
+"""Overload, large and slow requests, CORS and TLS."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KEY, OTHER = "key-one", "key-two"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Two run, three may wait for a second each; four per key."""
+    """Two run, three may wait for one second; four per key."""
     with ServerProcess(
         "--api-key", KEY, "--api-key", OTHER,
         "--max-num-seqs", "2", "--max-num-batched-tokens", "64",
@@ -50,7 +50,7 @@ def exchange(server: ServerProcess, *pieces: bytes) -> bytes:
             for piece in pieces:
                 connection.sendall(piece)
         except OSError:
-            pass  # refused before everything was sent
+            pass  # rejected before everything was sent
         received = b""
         try:
             while chunk := connection.recv(1 << 16):
@@ -71,7 +71,7 @@ def test_overload_is_429_with_retry_after_and_the_queue_times_out(
 ) -> None:
     done = threading.Event()
 
-    def hold(key: str) -> int:
+    def occupy(key: str) -> int:
         with (
             server.client(key) as mine,
             mine.stream("POST", PATH, json={**LONG, "stream": True}) as response,
@@ -82,9 +82,9 @@ def test_overload_is_429_with_retry_after_and_the_queue_times_out(
             return response.status_code
 
     with ThreadPoolExecutor(8) as pool:
-        running = [pool.submit(hold, KEY) for _ in range(2)]
+        running = [pool.submit(occupy, KEY) for _ in range(2)]
         server.wait_for(lambda: server.metric("num_requests_running", KEY) == 2, "two running")
-        # Two more fill the key's share; the third is refused while they wait.
+        # Two more reach the limit of the key; the third is rejected.
         waiting = [pool.submit(server.client(KEY).post, PATH, json=LONG) for _ in range(2)]
         server.wait_for(lambda: server.metric("num_requests_waiting", KEY) == 2, "two waiting")
         mine = client.post(PATH, json=LONG)
@@ -93,7 +93,7 @@ def test_overload_is_429_with_retry_after_and_the_queue_times_out(
         assert server.metric("requests_rejected_total", KEY) >= 1
         with server.client(OTHER) as other:
             served = other.post(PATH, json={**LONG, "max_tokens": 5})
-            assert served.status_code == 200  # another key does not wait behind this one
+            assert served.status_code == 200  # another key is not affected
         for response in [w.result(30) for w in waiting]:
             assert response.status_code == 503, response.text
             assert response.json()["error"]["code"] == "queue_timeout"
@@ -203,7 +203,7 @@ def test_pipelined_requests_are_not_one_large_header(server: ServerProcess) -> N
 
 
 def test_stream_that_never_started_is_released() -> None:
-    """Its generator has no `finally` to run; its request must give back its places all the same."""
+    """A generator that never started runs no `finally`; its capacity must still be released."""
     closed: list[str] = []
 
     async def events() -> AsyncGenerator[bytes, None]:
@@ -281,7 +281,7 @@ def test_tls(tmp_path: Path) -> None:
         assert httpx.get(f"{url}/health", verify=trust).status_code == 200
         with pytest.raises(httpx.HTTPError):
             httpx.get(url.replace("https", "http") + "/health")
-        # The limits on slow clients hold behind it too.
+        # The limits on slow clients apply with TLS too.
         silent = trust.wrap_socket(server.connect(), server_hostname="127.0.0.1")
         deaf = trust.wrap_socket(server.connect(2048), server_hostname="127.0.0.1")
         deaf.sendall(post_bytes({**LONG, "n": 8, "logprobs": 20, "stream": True}))
@@ -295,7 +295,7 @@ def test_tls(tmp_path: Path) -> None:
 def test_connection_over_the_limit_gets_503(tmp_path: Path) -> None:
     with ServerProcess("--max-connections", "3", session_file=tmp_path / "s.db") as server:
         server.wait_ready()
-        held = [server.connect() for _ in range(2)]
+        connections = [server.connect() for _ in range(2)]
         with server.client() as client, server.client() as other:
             body = {"prompt": "x", "max_tokens": 2}
             assert client.post("/v1/completions", json=body).status_code == 200
@@ -306,7 +306,7 @@ def test_connection_over_the_limit_gets_503(tmp_path: Path) -> None:
             assert error["code"] == "too_many_connections"
             assert error["request_id"] == refused.headers["x-request-id"]
             assert client.post("/v1/completions", json=body).status_code == 200
-            held.pop().close()
+            connections.pop().close()
             server.wait_for(lambda: other.get("/health").status_code == 200, "a free place")
-        for connection in held:
+        for connection in connections:
             connection.close()

@@ -1,6 +1,5 @@
-"""llama.cpp's routes and words: /completion, /props, /slots, /apply-template, its tokenize, paths
-without /v1, and what its clients look for in OpenAI's answers. Every behaviour is one that
-llama.cpp's own server tests look at."""
+"""llama.cpp's routes: /completion, /props, /slots, /apply-template, tokenize, paths without /v1,
+and its extensions of OpenAI's responses. llama.cpp's server tests check the same behaviour."""
 
 from __future__ import annotations
 
@@ -92,9 +91,9 @@ def test_prompt_formats(client: httpx.Client) -> None:
 
 
 def test_response_fields_selects_fields(client: httpx.Client) -> None:
-    wanted = ["content", "generation_settings/n_predict", "prompt", "no/such"]
-    body = complete(client, response_fields=wanted)
-    assert set(body) == set(wanted[:3]) and body["generation_settings/n_predict"] == 6
+    fields = ["content", "generation_settings/n_predict", "prompt", "no/such"]
+    body = complete(client, response_fields=fields)
+    assert set(body) == set(fields[:3]) and body["generation_settings/n_predict"] == 6
     assert "generation_settings" in complete(client, response_fields=[])
 
 
@@ -129,7 +128,7 @@ def test_logit_bias_by_token_or_text(client: httpx.Client, named: bool, as_objec
 
 
 def test_accepts_fields_of_the_llama_cpp_page(client: httpx.Client) -> None:
-    """What llama.cpp's own web page sends with every request."""
+    """The fields that llama.cpp's web page sends with every request."""
     body = {
         "samplers": ["dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "temperature"],
         "dynatemp_range": 0, "dynatemp_exponent": 1, "typical_p": 1, "xtc_probability": 0,
@@ -223,7 +222,7 @@ def test_slots_show_counts_but_no_content(tmp_path: Any) -> None:
             assert slots[0]["n_ctx"] == CONTEXT and "params" not in slots[0]
             gate.order("wait")
             body = {"prompt": "x", "max_tokens": 50, "n": 2, "ignore_eos": True}
-            held = raw_request(server, body)
+            connection = raw_request(server, body)
             gate.hold()
 
             def busy() -> int:
@@ -232,7 +231,7 @@ def test_slots_show_counts_but_no_content(tmp_path: Any) -> None:
             server.wait_for(lambda: busy() == 2, "two slots to be busy")
             response = client.get("/slots", params={"fail_on_no_slot": 1})
             assert error_of(response, 503)["code"] == "full"
-            held.close()  # cancelled: its slots are free again
+            connection.close()  # cancelled: its slots are free again
             gate.open()
             server.wait_for(lambda: busy() == 0, "free slots")
 
@@ -346,15 +345,15 @@ def test_metrics_with_llama_cpp_names(client: httpx.Client) -> None:
 
     before = metrics()
     body = {"prompt": "count these tokens, please: " * 4, "n_predict": 5, "temperature": 0}
-    told = [client.post("/completion", json=body).json()["timings"] for _ in range(2)]
+    reported = [client.post("/completion", json=body).json()["timings"] for _ in range(2)]
     after = metrics()
     for name, field in (
         ("prompt_tokens_total", "prompt_n"),
         ("prompt_tokens_cached_total", "cache_n"),
         ("tokens_predicted_total", "predicted_n"),
     ):
-        wanted = sum(timings[field] for timings in told)
-        assert after[f"llamacpp:{name}"] - before[f"llamacpp:{name}"] == wanted > 0
+        expected = sum(timings[field] for timings in reported)
+        assert after[f"llamacpp:{name}"] - before[f"llamacpp:{name}"] == expected > 0
     names = "prompt_seconds_total tokens_predicted_seconds_total n_decode_total n_tokens_max"
     assert all(after[f"llamacpp:{name}"] > 0 for name in names.split())
     gauges = "prompt_tokens_seconds predicted_tokens_seconds requests_processing requests_deferred"

@@ -1,4 +1,4 @@
-"""500 clients at once on the native mock model: nothing lost, nothing reordered, memory flat."""
+"""500 concurrent clients on the native mock model: complete, in order, constant memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llaisys.entrypoints.llm import LLM
 
 CLIENTS = 500
 NEW_TOKENS = 24
-GROWTH = 6 << 20  # bytes that a process may grow from one wave to the next
+GROWTH = 6 << 20  # allowed growth of a process per wave, in bytes
 
 
 def prompt_of(number: int) -> list[int]:
@@ -33,7 +33,7 @@ def offline_answers() -> list[list[int]]:
 
 
 async def stream_tokens(pool: ConnectionPool, number: int) -> list[int]:
-    """The token ids of one stream in the order in which they came; its form is checked."""
+    """Return the token ids of one stream in order of arrival; checks its format."""
     body = {"prompt": prompt_of(number), "max_tokens": NEW_TOKENS, "temperature": 0}
     body |= {"stream": True, "ignore_eos": True, "return_token_ids": True}
     pieces: list[bytes] = []
@@ -48,7 +48,7 @@ async def stream_tokens(pool: ConnectionPool, number: int) -> list[int]:
 
 
 def test_500_clients_complete_without_leaks(tmp_path: Path) -> None:
-    wanted = offline_answers()
+    expected = offline_answers()
 
     async def wave(url: str) -> list[list[int]]:
         pool = ConnectionPool(Endpoint.of(url), {})  # empty: 500 connections
@@ -62,7 +62,7 @@ def test_500_clients_complete_without_leaks(tmp_path: Path) -> None:
         pids = (server.process.pid, server.engine_pid)
         sizes = []
         for _ in range(3):
-            assert asyncio.run(wave(server.url)) == wanted
+            assert asyncio.run(wave(server.url)) == expected
             server.wait_idle()
             sizes.append([resident(pid) for pid in pids])
         assert server.metric("generation_tokens_total") == 3 * CLIENTS * NEW_TOKENS

@@ -1,4 +1,4 @@
-"""What the two processes say to each other: typed frames, whole, and nothing else."""
+"""Messages between the API process and the engine process."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_unfetched_deltas_are_merged() -> None:
 
 
 def test_submit_is_one_frame_per_prompt() -> None:
-    """The prompt crosses once, not once per choice."""
+    """The prompt is sent once, not once per choice."""
     info = ModelInfo("m", "mock", 512, 2048, (0,), 10, 16)
     entry = InputProcessor(info).process(list(range(1, 400)), SamplingParams(n=64))
     frame = encode(Submit.of("g", entry.requests, None))
@@ -110,13 +110,13 @@ def test_submit_is_one_frame_per_prompt() -> None:
 
 
 def test_continuous_engine_messages_do_not_starve_tasks(tmp_path: Path) -> None:
-    """However many frames wait already: /health and everybody's text must not wait for all."""
+    """Queued frames must not block /health and other streams."""
     frames, address = 200, f"ipc://{tmp_path}/out"
-    heard, seen = [], []
+    received, seen = [], []
 
     def handle(message: Any) -> None:
         time.sleep(0.002)
-        heard.append(message)
+        received.append(message)
 
     async def run() -> None:
         process: Any = SimpleNamespace(
@@ -133,9 +133,9 @@ def test_continuous_engine_messages_do_not_starve_tasks(tmp_path: Path) -> None:
         for _ in range(frames):
             engine.send(encode(Outputs([], EngineStats())))
         link.start()
-        while len(heard) < frames:
+        while len(received) < frames:
             await asyncio.sleep(0)
-            seen.append(len(heard))
+            seen.append(len(received))
         engine.close(linger=0)
         context.term()
         await link.close()

@@ -1,5 +1,4 @@
-"""The files of a model that is being served are cut short, overwritten and deleted: the answers go
-on, and stay the same."""
+"""Truncating, overwriting or deleting the files of a served model does not change its answers."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ def truncate(path: Path) -> None:
 
 
 def overwrite(path: Path) -> None:
-    """In place, as `cp` does."""
+    """Overwrite in place, as `cp` does."""
     with path.open("r+b") as file:
         file.write(b"\xff" * path.stat().st_size)
 
@@ -32,8 +31,7 @@ def write_model(directory: Path, kind: str) -> None:
 
 
 def answers(client: httpx.Client) -> list[Any]:
-    """Text, a chat through the template, logprobs, tokens: whatever a file could still be read
-    for."""
+    """Text, a chat with the template, logprobs, tokens: everything that might read a file."""
     text = {"prompt": "ab ba", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
     chat = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 8, "temperature": 0}
     found = []

@@ -1,5 +1,4 @@
-"""More than fits: a KV pool of eight blocks for 64 requests, and ten times the clients that the
-server takes."""
+"""Overload: a KV cache of eight blocks for 64 requests, and ten times the admitted clients."""
 
 from __future__ import annotations
 
@@ -17,14 +16,14 @@ PATH = "/v1/completions"
 
 
 def ask(server: ServerProcess, body: dict[str, Any]) -> list[int]:
-    """The token ids of an answer, whole or streamed."""
+    """Return the token ids of an answer, whole or streamed."""
     choices = completion_choices(server, body)
     assert choices[-1]["finish_reason"] == "length"
     return [token for choice in choices for token in choice.get("token_ids", [])]
 
 
-def wanted(body: dict[str, Any]) -> list[int]:
-    """What the model says to it, computed without an engine."""
+def expected_tokens_of(body: dict[str, Any]) -> list[int]:
+    """Return the expected token ids, computed without an engine."""
     seed = body["seed"] if body["temperature"] else None
     return expected_tokens(
         FakeTokenizer().encode(body["prompt"]), body["max_tokens"], seed, stops=()
@@ -35,7 +34,7 @@ def wanted(body: dict[str, Any]) -> list[int]:
 
 
 def test_request_over_the_kv_cache_is_rejected_at_once(tmp_path: Path) -> None:
-    """The pool, the context by its characters before anything is tokenised, the messages."""
+    """Limits of the KV cache, of characters before tokenization, and of messages."""
     with (
         ServerProcess("--num-kv-blocks", "8", session_file=tmp_path / "s.db") as server,
         server.wait_ready().client() as client,
@@ -51,8 +50,8 @@ def test_request_over_the_kv_cache_is_rejected_at_once(tmp_path: Path) -> None:
 
 
 def test_eight_blocks_serve_64_requests_with_exact_results(tmp_path: Path) -> None:
-    """Each needs three or four blocks in the end, so they push each other out all the time; their
-    text is that of a pool in which everybody fits."""
+    """Each request needs three or four blocks, so they preempt each other constantly; the results
+    equal those with a large cache."""
     bodies = [
         {
             **{"prompt": f"pool {number}", "max_tokens": 40 + number % 9, "ignore_eos": True},
@@ -63,7 +62,7 @@ def test_eight_blocks_serve_64_requests_with_exact_results(tmp_path: Path) -> No
     ]
 
     def serve(folder: Path, blocks: int) -> tuple[list[list[int]], float]:
-        """(the answers, preemptions); nothing runs before everybody is there."""
+        """Return (answers, preemptions); the engine is paused until all requests are queued."""
         folder.mkdir()
         gate = Gate(folder)
         with ServerProcess(
@@ -74,7 +73,7 @@ def test_eight_blocks_serve_64_requests_with_exact_results(tmp_path: Path) -> No
             with ThreadPoolExecutor(64) as pool:
                 asked = [pool.submit(ask, server, body) for body in bodies]
                 try:
-                    server.wait_for(lambda: server.num_connections >= 64, "everybody")
+                    server.wait_for(lambda: server.num_connections >= 64, "all connections")
                 finally:
                     gate.open()
                 answers = [future.result(120) for future in asked]
@@ -85,34 +84,36 @@ def test_eight_blocks_serve_64_requests_with_exact_results(tmp_path: Path) -> No
 
     roomy, none = serve(tmp_path / "roomy", 400)
     tight, some = serve(tmp_path / "tight", 8)
-    assert tight == roomy == [wanted(body) for body in bodies]
+    assert tight == roomy == [expected_tokens_of(body) for body in bodies]
     assert none == 0 and some > 0
 
 
 # ---- ten times the clients -----------------------------------------------------------------------
 
-SEATS, QUEUE = 4, 8
-CLIENTS = 10 * (SEATS + QUEUE)
+MAX_SEQS, QUEUE = 4, 8
+CLIENTS = 10 * (MAX_SEQS + QUEUE)
 
 
 def test_tenfold_load_rejects_exactly_the_surplus(tmp_path: Path) -> None:
-    """The engine stands still until everybody else has been sent away: a refusal waits for nobody,
-    and not one of those who were let in is lost."""
+    """The engine is paused until the surplus has been rejected: rejections are immediate, and every
+    admitted request completes."""
     gate = Gate(tmp_path)
     with (
         ServerProcess(
-            "--max-num-seqs", str(SEATS), "--max-queued", str(QUEUE),
+            "--max-num-seqs", str(MAX_SEQS), "--max-queued", str(QUEUE),
             env=gate.env, session_file=tmp_path / "s.db",
         ) as server,
         ThreadPoolExecutor(CLIENTS) as pool,
     ):  # fmt: skip
         server.wait_ready()
-        for turn in range(2):  # and all the places are free again afterwards
+        for turn in range(2):  # the capacity is released afterwards
             gate.order("wait")
             try:
                 asked = crowd(server, pool, turn)
                 server.wait_for(
-                    lambda asked=asked: sum(f.done() for _, f in asked) >= CLIENTS - SEATS - QUEUE,
+                    lambda asked=asked: (
+                        sum(f.done() for _, f in asked) >= CLIENTS - MAX_SEQS - QUEUE
+                    ),
                     "the refusals",
                 )
                 refused = [future.result() for _, future in asked if future.done()]
@@ -121,14 +122,14 @@ def test_tenfold_load_rejects_exactly_the_surplus(tmp_path: Path) -> None:
                     assert client.get("/health").status_code == 200
             finally:
                 gate.open()
-            assert len(refused) == CLIENTS - SEATS - QUEUE
+            assert len(refused) == CLIENTS - MAX_SEQS - QUEUE
             for answer in refused:
                 assert answer.status_code == 429, answer.text
                 assert 1 <= int(answer.headers["retry-after"]) <= 60
                 assert answer.json()["error"]["code"] == "full"
             for body, future in admitted:
                 assert future.result(60).status_code == 200
-                assert future.result().json()["choices"][0]["token_ids"] == wanted(body)
+                assert future.result().json()["choices"][0]["token_ids"] == expected_tokens_of(body)
             server.wait_idle()
             with server.client() as client:
                 assert client.get("/ready").status_code == 200

@@ -1,4 +1,4 @@
-"""`priority` and `timeout` over HTTP: what starts first, and what ends where it stands."""
+"""`priority` and `timeout` over HTTP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
 
 @pytest.fixture(scope="module")
 def server(gate: Gate) -> Iterator[ServerProcess]:
-    """One seat."""
+    """A server with max_num_seqs 1."""
     with ServerProcess(
         "--max-num-seqs", "1", "--api-key", KEY, env={STEP_SECONDS: "0.002", **gate.env}
     ) as process:
@@ -61,7 +61,7 @@ def test_lower_priority_values_run_first_and_preempt(
             gate.hold()  # the first one runs, the others wait
         gate.open()
         texts = {answer.result(60).json()["choices"][0]["text"] for answer in answers}
-    assert len(texts) == 1  # who had to give way has lost nothing
+    assert len(texts) == 1  # the preempted request is complete
     names = [name for name, _ in asks]
 
     def ended() -> list[str]:
@@ -94,7 +94,7 @@ def test_timeout_of_a_waiting_request_is_a_504(
 def test_timeout_of_a_running_request_returns_partial_output(
     client: httpx.Client, gate: Gate
 ) -> None:
-    for timeout in (0.5, 2.0, 8.0, 30.0):  # until the machine has begun within it
+    for timeout in (0.5, 2.0, 8.0, 30.0):  # retried until it starts in time on a slow machine
         gate.open()
         sent = time.monotonic()
         fields = body(100_000, timeout=timeout, stream=True)

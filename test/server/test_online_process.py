@@ -1,4 +1,4 @@
-"""The server as processes: signals, ports, what is told when it cannot start."""
+"""Server processes: signals, ports, errors at start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Offers of other protocols, and trailers: what a client may add without changing its request."""
+"""Upgrade offers and trailers do not change a request."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ CHUNKED = b"Transfer-Encoding: chunked\r\n"
 def test_upgrade_offer_does_not_lose_the_body(
     server: ServerProcess, offer: bytes, framing: bytes, step: int
 ) -> None:
-    """And the next request behind it, in the same piece."""
+    """Also with the next request in the same packet."""
     body = BODY if framing is LENGTH else chunked(BODY) + b"0\r\n\r\n"
     sent = head(offer, framing) + body + NEXT % KEYS[0].encode()
     with server.connect() as connection:
-        connection.setsockopt(6, 1, 1)  # TCP_NODELAY: pieces stay pieces
+        connection.setsockopt(6, 1, 1)  # TCP_NODELAY keeps packets separate
         for start in range(0, len(sent), step):
             connection.sendall(sent[start : start + step])
         received = read_to_end(connection)
@@ -76,7 +76,7 @@ def test_upgrade_offer_without_a_body(server: ServerProcess, offer: bytes) -> No
 
 
 def test_body_is_not_parsed_as_a_request(server: ServerProcess) -> None:
-    """Bytes that an offer makes the parser skip must not be taken for the next request."""
+    """Bytes that the parser skips after an upgrade offer must not become the next request."""
     inner = NEXT % KEYS[0].encode()
     first = head(H2C, b"Content-Length: %d\r\n" % len(inner)) + inner
     with server.connect() as connection:
@@ -115,19 +115,19 @@ def test_invalid_http_is_logged(server: ServerProcess) -> None:
 
 
 def test_bodies_being_received_share_one_budget(tmp_path: Path) -> None:
-    """Eight large bodies that do not end fit; the next is refused, small ones go on."""
+    """Eight unfinished large bodies fit; the next one is rejected, small ones are not."""
     options = ("--max-total-body-bytes", "7600000", "--max-body-bytes", "2000000")
     with ServerProcess(*options, session_file=tmp_path / "s.db") as server:
         server.wait_ready()
         start = head(b"", CHUNKED) + b"%x\r\n" % 1_500_000 + b" " * 1_000_000
-        held = []
+        connections = []
         for _ in range(8):
             connection = server.connect()
             connection.sendall(start)
-            held.append(connection)
+            connections.append(connection)
         with server.client() as client:
             large = chat(max_tokens=2, messages=[{"role": "user", "content": "x" * 1_500_000}])
-            # What was sent may still be on its way.
+            # The sent bytes may not have arrived yet.
             server.wait_for(lambda: client.post(CHAT, json=large).status_code == 503, "no room")
             answer = client.post(CHAT, json=large)
             assert error_of(answer, 503)["code"] == "too_many_bodies"
@@ -136,9 +136,9 @@ def test_bodies_being_received_share_one_budget(tmp_path: Path) -> None:
             with server.connect() as ninth:
                 ninth.sendall(start)
                 assert read_to_end(ninth).startswith(b"HTTP/1.1 503")
-            with server.connect() as announced:  # the head alone: no byte of the body is waited for
+            with server.connect() as announced:  # rejected by its header, before the body
                 announced.sendall(head(b"", b"Content-Length: 1500000\r\n"))
                 assert announced.recv(1 << 16).startswith(b"HTTP/1.1 503")
-            for connection in held:
+            for connection in connections:
                 connection.close()
             server.wait_for(lambda: client.post(CHAT, json=large).status_code == 400, "room again")

@@ -1,4 +1,4 @@
-"""`serve --data-parallel-size`: several engines behind one server, also when one of them dies."""
+"""`serve --data-parallel-size`: several engines behind one server, and engine deaths."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TWO = ("--data-parallel-size", "2")
 
 
 def pids(server: ServerProcess) -> dict[int, int]:
-    """The replicas' processes, by their numbers."""
+    """Return the processes of the replicas by index."""
     return {e["replica"]: e["pid"] for e in server.events() if e.get("message") == "replica up"}
 
 
@@ -41,7 +41,7 @@ def wait_up(server: ServerProcess) -> None:
 
 
 def ask(server: ServerProcess, prompt: str, max_tokens: int) -> list[int] | str:
-    """The tokens of an answer, or the error that ended it."""
+    """Return the tokens of an answer, or its error."""
     body = {
         "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True,
         "return_token_ids": True,
@@ -121,7 +121,7 @@ def test_dead_replica_fails_only_its_requests_and_restarts(how: int) -> None:
         right = [p for p, tokens in results.items() if tokens == reply(p, 150)]
         wrong = [str(answer) for p, answer in results.items() if p not in right]
         assert right and wrong
-        assert set(wrong) == {"the engine failed on this request"}  # the log says why
+        assert set(wrong) == {"the engine failed on this request"}  # the reason is in the log
         assert any("replica down" in line for line in server.log)
         wait_up(server)
         assert metric(server, "replica_restarts_total") == {0: 1.0, 1: 0.0}
@@ -141,7 +141,7 @@ def test_requests_without_tokens_move_to_another_replica(tmp_path: Path) -> None
         gate.order("wait")
         answers = ask_all(pool, server, 6, 5)
         gate.hold()
-        time.sleep(1)  # until each has been sent to its replica
+        time.sleep(1)  # until each is routed
         os.kill(pids(server)[1], signal.SIGKILL)
         server.wait_for(lambda: metric(server, "replica_up")[1] == 0.0, "the death to be noticed")
         gate.open()

@@ -1,6 +1,6 @@
-"""schemathesis on /openapi.json: valid data and data that is wrong on purpose.
+"""schemathesis on /openapi.json: valid and deliberately invalid data.
 
-Driven through its strategies, one server for all routes; its pytest plugin is not used.
+Uses its strategies with one server for all routes, not its pytest plugin.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         "--strict-fields",
         "--max-num-seqs",
         "16",
-        "--max-model-len",  # an answer without a limit ends here
+        "--max-model-len",  # bounds answers without max_tokens
         "256",
         session_file=tmp_path_factory.mktemp("schema") / "s.db",
     ) as process:
@@ -38,7 +38,7 @@ def operations(server: ServerProcess) -> dict[str, Any]:
 
 
 def check(case: Any) -> Any:
-    """Whatever is sent: no 500, and an error is one of ours."""
+    """Any data: no 500, and errors have the API's format."""
     for name in ("max_tokens", "max_output_tokens"):  # bounds the work, not the types
         given = case.body.get(name) if isinstance(case.body, dict) else None
         if type(given) is int and (given == -1 or 4 < given <= 1 << 31):
@@ -47,7 +47,7 @@ def check(case: Any) -> Any:
     assert response.status_code < 500, (response.status_code, response.text)
     if response.status_code >= 400:
         error = response.json()["error"]
-        message = error if isinstance(error, str) else error["message"]  # Ollama's is a text
+        message = error if isinstance(error, str) else error["message"]  # Ollama: a string
         assert message and "Traceback" not in message
     return response
 

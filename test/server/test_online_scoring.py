@@ -1,4 +1,4 @@
-"""Scoring over HTTP: echo with logprobs, prompt_logprobs, no new tokens, as evaluation tools do."""
+"""Prompt scoring over HTTP as evaluation tools use it: echo, prompt_logprobs, max_tokens 0."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_logprobs_of_named_tokens_need_logprobs(client: httpx.Client) -> None:
 
 
 def test_lm_eval_loglikelihood_request(client: httpx.Client) -> None:
-    """Token ids, one token more than it needs, and the shape that it reads."""
+    """Token ids with one extra token, and the response fields that lm_eval reads."""
     contexts = [[97, 98], [99]]
     continuations = [[100, 101], [102, 103, 104]]
     prompts = [c + d for c, d in zip(contexts, continuations, strict=True)]

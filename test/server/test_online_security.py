@@ -1,5 +1,5 @@
-"""What an attacker may try on a text server: bodies without an end, junk ids, caps at their edges,
-every route without a key, errors that talk too much, URLs that want to be fetched."""
+"""Attacks on the HTTP API: endless bodies, invalid ids, exact limits, routes without a key, leaking
+errors, URLs in messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ HEAD = (
     f"Authorization: Bearer {KEYS[0]}\r\n"
 ).encode()
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-CUT_OFF = 32 << 20  # bytes; the kernel takes some megabytes before a closed door is felt
+CUT_OFF = 32 << 20  # bytes; the kernel buffers some megabytes before a reset is seen
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_endless_requests_are_cut_off_without_memory_growth(
             raise AssertionError(f"{sent} bytes were taken")
         with contextlib.suppress(OSError):
             received = read_to_end(connection)
-    # A reset may overtake the answer.
+    # A reset may arrive before the response.
     assert not received or received.startswith(b"HTTP/1.1 %d" % status), received[:200]
     assert resident(server.process.pid) - before < 16 << 20
     with server.client() as client:
@@ -117,7 +117,7 @@ def test_non_numeric_biases_are_rejected(client: httpx.Client, bias: str) -> Non
     ],
 )
 def test_limits_are_exact(client: httpx.Client, path: str, field: str, cap: int, make: Any) -> None:
-    """As much as is allowed is served; one more, and any amount more, is refused by name."""
+    """The limit itself is accepted; anything above is rejected with the field name."""
     base = chat(max_tokens=1) if path == CHAT else {"prompt": "x", "max_tokens": 1}
     if field == "top_logprobs":
         base["logprobs"] = True
@@ -129,7 +129,7 @@ def test_limits_are_exact(client: httpx.Client, path: str, field: str, cap: int,
         assert str(cap) in error["message"], error
 
 
-# ---- doors ---------------------------------------------------------------------------------------
+# ---- access --------------------------------------------------------------------------------------
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 OTHER_PATHS = """
@@ -150,7 +150,7 @@ def test_no_method_or_path_spelling_bypasses_the_key(
     with server.client() as anonymous:
 
         def status(method: str, path: str) -> int:
-            """Of a raw target: the client must not tidy it up before it is sent."""
+            """Return the status of a raw request target, not normalized by a client."""
             request = anonymous.build_request(method, "/", content=b"{}", headers=JSON)
             request.url = request.url.copy_with(raw_path=path.encode())
             return anonymous.send(request).status_code
@@ -189,7 +189,7 @@ def test_urls_in_messages_are_not_fetched(client: httpx.Client) -> None:
             inside.accept()
 
 
-# ---- what errors tell ----------------------------------------------------------------------------
+# ---- contents of errors --------------------------------------------------------------------------
 
 CANARY = "canary-4711"
 TELLING = re.compile(
@@ -199,8 +199,8 @@ TELLING = re.compile(
 
 
 def error_requests() -> Iterator[tuple[str, str, Any, dict[str, str]]]:
-    """(method, path, body, headers) of something wrong, with a text that must not come back."""
-    said = [{"role": "user", "content": CANARY}]
+    """Yield (method, path, body, headers) of invalid requests with a text that must not leak."""
+    messages = [{"role": "user", "content": CANARY}]
     for fields in (
         {"n": 0}, {"temperature": CANARY}, {"stop": 5}, {"logit_bias": {CANARY: 1}}, {"model": 5},
         {"max_tokens": 1 << 40}, {"response_format": CANARY},
@@ -211,14 +211,14 @@ def error_requests() -> Iterator[tuple[str, str, Any, dict[str, str]]]:
         {"messages": [{"role": "user", "content": CANARY * 1000}]},
         {"continue_final_message": True},
     ):  # fmt: skip
-        yield "POST", CHAT, json.dumps({**chat(messages=said), **fields}), JSON
+        yield "POST", CHAT, json.dumps({**chat(messages=messages), **fields}), JSON
     yield "POST", COMPLETIONS, json.dumps({"prompt": CANARY * 1000}), JSON
     yield "POST", COMPLETIONS, json.dumps({"prompt": [CANARY, 1]}), JSON
     yield "POST", COMPLETIONS, f'{{"prompt": "{CANARY}', JSON
     yield "POST", COMPLETIONS, b'{"prompt": "\xff%s"}' % CANARY.encode(), JSON
     yield "POST", COMPLETIONS, json.dumps({"prompt": CANARY}), {"Content-Type": "text/plain"}
     yield "POST", COMPLETIONS, " " * 100_001, JSON
-    yield "POST", "/tokenize", json.dumps({"prompt": CANARY, "messages": said}), JSON
+    yield "POST", "/tokenize", json.dumps({"prompt": CANARY, "messages": messages}), JSON
     yield "POST", "/detokenize", json.dumps({"tokens": [CANARY]}), JSON
     yield "POST", f"/v1/requests/{CANARY}/cancel", "", {}
     yield "GET", f"/v1/sessions/{CANARY}", "", {}

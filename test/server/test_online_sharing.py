@@ -1,5 +1,5 @@
-"""Clients beside each other: what one of them may learn of another's prompts, how much of a full
-engine each of them has, and that a request is found in the logs of both processes by its id."""
+"""Isolation of clients: private prefix caching, fair scheduling, and request ids in the logs of
+both processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPT = "a prompt of some length that fills more than one block of the cache"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Four run at once."""
+    """A server with max_num_seqs 4."""
     with ServerProcess(
         "--api-key", KEY, "--api-key", OTHER, "--log-level", "debug",
         "--max-num-seqs", "4", "--max-num-batched-tokens", "256",
@@ -57,14 +57,14 @@ def test_shared_prefix_cache_is_visible_across_keys(tmp_path: Path) -> None:
         hits = shared.metric("prefix_cache_hits_total", KEY)
         assert cached_tokens(shared, OTHER) > 0
         assert shared.metric("prefix_cache_hits_total", KEY) > hits
-        assert cached_tokens(shared, OTHER, cache_salt="x") == 0  # a salt still keeps to itself
+        assert cached_tokens(shared, OTHER, cache_salt="x") == 0  # a salt is still private
 
 
 @pytest.mark.parametrize(
     ("keys", "shared", "private"),
     [
         ((), False, False),
-        (("a",), False, True),  # SIGHUP may bring a second one
+        (("a",), False, True),  # SIGHUP may add a second key
         (("a", "b"), False, True),
         (("a", "b"), True, False),
     ],
@@ -86,14 +86,14 @@ def test_one_key_cannot_take_the_whole_capacity() -> None:
 
 @pytest.mark.parametrize("key", [KEY, OTHER])
 def test_request_with_many_choices_does_not_starve_others(server: ServerProcess, key: str) -> None:
-    """A second call of the same key as well as one of another key."""
+    """Neither a second request of the same key nor one of another key waits."""
     with (
         server.client(KEY) as greedy,
         server.client(key) as modest,
         ThreadPoolExecutor(1) as pool,
         greedy.stream("POST", PATH, json={**LONG, "n": 64, "stream": True}) as stream,
     ):
-        assert stream.status_code == 200  # it has begun, with all four places
+        assert stream.status_code == 200  # it runs on all four sequences
         answer = pool.submit(
             modest.post, PATH, json={"prompt": "x", "max_tokens": 20, "ignore_eos": True}
         )

@@ -1,5 +1,5 @@
-"""Clients that read slowly or not at all, and clients that never finish their request, over real
-sockets: they are cut off after the configured time, and cost the others nothing."""
+"""Clients that read slowly or not at all, or never finish a request, over real sockets: they are
+disconnected after the configured time and do not affect others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PATH = "/v1/completions"
 KEY = "key"
 SEND_SECONDS, HEAD_SECONDS, BODY_SECONDS = 1.5, 1.0, 1.5
 SMALL = 2048  # bytes of receive buffer
-# Some 8 kB a step, so that a reader that takes nothing stands in the way soon; 9 s in all.
+# About 8 kB per step, so that the buffers of a client that does not read fill soon; 9 s in all.
 WIDE: dict[str, Any] = {**LONG, "n": 4, "logprobs": 20, "max_tokens": 1800, "stream": True}
 
 
@@ -39,12 +39,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def ask(server: ServerProcess, body: dict[str, Any], **headers: str) -> socket.socket:
-    """A request whose answer has nowhere to go."""
+    """Send a request without reading the response."""
     return raw_request(server, body, SMALL, Authorization=f"Bearer {KEY}", **headers)
 
 
 def log_of(server: ServerProcess, name: str, message: str = "request") -> list[dict[str, Any]]:
-    """The lines of a request with this message; every request has one at its end."""
+    """Return the log lines of a request with this message."""
     found = [event for event in server.events() if event.get("request_id") == name]
     return [event for event in found if event["message"] == message]
 
@@ -55,7 +55,7 @@ def log_of(server: ServerProcess, name: str, message: str = "request") -> list[d
 def test_clients_that_do_not_read_are_disconnected_and_cancelled(
     server: ServerProcess, client: httpx.Client
 ) -> None:
-    """Nothing at all, or a byte now and then; streamed or whole; and nothing piles up."""
+    """Reading nothing or a byte now and then, streamed or whole: no data accumulates."""
     api, sizes = server.process.pid, []
     for wave in range(2):
         stalled = [ask(server, WIDE, X_Request_Id=f"stalled-{wave}-{i}") for i in range(3)]
@@ -90,7 +90,7 @@ def test_clients_that_do_not_read_are_disconnected_and_cancelled(
 
 
 def test_slow_steady_reader_gets_everything(server: ServerProcess) -> None:
-    """Slower than the engine writes, for longer than the timeout."""
+    """Reads slower than the engine writes, for longer than the timeout."""
     body = {**WIDE, "n": 1, "max_tokens": 600, "return_token_ids": True}
     connection = ask(server, body, Connection="close")
     received, rest = b"", 0
@@ -109,21 +109,21 @@ def test_slow_steady_reader_gets_everything(server: ServerProcess) -> None:
 
 
 def test_client_that_does_not_read_delays_no_other(tmp_path: Any) -> None:
-    """With a minute to go until it is dropped, everybody else is served behind its back."""
+    """Other clients are served during the minute before it is disconnected."""
     with ServerProcess("--max-num-seqs", "64", session_file=tmp_path / "s.db") as server:
         server.wait_ready()
         body = {**WIDE, "n": 2, "max_tokens": 400}
         stalled = [raw_request(server, body, SMALL) for _ in range(4)]
         for connection in stalled:
             assert connection.recv(1) == b"H"
-        server.wait_idle()  # all has been said, and there is nowhere to put it
+        server.wait_idle()  # generation is complete; the buffers are full
         with server.client() as client:
             for number in range(10):
                 body = {"prompt": f"n {number}", "max_tokens": 4, "return_token_ids": True}
                 answer = client.post(PATH, json={**body, "temperature": 0, "ignore_eos": True})
                 tokens = expected_tokens(FakeTokenizer().encode(f"n {number}"), 4, stops=())
                 assert answer.json()["choices"][0]["token_ids"] == tokens
-        # Not one of them has been given all of it or sent away meanwhile.
+        # None of them has received everything or been disconnected.
         assert server.num_connections >= 4
         assert not [event for event in server.events() if event.get("stream")]
         for connection in stalled:
@@ -137,7 +137,7 @@ HEAD = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/js
 AUTH = HEAD + f"Authorization: Bearer {KEY}\r\n".encode()
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 
-# What is sent at once, what then goes on for ever, byte by byte, and the answer that it must get.
+# name: (initial bytes, bytes repeated forever, expected response)
 ENDLESS: dict[str, tuple[bytes, bytes, bytes]] = {
     "nothing": (b"", b"", b"HTTP/1.1 408"),
     "half of the request line": (b"GET /hea", b"", b"HTTP/1.1 408"),
@@ -153,13 +153,13 @@ ENDLESS: dict[str, tuple[bytes, bytes, bytes]] = {
     "chunks that go on": (
         AUTH + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n", b"HTTP/1.1 408"
     ),
-    "a body that nobody asked for": (
+    "an unexpected body": (
         HEALTH + b"Content-Length: 500\r\n\r\n", b"x", b"HTTP/1.1 200"
     ),
-    "a body behind a closed door": (
+    "a body without a valid key": (
         HEAD + b"Content-Length: 500\r\n\r\n", b"x", b"HTTP/1.1 401"
     ),
-    "chunks behind a closed door": (
+    "chunks without a valid key": (
         HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n", b"HTTP/1.1 401"
     ),
     "trailers that go on": (
@@ -193,14 +193,14 @@ def test_endless_requests_time_out(server: ServerProcess, client: httpx.Client) 
                 open_ones.remove((name, connection))
                 connection.close()
         time.sleep(0.05)
-    for name, (_, _, wanted) in ENDLESS.items():
-        assert all(answer.startswith(wanted) for answer in answers[name]), (name, answers[name])
+    for name, (_, _, expected) in ENDLESS.items():
+        assert all(answer.startswith(expected) for answer in answers[name]), (name, answers[name])
     assert served > 5
     server.wait_for(lambda: server.num_connections == 1, "no other socket to be left")
 
 
 def trickle(connection: socket.socket, piece: bytes) -> tuple[bytes, bool]:
-    """Send a little more; what has come, and whether the server has closed."""
+    """Send more bytes; return the received data and whether the server closed."""
     connection.setblocking(False)
     received = b""
     try:
@@ -218,7 +218,7 @@ def trickle(connection: socket.socket, piece: bytes) -> tuple[bytes, bool]:
 
 
 def test_pipelined_bytes_do_not_end_a_request(server: ServerProcess) -> None:
-    """Its own time has nothing to do with how long the next head may take."""
+    """A request is not limited by the header timeout of the next one."""
     body = {**LONG, "max_tokens": round(1.5 * HEAD_SECONDS / 0.005)}  # steps of 5 ms
     with server.connect() as connection:
         connection.sendall(post_bytes(body, Authorization=f"Bearer {KEY}") + b"\r\nGET /he")
@@ -231,7 +231,7 @@ def test_pipelined_bytes_do_not_end_a_request(server: ServerProcess) -> None:
 def test_pipelined_requests_end_when_the_client_disconnects(
     server: ServerProcess, how: str
 ) -> None:
-    """The second request must not hide that the client of the first has gone."""
+    """A pipelined request must not hide the disconnect."""
     body, key = {**LONG, "prompt": "first"}, f"Bearer {KEY}"
     names = [f"{how}-1", f"{how}-2"]
     with server.connect() as connection:
@@ -244,4 +244,4 @@ def test_pipelined_requests_end_when_the_client_disconnects(
     server.wait_idle(KEY)
     server.wait_for(lambda: bool(log_of(server, names[0])), "the end of the first")
     assert log_of(server, names[0])[0]["disconnected"] is True
-    assert not log_of(server, names[1])  # never begun
+    assert not log_of(server, names[1])  # never started

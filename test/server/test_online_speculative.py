@@ -1,4 +1,4 @@
-"""Drafts behind HTTP: the flag reaches the engine process, and its numbers come back."""
+"""Speculative decoding over HTTP: the flag reaches the engine, and its metrics come back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many streams at once: every one gets its own tokens, in order, whole, and exactly one end."""
+"""Concurrent streams: each gets its own tokens, complete and in order, and one end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STREAMS = 8
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """Fewer seats than streams, so that some run while others wait and arrive later."""
+    """max_num_seqs is below the number of streams, so that some run while others wait."""
     with ServerProcess(
         "--max-num-seqs", "5", "--max-num-batched-tokens", "32", "--max-queued", "1000",
         session_file=tmp_path_factory.mktemp("isolation") / "s.db",
@@ -28,12 +28,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield process.wait_ready()
 
 
-def wanted(prompt: str, max_tokens: int) -> list[int]:
+def expected_tokens_of(prompt: str, max_tokens: int) -> list[int]:
     return expected_tokens(FakeTokenizer().encode(prompt), max_tokens, stops=())
 
 
 async def stream_tokens(client: httpx.AsyncClient, prompt: str, max_tokens: int) -> list[int]:
-    """The token ids of one stream, whose form is checked."""
+    """Return the token ids of one stream; checks its format."""
     body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
     body |= {"return_token_ids": True, "ignore_eos": True}
     tokens: list[int] = []
@@ -65,7 +65,7 @@ def test_eight_streams_do_not_mix(server: ServerProcess) -> None:
             jobs = [(f"session {i} " * (i + 1), 40 + 7 * i) for i in range(STREAMS)]
             results = await asyncio.gather(*[stream_tokens(client, *job) for job in jobs])
             for job, tokens in zip(jobs, results, strict=True):
-                assert tokens == wanted(*job)
+                assert tokens == expected_tokens_of(*job)
 
     asyncio.run(run())
     server.wait_idle()
@@ -74,7 +74,7 @@ def test_eight_streams_do_not_mix(server: ServerProcess) -> None:
 def test_500_concurrent_streams_are_complete(server: ServerProcess) -> None:
     async def run() -> None:
         async with contextlib.AsyncExitStack() as stack:
-            clients = [  # each has 20: what a client does for one grows with those that it has
+            clients = [  # 20 per client, since client-side cost grows with its connections
                 await stack.enter_async_context(
                     httpx.AsyncClient(base_url=server.url, timeout=120, verify=False)
                 )
@@ -85,7 +85,7 @@ def test_500_concurrent_streams_are_complete(server: ServerProcess) -> None:
                 *[stream_tokens(clients[i % 25], *job) for i, job in enumerate(jobs)]
             )
             for job, tokens in zip(jobs, results, strict=True):
-                assert tokens == wanted(*job)
+                assert tokens == expected_tokens_of(*job)
 
     asyncio.run(run())
     server.wait_idle()
@@ -113,12 +113,14 @@ def test_choices_of_one_stream_do_not_mix(server: ServerProcess) -> None:
 
 
 def test_stop_strings_of_streams_do_not_mix(server: ServerProcess) -> None:
-    """Each stream has a stop string of its own text; the others must not end by it."""
+    """Each stream has its own stop string, which must not end the others."""
 
     async def run() -> None:
         client = openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         prompts = [f"stop {i}" for i in range(STREAMS)]
-        texts = [FakeTokenizer().decode_tokens(wanted(prompt, 60)) for prompt in prompts]
+        texts = [
+            FakeTokenizer().decode_tokens(expected_tokens_of(prompt, 60)) for prompt in prompts
+        ]
         stops = [text[30:33] for text in texts]
 
         async def ask(prompt: str, stop: str) -> tuple[str, str | None]:

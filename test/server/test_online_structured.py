@@ -1,4 +1,4 @@
-"""Structured output over HTTP: every name that clients have for it, and grammars that mean harm."""
+"""Structured output over HTTP: every field of every API, and hostile grammars."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA = {
     "additionalProperties": False,
 }
 GBNF = 'root ::= "on" | "off"'
-# Each is refused within its limits; without them they would take minutes, gigabytes or the stack.
+# Each is rejected within its limits; unbounded they take minutes, gigabytes or the stack.
 HOSTILE: dict[str, dict[str, Any]] = {
     "slow": {"json": {"type": "integer", "multipleOf": 1_000_003}},
     "wide": {
@@ -122,8 +122,8 @@ def test_openai_client_parses_and_streams(server: ServerProcess) -> None:
 def test_strict_rejects_unsupported_schema_keywords(client: httpx.Client) -> None:
     schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 2}
     for strict in (True, False, None):
-        wanted = {"name": "a", "schema": schema, "strict": strict}
-        form = {"type": "json_schema", "json_schema": wanted}
+        definition = {"name": "a", "schema": schema, "strict": strict}
+        form = {"type": "json_schema", "json_schema": definition}
         response = client.post(CHAT, json=body(response_format=form))
         assert response.status_code == (400 if strict else 200), response.text
 
@@ -155,7 +155,7 @@ def test_invalid_structured_output_is_a_400_with_its_field(
 
 
 def test_hostile_grammar_is_rejected_without_delaying_others(client: httpx.Client) -> None:
-    """While they are looked at, another stream goes on and /health answers."""
+    """During their compilation another stream continues and /health responds."""
     plain = body(max_tokens=400, ignore_eos=True, stream=True)
     gaps: list[float] = []
     health: list[float] = []
@@ -197,7 +197,7 @@ def test_hostile_grammar_is_rejected_without_delaying_others(client: httpx.Clien
         for thread in threads:
             thread.join()
     assert len(gaps) > 100 and len(health) > 5
-    # On a machine with two cores that is busy with tests; one compilation takes 2 s of CPU time.
+    # Slack for a busy machine with two cores; one compilation takes 2 s of CPU time.
     assert sorted(gaps)[-5] < 1.0, sorted(gaps)[-5:]
     assert max(health) < 0.5, max(health)
     assert set(statuses) == {200}

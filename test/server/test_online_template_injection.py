@@ -1,5 +1,5 @@
-"""Chat templates under attack through the server: what a client writes is never template code, and
-a template that a client can make expensive costs nobody else anything."""
+"""Attacks on chat templates over HTTP: client text is never template code, and a template that a
+client makes expensive does not delay others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from model_files import CHATML, CHATML_TOKENS, write_hf_model
 from server_helpers import ServerProcess
 
 CHAT = "/v1/chat/completions"
-# Somebody's template with a loop whose length is the client's to choose.
+# A template with a loop whose length the client controls.
 LOOPING = (
     "{% if n %}{% for a in range(n) %}{% for b in range(n) %}{% endfor %}{% endfor %}{% endif %}"
 )
@@ -47,7 +47,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 def rendered(client: httpx.Client, messages: list[dict[str, str]], **fields: Any) -> str:
-    """The prompt that the server makes of a chat."""
+    """Return the prompt that the server renders."""
     answer = client.post("/tokenize", json={"messages": messages, **fields})
     assert answer.status_code == 200, answer.text
     text = client.post("/detokenize", json={"tokens": answer.json()["tokens"]})
@@ -57,17 +57,17 @@ def rendered(client: httpx.Client, messages: list[dict[str, str]], **fields: Any
 @pytest.mark.parametrize("payload", INJECTIONS)
 def test_client_text_is_never_template_code(client: httpx.Client, payload: str) -> None:
     begin, end = CHATML_TOKENS[1:]
-    wanted = f"{begin}user\n{payload}{end}\n{begin}assistant\n"
+    expected = f"{begin}user\n{payload}{end}\n{begin}assistant\n"
     messages = [{"role": "user", "content": payload}]
-    assert rendered(client, messages, add_generation_prompt=True) == wanted
-    # As a variable of the template it is data as well, and cannot stand in for what the server set.
+    assert rendered(client, messages, add_generation_prompt=True) == expected
+    # As a template variable it is data too and cannot override the server's variables.
     variables = {
         "x": payload,
         "messages": [{"role": "system", "content": payload}],
         "self": payload,
     }
     kept = rendered(client, messages, add_generation_prompt=True, chat_template_kwargs=variables)
-    assert kept == wanted
+    assert kept == expected
     answer = client.post(CHAT, json={"messages": messages, "max_tokens": 2, "temperature": 0})
     assert answer.status_code == 200
 
@@ -85,7 +85,7 @@ def test_templates_in_requests_are_rejected(client: httpx.Client, path: str) -> 
 def test_expensive_template_is_stopped_without_delaying_others(
     server: ServerProcess, client: httpx.Client
 ) -> None:
-    """Completions and chats of others, though the template has half a second each time."""
+    """Completions and chats of others are served although each template runs 0.5 s."""
     plain = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
     bomb = {**plain, "chat_template_kwargs": {"n": 99999}}
 

@@ -1,4 +1,4 @@
-"""Work beside the event loop: bounded, refused when there is too much, each kind for itself."""
+"""Bounded thread pools: limits, fairness, independence of each other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_full_pool_rejects_and_cancelled_jobs_are_removed() -> None:
             await pool.run(work, 3)
         assert (caught.value.status, caught.value.code) == (503, "test_busy")
         assert caught.value.retry_after == 1
-        jobs[1].cancel()  # it waits: it never runs
+        jobs[1].cancel()  # waiting: never runs
         with pytest.raises(asyncio.CancelledError):
             await jobs[1]
         await asyncio.sleep(0)
@@ -117,7 +117,7 @@ def test_answered_turn_is_stored_despite_a_full_database_queue(
         gate.order("wait")
         body = chat(session_id="kept", max_tokens=2, stream=stream)
         turn = pool.submit(client.post, CHAT, json=body)
-        gate.hold()  # the turn has begun: its next use of the database is the last
+        gate.hold()  # the turn is open: its next database access is the last
         other = sqlite3.connect(file, isolation_level=None)
         other.execute("BEGIN EXCLUSIVE")
         waiting = [pool.submit(client.post, "/v1/sessions", json={}) for _ in range(66)]

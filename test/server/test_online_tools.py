@@ -1,7 +1,7 @@
-"""Tools and reasoning over HTTP: a real server, real templates, a model that says what it is told.
+"""Tools and reasoning over HTTP: a real server, real templates, a scripted model.
 
-The model has Qwen's tokens and template (`think_first`: DeepSeek-R1-Distill's, which opens the
-reasoning itself and knows no tools)."""
+The model has Qwen's tokens and template (`think_first`: that of DeepSeek-R1-Distill, which opens
+the reasoning and has no tools)."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_tool_choice_none(client: httpx.Client) -> None:
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_forced_call_is_made(client: httpx.Client, choice: Any, stream: bool) -> None:
-    """The model wants to say hello, and has to call: a token that is forbidden becomes another."""
+    """The script says hello, but the grammar forces a call by masking its tokens."""
     strict = {"type": "object", "properties": {"days": {"type": "boolean"}}, "required": ["days"]}
     strict["additionalProperties"] = False
     function = {"name": "weather", "parameters": strict, "strict": True}
@@ -220,7 +220,7 @@ def test_session_stores_calls_results_and_reasoning(client: httpx.Client) -> Non
 
 
 def test_replayed_messages_are_accepted(client: httpx.Client) -> None:
-    """Empty lists and texts, arguments as objects, indices of deltas, no ids."""
+    """Empty lists and strings, arguments as objects, indices of deltas, missing ids."""
     call = {"index": 0, "function": {"name": "weather", "arguments": {"city": "Paris"}}}
     body = ask("weather", tools=[WEATHER])
     body["messages"] += [
@@ -281,11 +281,14 @@ def test_reasoning_is_separate_from_content(client: httpx.Client) -> None:
     assert message["reasoning_content"] == message["reasoning"] == "One, two."
     assert message["content"] == "Three."
     details = response["usage"]["completion_tokens_details"]
-    assert details == {"reasoning_tokens": len("\nOne, two.\n")}  # a token a byte
+    assert details == {"reasoning_tokens": len("\nOne, two.\n")}  # a token is a byte
     parts = chunks(client, ask("THINK", stream_options={"include_usage": True}))
     assert parts[-1]["usage"]["completion_tokens_details"] == details
-    told = [part["choices"][0]["delta"] for part in parts[:-1]]
-    assert joined(told, "reasoning_content") == "One, two." and joined(told, "content") == "Three."
+    streamed = [part["choices"][0]["delta"] for part in parts[:-1]]
+    assert (
+        joined(streamed, "reasoning_content") == "One, two."
+        and joined(streamed, "content") == "Three."
+    )
 
 
 def test_include_reasoning_false(client: httpx.Client) -> None:
@@ -310,7 +313,7 @@ def test_include_reasoning_false(client: httpx.Client) -> None:
 def test_template_disables_reasoning(client: httpx.Client, fields: dict[str, Any]) -> None:
     ids = client.post(CHAT, json=ask("hello", **fields)).json()["usage"]["prompt_tokens"]
     plain = client.post(CHAT, json=ask("hello")).json()["usage"]["prompt_tokens"]
-    assert ids == plain + len("<\n\n>\n\n")  # the marks are a token each
+    assert ids == plain + len("<\n\n>\n\n")  # each marker is one token
 
 
 @pytest.mark.parametrize(
@@ -334,8 +337,11 @@ def test_thinking_budget_ends_reasoning(client: httpx.Client, fields: dict[str, 
 def test_template_that_opens_reasoning(think_first: httpx.Client) -> None:
     message = answer(think_first, ask("THINK"))["message"]
     assert (message["reasoning_content"], message["content"]) == ("One, two.", "Three.")
-    told = deltas(think_first, ask("THINK"))
-    assert joined(told, "reasoning_content") == "One, two." and joined(told, "content") == "Three."
+    streamed = deltas(think_first, ask("THINK"))
+    assert (
+        joined(streamed, "reasoning_content") == "One, two."
+        and joined(streamed, "content") == "Three."
+    )
 
 
 def test_reasoning_effort_none_sets_budget_zero(think_first: httpx.Client) -> None:
@@ -347,7 +353,7 @@ def test_reasoning_effort_none_sets_budget_zero(think_first: httpx.Client) -> No
 
 
 def test_tools_work_with_a_template_without_tools(think_first: httpx.Client) -> None:
-    """Calls and results are in the prompt as text, and bare JSON is a call."""
+    """Calls and results are text in the prompt, and bare JSON is a call."""
     body = ask("BOTH weather", tools=[WEATHER])
     message = answer(think_first, body)["message"]
     assert message["tool_calls"][0]["function"] == {"name": "weather", "arguments": ARGUMENTS}

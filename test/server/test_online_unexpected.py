@@ -1,4 +1,4 @@
-"""What nobody foresaw: OpenAI's error object, the truth in the log and in the metrics."""
+"""Internal errors: OpenAI's error object, the details in log and metrics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from llaisys.server.engine_client.messages import Rejected
 def test_internal_error_is_a_500_and_logged(
     server: ServerProcess, client: httpx.Client, text: str, stream: bool
 ) -> None:
-    """A panic inside a Rust library is no `Exception`; on the loop or beside it."""
+    """A panic in a Rust library is not an `Exception`; on the event loop or in a thread."""
     body = {"prompt": text, "stream": stream}
     answer = client.post("/v1/completions", json=body)
     assert answer.headers["content-type"] == "application/json"
@@ -56,9 +56,9 @@ def test_disconnects_are_counted_as_abort(tmp_path: Path) -> None:
             (s, h) for s in (False, True) for h in (socket.socket.close, reset)
         ):
             gate.order("wait")
-            held = raw_request(server, {**LONG, "n": 2, "stream": stream})
+            connection = raw_request(server, {**LONG, "n": 2, "stream": stream})
             gate.hold()  # the engine has it
-            hang_up(held)
+            hang_up(connection)
             server.wait_for(lambda: server.num_connections == 0, "the hang-up to be noticed")
             gate.open()
             server.wait_idle()
@@ -90,7 +90,7 @@ def test_client_text_cannot_break_log_lines(formatter: logging.Formatter) -> Non
         raise ValueError(HIDDEN.replace("\n", ""))
     except ValueError:
         info = sys.exc_info()
-    record = logging.LogRecord("llaisys", logging.INFO, "f", 1, "said %s", (HIDDEN,), info)
+    record = logging.LogRecord("llaisys", logging.INFO, "f", 1, "message %s", (HIDDEN,), info)
     record.fields = {"user": HIDDEN, "param": HIDDEN}
     text = formatter.format(record)
     first, *rest = text.split("\n")
@@ -106,8 +106,8 @@ def test_client_text_cannot_break_log_lines(formatter: logging.Formatter) -> Non
 def test_unhandled_engine_message_kills_the_engine_with_a_reason(
     caplog: pytest.LogCaptureFixture, error: BaseException
 ) -> None:
-    """Else nobody would listen to the engine any more, and every request would wait for ever."""
-    told: list[str] = []
+    """Otherwise the receive task would end and every request would wait forever."""
+    reasons: list[str] = []
 
     def fail(message: object) -> None:
         raise error
@@ -117,14 +117,14 @@ def test_unhandled_engine_message_kills_the_engine_with_a_reason(
             return encode(Rejected("group", ["r"], "no"))
 
     async def receive() -> None:
-        link = EngineLink(ServerConfig(), MagicMock(), fail, told.append)
+        link = EngineLink(ServerConfig(), MagicMock(), fail, reasons.append)
         link._receive_socket = Frames()  # type: ignore[assignment]
         task = asyncio.create_task(link._receive())
-        while not told:
+        while not reasons:
             await asyncio.sleep(0.001)
         task.cancel()
         link._context.term()
 
     asyncio.run(asyncio.wait_for(receive(), 10))
-    assert len(told) == 1 and str(error) in told[0]
+    assert len(reasons) == 1 and str(error) in reasons[0]
     assert "could not be handled; its requests: ['r']" in caplog.text

@@ -1,4 +1,4 @@
-"""What is done with a prompt before it is known to fit: little, and off the loop where not."""
+"""Work on a prompt before it is known to fit: bounded, and in a thread when long."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONTEXT = 100_000
 
 
 class CountingTokenizer:
-    """A token for each character; counts the characters that it was given."""
+    """A tokenizer with one token per character; counts its input characters."""
 
     seen = 0
 
@@ -30,8 +30,8 @@ class CountingTokenizer:
 
 
 @pytest.mark.parametrize("chars, most_seen", [
-    (CHARS_PER_TOKEN * CONTEXT + 1, 0),  # cannot fit, whatever it is
-    (CHARS_PER_TOKEN * CONTEXT, CONTEXT + 2 * WINDOW_CHARS),  # does not: seen window by window
+    (CHARS_PER_TOKEN * CONTEXT + 1, 0),  # cannot fit by its length
+    (CHARS_PER_TOKEN * CONTEXT, CONTEXT + 2 * WINDOW_CHARS),  # does not fit: detected by windows
 ])  # fmt: skip
 def test_too_long_text_is_tokenised_only_up_to_the_limit(chars: int, most_seen: int) -> None:
     tokenizer, engine = CountingTokenizer(), MagicMock()
@@ -51,7 +51,7 @@ SLOW = ChatTemplate("{% for a in range(9999) %}{% for b in range(99) %}{% endfor
 
 
 def test_slow_model_template_is_rendered_in_a_thread() -> None:
-    """It is begun on the loop once, for a moment: nobody knows before."""
+    """The first rendering starts inline, because its time is unknown."""
     here = threading.get_ident()
     seconds: list[tuple[bool, float]] = []  # on the loop, CPU
 

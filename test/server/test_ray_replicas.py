@@ -22,7 +22,7 @@ NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    # Ray gives its processes 30 s to start, and cannot be told otherwise.
+    # Ray's process start timeout is fixed at 30 s.
     made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     made.add_node(**NODE)
     try:
@@ -56,7 +56,7 @@ def ask(server: ServerProcess, prompt: str) -> str:
 
 
 def engine_pids() -> list[int]:
-    """The engine processes under the actors."""
+    """Return the engine processes of the actors."""
     found = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):  # processes end, and not all are folders

@@ -1,4 +1,4 @@
-"""Which replica takes a prompt."""
+"""Routing of prompts to replicas."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_prompt_goes_to_the_cached_prefix() -> None:
     to = router(3)
     first = assign(to, list(range(40)))
     other = assign(to, list(range(100, 140)))
-    assert other.replica != first.replica  # the one with the least to do
+    assert other.replica != first.replica  # the least loaded
     to.done(first)
     to.done(other)
     again = assign(to, [*range(36), 7, 7, 7, 7])
@@ -46,7 +46,7 @@ def test_busy_replica_loses_to_an_idle_one() -> None:
     prompt = list(range(400))
     first = assign(to, prompt)
     to.done(first)
-    while to.load[first.replica] <= len(prompt):  # the other one has nothing to do
+    while to.load[first.replica] <= len(prompt):  # the other one is idle
         assert assign(to, prompt).replica == first.replica
     assert assign(to, prompt).replica != first.replica
 
@@ -55,7 +55,7 @@ def test_ties_go_to_the_longer_cached_prefix() -> None:
     to = router()
     prompt = list(range(40))
     assert assign(to, prompt).replica == 0
-    to.load[:] = [40, 0]  # as much to do as it would save
+    to.load[:] = [40, 0]  # its load equals the cached tokens
     assert assign(to, prompt).replica == 0
 
 
@@ -77,7 +77,7 @@ def test_cached_blocks_are_evicted_in_lru_order() -> None:
     assign(to, list(range(0, 20)))
     assign(to, list(range(100, 120)))
     assert assign(to, list(range(0, 20))).cached == 20
-    assign(to, list(range(200, 220)))  # in the place of the second
+    assign(to, list(range(200, 220)))  # evicts the second
     assert assign(to, list(range(0, 20))).cached == 20
     assert assign(to, list(range(100, 120))).cached == 0
 

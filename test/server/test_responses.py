@@ -1,5 +1,5 @@
-"""The JSON of long answers is written in pieces: no call of the encoder, which stops every thread,
-is given more than a few tokens; and the pieces say what one call would have said."""
+"""JSON of long answers is encoded in small pieces, because the encoder holds the GIL; the joined
+pieces equal one encoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llaisys serve` while the model loads: a bar on a terminal, log lines elsewhere."""
+"""`llaisys serve` during loading: a progress bar on a terminal, log lines elsewhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_progress_bar_on_a_terminal(tmp_path: Path) -> None:
         terminal.read_until("llaisys: serving fake at http://127.0.0.1:")
         terminal.process.send_signal(signal.SIGTERM)
         assert terminal.wait() == 0
-    assert "%" not in terminal.screen  # the bar is gone when it is over
+    assert "%" not in terminal.screen  # the bar is erased at the end
 
 
 def test_log_line_per_stage_without_a_terminal(tmp_path: Path) -> None:
@@ -53,13 +53,13 @@ def test_failed_load_is_reported_once(tmp_path: Path) -> None:
     missing = str(tmp_path / "no-model")
     with ServerProcess(missing, real=True) as server:
         assert server.process.wait(60) == 1
-    told = [event for event in server.events() if event["level"] == "error"]
-    assert len(told) == 1 and missing in told[0]["message"]
+    errors = [event for event in server.events() if event["level"] == "error"]
+    assert len(errors) == 1 and missing in errors[0]["message"]
 
 
 def test_health_is_503_until_the_model_is_loaded(tmp_path: Path) -> None:
-    """What waits for it (compose files, proxies) must not send too early; /live is for the
-    process alone."""
+    """Compose files and proxies that wait for /health must not send early; /live reports only the
+    process."""
     gate = Gate(tmp_path)
     gate.order("load 1 4")
     with socket.socket() as free:

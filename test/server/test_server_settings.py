@@ -1,4 +1,4 @@
-"""Settings of the server: every flag reaches its place, a bad one is named before the start."""
+"""Server settings: every flag reaches its option; invalid ones are named before the start."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_tls_files_are_checked_before_the_model_is_loaded(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("limits", "wanted", "most", "raised"),
+    ("limits", "requested", "most", "raised"),
     [
         ((4096, 8192), 2048, 2048, None),
         ((1024, 8192), 2048, 2048, 2112),
@@ -108,20 +108,20 @@ def test_max_connections_fit_the_open_file_limit(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     limits: tuple[int, int],
-    wanted: int,
+    requested: int,
     most: int,
     raised: int | None,
 ) -> None:
     calls: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda kind: limits)
     monkeypatch.setattr(resource, "setrlimit", lambda kind, values: calls.append(values))
-    config = ServerConfig(limits=Limits(max_connections=wanted))
+    config = ServerConfig(limits=Limits(max_connections=requested))
     with caplog.at_level("INFO", "llaisys.server"):
         assert fit_connections(config).limits.max_connections == most
     assert calls == ([] if raised is None else [(raised, limits[1])])
     (record,) = caplog.records
     assert record.fields["max_connections"] == most  # type: ignore[attr-defined]
-    assert record.levelname == ("INFO" if most == wanted else "WARNING")
+    assert record.levelname == ("INFO" if most == requested else "WARNING")
 
 
 def test_too_low_open_file_limit_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The session file: one writer, checked when it is opened, bounded, and never silently wrong."""
+"""The session file: one writer, checked on open, bounded size."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_second_process_gets_the_pid_of_the_holder(tmp_path: Path) -> None:
     for name in (file, tmp_path / "link.db", tmp_path / "." / "s.db"):
         with pytest.raises(InvalidInputError, match=f"in use by process {os.getpid()}; .*another"):
             SessionStore(name)
-    run(first.create("o", "kept"))  # the refused ones left it alone
+    run(first.create("o", "kept"))  # failed attempts did not change it
     first.close()
     second = SessionStore(file)
     assert [info.session_id for info in run(second.list_all("o"))] == ["kept"]
@@ -49,7 +49,7 @@ def test_second_process_gets_the_pid_of_the_holder(tmp_path: Path) -> None:
 
 
 def test_lock_ends_with_its_process(tmp_path: Path) -> None:
-    """Not even where a child of the holder does."""
+    """Also when a child of the holder survives."""
     file = tmp_path / "s.db"
     command = [sys.executable, "-c", HOLDER, str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
@@ -84,7 +84,7 @@ def test_damaged_page_is_detected_on_open(tmp_path: Path) -> None:
     whole = file.read_bytes()
     page = 4096
     assert len(whole) > 20 * page
-    for start in range(page, len(whole), 5 * page):  # all but the head
+    for start in range(page, len(whole), 5 * page):  # all but the header
         file.write_bytes(whole[:start] + b"\xff" * page + whole[start + page :])
         with pytest.raises(InvalidInputError, match=r"session file .*--session-file"):
             SessionStore(file)
@@ -101,10 +101,10 @@ def test_turn_is_stored_only_after_the_history_it_answered() -> None:
 
     async def steps() -> None:
         assert await store.open_turn("o", "s", [QUESTION]) == (False, [])
-        assert not await store.append("o", "s", True, 0, turn, "m")  # deleted meanwhile
+        assert not await store.append("o", "s", True, 0, turn, "m")  # deleted in the meantime
         assert await store.get("o", "s") is None
         assert await store.append("o", "s", False, 0, turn, "m")
-        assert not await store.append("o", "s", False, 0, turn, "m")  # begun by somebody else
+        assert not await store.append("o", "s", False, 0, turn, "m")  # created in the meantime
         assert not await store.append("o", "s", True, 0, turn, "m")  # longer than it was
         assert await store.open_turn("o", "s", [QUESTION]) == (True, turn)
         assert await store.append("o", "s", True, 2, turn, "m")
@@ -128,7 +128,7 @@ def test_byte_limit_and_deletion(tmp_path: Path) -> None:
         assert refused.value.code == "session_storage_full"
         assert len(made) > 10
         with pytest.raises(SessionLimitError):
-            await store.open_turn("o", made[0], [long])  # before it is answered
+            await store.open_turn("o", made[0], [long])  # before generation
         with pytest.raises(SessionLimitError):
             await store.append("o", made[0], True, 1, [long, ANSWER], "m")
         for name in made:
@@ -145,7 +145,7 @@ def test_byte_limit_and_deletion(tmp_path: Path) -> None:
 
 
 def test_byte_limit_per_owner(tmp_path: Path) -> None:
-    """Also in a file that is opened again, and with what was deleted given back."""
+    """Also after reopening, and deleted bytes are subtracted."""
     file, most = tmp_path / "s.db", 1 << 18
     long = {"role": "user", "content": "x" * 10_000}
 
@@ -165,14 +165,14 @@ def test_byte_limit_per_owner(tmp_path: Path) -> None:
     store = SessionStore(file, max_bytes=4 * most, max_owner_bytes=most)
     assert run(fill(store, "greedy")) == []
     with pytest.raises(SessionLimitError):
-        run(store.open_turn("greedy", made[0], [long]))  # before it is answered
+        run(store.open_turn("greedy", made[0], [long]))  # before generation
     assert run(store.delete("greedy", made[0]))
     assert len(run(fill(store, "greedy"))) == 1
     store.close()
 
 
 def test_byte_limit_counts_row_overhead(tmp_path: Path) -> None:
-    """Their bookkeeping takes more than their text."""
+    """Row overhead exceeds the text."""
     file, most = tmp_path / "s.db", 1 << 20
     store = SessionStore(file, max_sessions=1 << 30, max_bytes=most)
 
@@ -188,14 +188,14 @@ def test_byte_limit_counts_row_overhead(tmp_path: Path) -> None:
 
 
 def test_byte_limit_within_one_transaction(tmp_path: Path) -> None:
-    """Messages whose text fits, and whose rows do not: SQLite counts the pages of the file."""
+    """The texts fit but their rows do not: SQLite limits the pages of the file."""
     file, most = tmp_path / "s.db", 1 << 18
     store = SessionStore(file, max_bytes=most)
     tiny = {"role": "user", "content": ""}
     with pytest.raises(SessionLimitError, match=f"fill {most} bytes") as refused:
         run(store.create("o", "n" * 64, messages=[tiny] * 4000))
     assert refused.value.code == "session_storage_full"
-    assert run(store.list_all("o")) == []  # nothing of it is kept
+    assert run(store.list_all("o")) == []  # nothing is stored
     assert run(store.create("o", "small", messages=[tiny])) == "small"
     store.close()
     assert file.stat().st_size <= most

@@ -1,5 +1,5 @@
-"""Three models in a budget that holds two, in real processes: the default model, a random Qwen2
-and the mock."""
+"""Three models in a budget for two, in real processes: the default model, a random Qwen2 and the
+mock."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_failed_load_is_a_503_for_that_model_only(server: ServerProcess) -> None
         assert ask(client, "mock").status_code == 200
         assert client.get("/health").status_code == 200
         assert states(client)["broken"] == "failed"
-        assert ask(client, "nobody").status_code == 404
+        assert ask(client, "unknown").status_code == 404
 
 
 def test_killed_engine_is_reloaded_without_affecting_others(
@@ -162,7 +162,7 @@ def test_sessions_remember_their_model(server: ServerProcess) -> None:
         assert again.json()["model"] == "qwen"
         assert client.get("/v1/sessions/s").json()["model"] == "qwen"
         new = client.post("/v1/chat/completions", json=body | {"session_id": "other"})
-        assert new.json()["model"] == "smol"  # the first is for those who do not say
+        assert new.json()["model"] == "smol"  # the first model is the default
 
 
 def test_drain_ends_all_engines(models_file: Path) -> None:

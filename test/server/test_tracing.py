@@ -21,7 +21,7 @@ ASK = {"prompt": "hello", "max_tokens": 3, "temperature": 0, "ignore_eos": True}
 
 
 class Collector(ThreadingHTTPServer):
-    """Takes what an OTLP exporter sends."""
+    """Receives the requests of an OTLP exporter."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
@@ -76,7 +76,7 @@ def test_request_and_stages_are_traced_under_the_callers_span(collector: Collect
             assert client.post("/v1/completions", json={}).status_code == 400
         with server.client("sekret") as client:
             client.get("/v1/models")
-        assert server.stop() == 0  # what was not sent yet is
+        assert server.stop() == 0  # flushes pending spans
     spans = collector.spans
     asked = [span for span in spans if span.name == "POST /v1/completions"]
     assert len(asked) == 3
@@ -109,7 +109,7 @@ def test_request_and_stages_are_traced_under_the_callers_span(collector: Collect
 
 
 def test_opentelemetry_is_not_imported_without_the_option() -> None:
-    """Of the SDK, that is: other libraries look for the API by themselves."""
+    """The SDK is not imported; other libraries may import the API."""
     code = "import sys, llaisys.server.lifecycle as _; print('opentelemetry.sdk' in sys.modules)"
     found = subprocess.run(
         [sys.executable, "-c", code],

@@ -62,7 +62,7 @@ def forced(url: str) -> None:
 
 
 def vectors(url: str) -> None:
-    """It counts tokens with a vocabulary of OpenAI's that it would fetch, unless told not to."""
+    """LangChain would download OpenAI's vocabulary to count tokens unless configured otherwise."""
     embeddings = OpenAIEmbeddings(
         model=MODEL, base_url=f"{url}/v1", api_key=KEY, check_embedding_ctx_length=False
     )

@@ -69,8 +69,8 @@ def stream(url: str) -> None:
     parts = list(api.chat(MODEL, ask(ASK_COUNT), stream=True))
     assert "".join(part.message.content or "" for part in parts) == COUNT
     assert parts[-1].done and not any(part.done for part in parts[:-1])
-    said = [part.response for part in api.generate(MODEL, ASK_COUNT, stream=True)]
-    assert "".join(said) == COUNT
+    texts = [part.response for part in api.generate(MODEL, ASK_COUNT, stream=True)]
+    assert "".join(texts) == COUNT
 
 
 def tools(url: str) -> None:
