@@ -19,7 +19,7 @@ PAGES = {
         "HTTP API: Tokens, sessions and requests",
         ("tokens", "sessions", "requests"),
     ),
-    "http_api_embeddings.md": ("HTTP API: Embeddings, score, rerank", ("embeddings", "embeddings")),
+    "http_api_embeddings.md": ("HTTP API: Embeddings, score, rerank", ("embeddings",)),
     "http_api_llamacpp.md": ("HTTP API: llama.cpp", ("llama.cpp",)),
     "http_api_anthropic.md": ("HTTP API: Anthropic", ("Anthropic",)),
     "http_api_ollama.md": ("HTTP API: Ollama", ("Ollama",)),
