@@ -93,11 +93,15 @@ def make_rows(
 def _hidden_of(
     tokens: Tensor, teacher: Teacher, layers: Sequence[int], batch: int
 ) -> tuple[Tensor, Tensor]:
-    """As `Teacher.hidden` has them, `batch` sequences at a time; nothing lies in memory twice."""
+    """Compute `Teacher.hidden` in batches of `batch` sequences, without a second copy."""
     hidden, is_last = teacher.config.hidden_size, tuple(layers) == (-1,)
-    shape, like = tokens.shape, {"dtype": teacher.dtype, "device": teacher.device}
-    last = torch.empty(*shape, hidden, **like)
-    features = last if is_last else torch.empty(*shape, hidden * len(layers), **like)
+
+    def buffer(width: int) -> Tensor:
+        shape = (*tokens.shape, width)
+        return torch.empty(shape, dtype=teacher.dtype, device=teacher.device)
+
+    last = buffer(hidden)
+    features = last if is_last else buffer(hidden * len(layers))
     for first in range(0, len(tokens), batch):
         part = slice(first, first + batch)
         last[part], found = teacher.hidden(tokens[part], layers)
