@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes deploy/grafana.json: the dashboard as a table of panels, laid out two in a row.
+"""Write deploy/grafana.json: the dashboard, two panels per row.
 
 deploy/make_dashboard.py > deploy/grafana.json
 """
@@ -13,9 +13,9 @@ MODEL = '{model_name=~"$model"}'
 SOURCE = {"type": "prometheus", "uid": "${source}"}
 
 
-def quantile(share: float, name: str) -> str:
+def quantile(q: float, name: str) -> str:
     rate = f"sum by (le, model_name) (rate(llaisys:{name}_bucket{MODEL}[$__rate_interval]))"
-    return f"histogram_quantile({share}, {rate})"
+    return f"histogram_quantile({q}, {rate})"
 
 
 def rate(name: str, by: str = "model_name", labels: str = MODEL) -> str:
@@ -31,31 +31,31 @@ PANELS: list[tuple[str, str, list[tuple[str, str]]]] = [
     ("Time to first token", "s", [
         (quantile(0.5, "time_to_first_token_seconds"), "{{model_name}} median"),
         (quantile(0.99, "time_to_first_token_seconds"), "{{model_name}} p99")]),
-    ("Between tokens", "s", [
+    ("Inter-token latency", "s", [
         (quantile(0.5, "inter_token_latency_seconds"), "{{model_name}} median"),
         (quantile(0.99, "inter_token_latency_seconds"), "{{model_name}} p99")]),
-    ("Whole requests", "s", [
+    ("End-to-end latency", "s", [
         (quantile(0.5, "e2e_request_latency_seconds"), "{{model_name}} median"),
         (quantile(0.99, "e2e_request_latency_seconds"), "{{model_name}} p99")]),
-    ("Time in the queue", "s", [
+    ("Queue time", "s", [
         (quantile(0.5, "request_queue_time_seconds"), "{{model_name}} median"),
         (quantile(0.99, "request_queue_time_seconds"), "{{model_name}} p99")]),
     ("Tokens", "short", [
         (rate("prompt_tokens_total"), "{{model_name}} prompts"),
-        (rate("generation_tokens_total"), "{{model_name}} answers")]),
+        (rate("generation_tokens_total"), "{{model_name}} generated")]),
     ("Sequences", "short", [
         (gauge("num_requests_running"), "{{model_name}} running"),
         (gauge("num_requests_waiting"), "{{model_name}} waiting")]),
     ("Finished, by reason", "short", [
         (rate("request_success_total", "finished_reason"), "{{finished_reason}}")]),
-    ("Answers, by status", "short", [
+    ("Responses, by status", "short", [
         (rate("http_requests_total", "status", ""), "{{status}}")]),
-    ("KV cache in use", "percentunit", [
+    ("KV cache usage", "percentunit", [
         (gauge("kv_cache_usage_perc"), "{{model_name}}")]),
-    ("Prompt tokens found in the prefix cache", "percentunit", [
+    ("Prefix cache hit rate", "percentunit", [
         (f"{rate('prefix_cache_hits_total')} / {rate('prefix_cache_queries_total')}",
          "{{model_name}}")]),
-    ("Drafts: accepted share", "percentunit", [
+    ("Draft acceptance rate", "percentunit", [
         (f"{rate('spec_decode_num_accepted_tokens_total')} / "
          f"{rate('spec_decode_num_draft_tokens_total')}", "{{model_name}}")]),
     ("Preemptions and failed steps", "short", [
@@ -65,14 +65,14 @@ PANELS: list[tuple[str, str, list[tuple[str, str]]]] = [
         (gauge("engine_resident_memory_bytes"), "{{model_name}} resident"),
         ("llaisys:models_memory_reserved_bytes", "reserved"),
         ("llaisys:models_memory_budget_bytes", "budget")]),
-    ("Loads and failures of models", "short", [
+    ("Model loads and failures", "short", [
         (rate("model_loads_total"), "{{model_name}} loads"),
         (rate("model_unloads_total"), "{{model_name}} unloads"),
         (rate("model_failures_total"), "{{model_name}} failures")]),
     ("Tokens, by key", "short", [
         (rate("key_prompt_tokens_total", "key", ""), "{{key}} prompts"),
-        (rate("key_generation_tokens_total", "key", ""), "{{key}} answers")]),
-    ("Refused, by key and limit", "short", [
+        (rate("key_generation_tokens_total", "key", ""), "{{key}} generated")]),
+    ("Rejected, by key and limit", "short", [
         (rate("key_rejected_total", "key, limit", ""), "{{key}} {{limit}}"),
         (rate("requests_rejected_total", "reason"), "{{reason}}")]),
 ]  # fmt: skip

@@ -121,8 +121,8 @@ def engine_counters(engine: MeasuredEngine) -> Counts:
             counts[name, ""] = getattr(stats, name)
     for stage, seconds in stats.stage_seconds.items():
         counts["engine_stage_seconds", stage] = seconds
-    for place, rows in stats.sample_counts.items():
-        counts["drawn_rows", place] = rows
+    for sampler, rows in stats.sample_counts.items():
+        counts["drawn_rows", sampler] = rows
     for position, accepted in enumerate(stats.spec_decode_accepted_per_position):
         counts["spec_decode_num_accepted_tokens_per_pos", str(position)] = accepted
     found: Counts = Counter()

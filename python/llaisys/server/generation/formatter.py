@@ -17,7 +17,7 @@ class AnswerFormatter(ABC):
 
     response_id: str
     media_type = "text/event-stream; charset=utf-8"  # of a stream; a whole response is JSON
-    extra_chars = 0  # written by `whole` beside the generated text
+    extra_chars = 0  # written by `format_whole` besides the generated text
     char_cost = 1  # cost of a generated character in written characters
 
     @abstractmethod
