@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -15,8 +17,8 @@ from llaisys.server.errors import ApiError
 from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.job import Job
 from llaisys.server.http.bodies import CheckedRoute
-from llaisys.server.http.payload import json_response
-from llaisys.server.openai.schemas import plain_messages
+from llaisys.server.http.payload import json_bytes, json_response
+from llaisys.server.openai.schemas import ChatMessage, plain_messages
 from llaisys.server.responses.formatter import ResponsesFormatter
 from llaisys.server.responses.items import references, with_resolved
 from llaisys.server.responses.schemas import ResponsesRequest
@@ -28,6 +30,7 @@ logger = logging.getLogger("llaisys.server")
 
 router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], route_class=CheckedRoute)
 
+INLINE_MESSAGES = 256  # messages converted on the event loop
 ResponseId = Annotated[str, PathParameter(min_length=1, max_length=128)]
 
 
@@ -35,9 +38,12 @@ ResponseId = Annotated[str, PathParameter(min_length=1, max_length=128)]
 async def create_response(request: Request, body: ResponsesRequest) -> Response:
     """Answer a text or items. The response is stored unless `store` is false."""
     service, owner = service_of(request), owner_of(request)
+    max_messages = service.config.limits.max_messages
+    check_count("input", len(body.chat.messages), max_messages, "messages")
     body = await resolve_references(service, owner, body)
+    check_count("input", len(body.chat.messages), max_messages, "messages")
     before = await previous(service, owner, body.previous_response_id)
-    new = plain_messages(body.chat.messages)
+    new = await convert_messages(service, body.chat.messages)
     messages = [*(before.messages if before is not None else ()), *new]
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
@@ -45,7 +51,6 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
     if stores:
         await service.responses.make_room(owner, new)
     job = await Job.of(request, body.chat, "input")
-    check_count("input", len(new), job.service.config.limits.max_messages, "messages")
     chat = await open_chat(job, body.chat, messages, len(new) if before is not None else 1)
     defaults = job.service.engine.inputs.defaults
     formatter = ResponsesFormatter(
@@ -59,14 +64,14 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
 async def resolve_references(
     service: Service, owner: str, body: ResponsesRequest
 ) -> ResponsesRequest:
-    """Return the request with item references replaced by the stored items."""
-    names = references(body.items)
+    """Return the request with item references replaced by the stored items. Raises ApiError for an
+    unknown item, InvalidInputError when the references exceed the limits of a body."""
+    names, limits = references(body.items), service.config.limits
     if not names:
         return body
-    known: dict[str, Any] = {}
-    for response_id in dict.fromkeys(f"resp_{name.split('_')[1]}" for name in names if "_" in name):
-        response = await service.responses.get(owner, response_id)
-        known |= {item["id"]: item for item in (response or {}).get("output", ())}
+    check_count("input", len(names), limits.max_messages, "item references")
+    ids = dict.fromkeys(f"resp_{name.split('_')[1]}" for name in names if "_" in name)
+    known = await service.responses.items(owner, list(ids), limits.max_body_bytes)
     for name in names:
         if name not in known:
             raise ApiError(
@@ -75,7 +80,22 @@ async def resolve_references(
                 param="input",
                 code="item_not_found",
             )
-    return await service.body_pool.run(body.with_items, with_resolved(body.items, known))
+
+    def expand() -> ResponsesRequest:
+        size = sum(len(json_bytes(known[name])) * count for name, count in Counter(names).items())
+        check_count("input", size, limits.max_body_bytes, "bytes in its referenced items")
+        return body.with_items(with_resolved(body.items, known))
+
+    return await service.body_pool.run(expand)
+
+
+async def convert_messages(
+    service: Service, messages: Sequence[ChatMessage]
+) -> list[dict[str, Any]]:
+    """`plain_messages`, in a thread for more than INLINE_MESSAGES."""
+    if len(messages) <= INLINE_MESSAGES:
+        return plain_messages(messages)
+    return await service.body_pool.run(plain_messages, messages)
 
 
 async def previous(

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from llaisys.common.validation import check_count
 from llaisys.server.sessions.file import SessionLimitError
 from llaisys.server.sessions.store import (
     Message,
@@ -51,6 +52,27 @@ class ResponseStore:
 
         return await self._sessions.file.transaction(read)
 
+    async def items(
+        self, owner: str, response_ids: Sequence[str], max_bytes: int
+    ) -> dict[str, dict[str, Any]]:
+        """Return the output items of responses by item id, without unknown responses. Raises
+        InvalidInputError when the responses together exceed `max_bytes`."""
+
+        def read(db: sqlite3.Connection) -> dict[str, dict[str, Any]]:
+            query = "SELECT body FROM responses WHERE owner = ? AND id = ?"
+            found: dict[str, dict[str, Any]] = {}
+            size = 0
+            for response_id in response_ids:
+                row = db.execute(query, (owner, response_id)).fetchone()
+                if row is None:
+                    continue
+                size += len(row[0])
+                check_count("input", size, max_bytes, "bytes in its referenced responses")
+                found |= {item["id"]: item for item in json.loads(row[0])["output"]}
+            return found
+
+        return await self._sessions.file.transaction(read)
+
     async def position(self, owner: str, response_id: str) -> ResponsePosition | None:
         """Return the position and history of a response; None if there is no such response."""
 
@@ -82,8 +104,9 @@ class ResponseStore:
 
     async def make_room(self, owner: str, messages: Sequence[Message]) -> None:
         """Free storage for `messages` before generation. Raises SessionLimitError."""
-        rows = encoded(messages)
-        await self._sessions.file.transaction(lambda db: self._make_room(db, owner, rows, None))
+        await self._sessions.file.transaction(
+            lambda db: self._make_room(db, owner, encoded(messages), None)
+        )
 
     async def store(
         self,
@@ -94,9 +117,10 @@ class ResponseStore:
         model: str,
     ) -> None:
         """Store a response and its new messages. Raises SessionLimitError when storage is full."""
-        name, body = response["id"], json.dumps(response)
+        name = response["id"]
 
         def write(db: sqlite3.Connection) -> None:
+            body = json.dumps(response)
             session, start = name, 0
             added: Sequence[Message] = new
             if before is not None:

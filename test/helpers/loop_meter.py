@@ -1,0 +1,63 @@
+"""An in-process server on an event loop that measures its CPU time per iteration."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import httpx
+
+from llaisys.server.app import make_app
+from llaisys.server.config import ServerConfig
+from llaisys.server.engine_client.start import EngineProcess
+from llaisys.server.models.opening import open_models
+from llaisys.server.service import SharedState
+from llaisys.server.sessions.store import SessionStore
+
+
+class MeteredLoop(asyncio.SelectorEventLoop):
+    """Records the longest CPU time of the loop thread in one iteration, in seconds."""
+
+    longest = 0.0
+
+    def _run_once(self) -> None:
+        start = time.thread_time()
+        super()._run_once()  # type: ignore[misc]
+        self.longest = max(self.longest, time.thread_time() - start)
+
+    async def measure(self, work: Coroutine[Any, Any, Any]) -> tuple[Any, float]:
+        """Return (result of `work`, longest iteration meanwhile)."""
+        await asyncio.sleep(0)
+        self.longest = 0.0
+        result = await work
+        return result, self.longest
+
+
+@contextlib.asynccontextmanager
+async def server_client(config: ServerConfig) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of a server in this process; its engine is a child process."""
+    shared = SharedState(config, SessionStore(":memory:"))
+    models = open_models(shared, EngineProcess(config))
+    engine = models.first.engine
+    try:
+        await engine.start()
+        await asyncio.wait_for(engine.ready.wait(), 60)
+        models.first.model_loaded()
+        transport = httpx.ASGITransport(make_app(shared, models))
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1", timeout=120
+        ) as client:
+            yield client
+    finally:
+        await models.close()
+        shared.sessions.close()
+
+
+def run_metered(test: Callable[[MeteredLoop], Coroutine[Any, Any, None]]) -> None:
+    with asyncio.Runner(loop_factory=MeteredLoop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, MeteredLoop)
+        runner.run(test(loop))

@@ -1,0 +1,67 @@
+"""Requests at the limits of their lists and counts do not block the event loop: CPU time of the
+loop thread per iteration."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import engine_fakes
+import pytest
+from engine_fakes import FakeTokenizer
+from loop_meter import MeteredLoop, run_metered, server_client
+from server_helpers import PACKAGE
+
+from llaisys.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from llaisys.server.config import Limits, ServerConfig
+
+MAX_SECONDS = 0.05  # CPU time of the loop thread in one iteration
+RESPONSES = "/v1/responses"
+
+
+@pytest.fixture(autouse=True)
+def engine_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(engine_fakes.__file__).resolve().parent
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PACKAGE), str(root)]))
+
+
+def config(max_num_seqs: int = 8, **limits: Any) -> ServerConfig:
+    return ServerConfig(
+        engine=EngineConfig(
+            model="mock",
+            tokenizer=FakeTokenizer(),
+            scheduler=SchedulerConfig(max_num_seqs, 512, min_prefill_chunk=4),
+            cache=CacheConfig(block_size=4, num_kv_blocks=4096),
+            warmup=False,
+        ),
+        limits=Limits(**limits),
+        engine_module="fault_engine",
+    )
+
+
+def test_item_references_are_counted_before_work_and_expanded_off_the_loop() -> None:
+    async def run(loop: MeteredLoop) -> None:
+        async with server_client(config(max_body_bytes=1 << 20)) as client:
+            stored = await client.post(RESPONSES, json={"input": "hi", "max_output_tokens": 400})
+            (item,) = stored.json()["output"]
+            reference = {"type": "item_reference", "id": item["id"]}
+
+            async def refer(count: int) -> dict[str, Any]:
+                body = {"input": [reference] * count, "max_output_tokens": 2}
+                response = await client.post(RESPONSES, json=body)
+                assert response.status_code == 400, response.text
+                error: dict[str, Any] = response.json()["error"]
+                return error
+
+            limits = {"references": 12_000, "expanded size": 4096, "context": 1000}
+            for name, count in limits.items():
+                error, seconds = await loop.measure(refer(count))
+                assert seconds < MAX_SECONDS, (name, seconds)
+                assert error["param"] == "input", error
+                if name == "references":
+                    assert "12000 item references" in error["message"]
+                elif name == "expanded size":
+                    assert "bytes in its referenced items" in error["message"]
+
+    run_metered(run)
