@@ -165,7 +165,7 @@ def test_timeouts_are_counted_apart_from_worker_errors():
     with pytest.raises(ExecutorTimeoutError, match="still busy"):
         engine.core.executor.check_health()
     release.set()
-    engine.core.executor._ranks[0].settle(30)
+    engine.core.executor._ranks[0].wait_idle(30)
     engine.core.executor.check_health()
     again = engine.submit([1, 2], greedy(3))
     assert run_all(engine)[again].token_ids == expected_tokens([1, 2], 3)
@@ -189,7 +189,7 @@ def test_the_worker_forgets_the_sequences_of_timed_out_steps():
             outputs = run_all(engine)
             assert [outputs[name].finish_reason for name in names] == ["error"] * 2
         release.set()
-        executor._ranks[0].settle(30)
+        executor._ranks[0].wait_idle(30)
     names = [engine.submit([i, 2], greedy(3)) for i in (1, 3)]
     outputs = run_all(engine)
     assert [outputs[name].token_ids for name in names] == [

@@ -93,7 +93,7 @@ def test_the_least_recently_used_place_goes_first():
 def test_no_place_is_given_away_that_is_about_to_be_read():
     manager = BlockManager(4, SIZE, num_host_blocks=2)
     use(manager, list(range(9)))
-    use(manager, list(range(100, 116)))  # evicts both blocks, which fill the places
+    use(manager, list(range(100, 116)))  # evicts both blocks, which fill the slots
     assert use(manager, list(range(9))) == (8, 8)
 
 
@@ -127,7 +127,7 @@ def test_a_reset_empties_the_places():
 def test_the_integrity_check_sees_a_lost_place():
     manager = BlockManager(2, SIZE, num_host_blocks=4)
     manager.host._free.pop()
-    with pytest.raises(RuntimeError, match=r"free 3 \+ kept 0 != total 4"):
+    with pytest.raises(RuntimeError, match=r"free 3 \+ used 0 != total 4"):
         manager.check_integrity()
 
 
@@ -145,15 +145,15 @@ def test_what_a_failed_step_was_to_copy_is_forgotten_unless_it_was_copied(was_la
     plan = scheduler.schedule()
     assert {copy.to_host for copy in plan.block_copies} == {True, False}
     assert not scheduler.needs_sync(plan)
-    places = {copy.host_slot for copy in plan.block_copies if copy.to_host}
+    slots = {copy.host_slot for copy in plan.block_copies if copy.to_host}
     if was_launched:
         scheduler.note_launched(plan)
     scheduler.fail_step(plan.step_id, "it failed")
     scheduler.check_integrity()
     if was_launched:
-        assert places <= set(manager.host._kept)
+        assert slots <= set(manager.host._used)
     else:
-        assert manager.host.num_used == 3 and places.isdisjoint(manager.host._kept)
+        assert manager.host.num_used == 3 and slots.isdisjoint(manager.host._used)
     # What was saved before is still there.
     found = add(scheduler, "d", list(range(13)), max_tokens=1)
     scheduler.update_from_output(answer(scheduler.schedule()))
@@ -275,14 +275,14 @@ class Memories:
 
     def __init__(self) -> None:
         self.blocks: dict[int, Prefix] = {}
-        self.places: dict[int, Prefix] = {}
+        self.slots: dict[int, Prefix] = {}
 
     def copy(self, copies: list[BlockCopy]) -> None:
         for block, place, to_host in copies:
             if to_host:
-                self.places[place] = self.blocks[block]
+                self.slots[place] = self.blocks[block]
             else:
-                self.blocks[block] = self.places[place]
+                self.blocks[block] = self.slots[place]
 
     def check(self, table: list[int], tokens: list[int], num_computed: int) -> None:
         for index in range(num_computed // SIZE):
@@ -298,14 +298,14 @@ class Memories:
 @settings(max_examples=100, deadline=None)
 @given(
     data=st.data(),
-    places=st.integers(0, 6),
+    slots=st.integers(0, 6),
     collide=st.booleans(),
     min_match=st.sampled_from([0, 0, 8]),
 )
-def test_any_order_of_events_brings_back_what_was_saved(data, places, collide, min_match):
+def test_any_order_of_events_brings_back_what_was_saved(data, slots, collide, min_match):
     """Several requests at once; each event is a step, which may fail before it copies."""
     hashing = {"hash_function": lambda parent, tokens: hash(tokens) % 2} if collide else {}
-    manager = BlockManager(10, SIZE, min_match=min_match, num_host_blocks=places, **hashing)
+    manager = BlockManager(10, SIZE, min_match=min_match, num_host_blocks=slots, **hashing)
     memories = Memories()
     living: list[Request] = []
     for number in range(data.draw(st.integers(1, 30))):
@@ -350,4 +350,4 @@ def test_any_order_of_events_brings_back_what_was_saved(data, places, collide, m
     for request in living:
         manager.free(request)
     manager.check_integrity()
-    assert manager.num_used_blocks == 0 and manager.host.num_used <= places
+    assert manager.num_used_blocks == 0 and manager.host.num_used <= slots

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from llaisys.common.request import Request, RequestStatus
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import StreamOutput, TokenUpdate
-from llaisys.engine.output_processor import DECODED_AT_ONCE, OutputOptions, OutputProcessor
+from llaisys.engine.output_processor import DECODE_BATCH, OutputOptions, OutputProcessor
 from llaisys.engine.stop_strings import MAX_MASKS, StopStringFinder, StopStrings
 from llaisys.server.engine_client.deltas import merge_deltas
 from llaisys.server.generation.timings import PromptProgressReporter
@@ -310,8 +310,8 @@ def test_many_choices_that_end_together_cost_no_more_than_any_other_step(length,
         before = tokenizer.decoded
         parts, _ = processor.process([TokenUpdate(r.request_id, [token], status) for r in requests])
         per_step.append(tokenizer.decoded - before)
-    assert max(per_step[:-1], default=0) <= DECODED_AT_ONCE  # one choice
-    assert per_step[-1] < DECODED_AT_ONCE * n
+    assert max(per_step[:-1], default=0) <= DECODE_BATCH  # one choice
+    assert per_step[-1] < DECODE_BATCH * n
     shown = text[:-1] if last is STOPPED else text
     (output,) = [part.output for part in parts if part.output is not None]
     wanted = shown.decode(errors="replace")

@@ -21,7 +21,7 @@ class FakeTerminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def every_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "REDRAW_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.0)
 
 
 def test_a_load_tells_its_stages_in_order(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_the_line_is_drawn_over_itself_and_erased() -> None:
 
 
 def test_a_line_that_changes_often_is_drawn_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "REDRAW_SECONDS", 3600.0)
+    monkeypatch.setattr(progress, "REFRESH_SECONDS", 3600.0)
     out = FakeTerminal()
     line = ProgressLine(out)
     for done in range(1000):

@@ -118,7 +118,7 @@ def test_ranks_of_a_cluster_give_the_same_tokens_and_leave_nothing(
 def test_a_cluster_without_room_says_what_it_has(
     cluster: Any, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_module, "PLACING", 0.5)
+    monkeypatch.setattr(ray_module, "PLACEMENT_TIMEOUT", 0.5)
     with pytest.raises(InvalidInputError, match=r"no room for tensor_parallel_size=4 .* it has 2"):
         open_llm(model, "ray", tp_size=4)
     with pytest.raises(InvalidInputError, match=r"device is .*; it must be cpu with"):

@@ -1,4 +1,4 @@
-"""What is closed by `close()`, and by leaving a `with` block."""
+"""Base class of objects with `close()` that are also context managers."""
 
 from __future__ import annotations
 

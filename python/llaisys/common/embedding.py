@@ -1,4 +1,4 @@
-"""Vectors of texts: what is asked for, and what is made of a pooled hidden state."""
+"""Embeddings: request parameters, and the embedding of a pooled hidden state."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import ModelInfo, RequestOutput
 from llaisys.common.validation import check_int
 
-Vector = array  # of "f": plain Python, because the server's own process has no numpy
+Vector = array  # of "f"; the server process does not import numpy
 
 
 def pooling_params(pooling: str) -> SamplingParams:
-    """What is submitted to get a vector and no token."""
+    """Return the parameters of a request for an embedding."""
     return SamplingParams(max_tokens=0, pooling=pooling, detokenize=False)
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingFormat:
-    """How a pooled hidden state becomes an embedding: cut, then brought to length 1."""
+    """Truncation and normalization of a pooled hidden state."""
 
-    dimensions: int | None = None  # the first so many numbers; None: all of them
+    dimensions: int | None = None  # size of the embedding; None: hidden size
     normalize: bool = True
 
     def check(self, info: ModelInfo) -> int:
-        """The numbers of a vector. Raises InvalidInputError when the model has fewer."""
+        """Return the size of an embedding; InvalidInputError when the model's is smaller."""
         if not info.hidden_size:
             raise InvalidInputError(
                 "this model gives no hidden states: it has no embeddings", field="model"
@@ -38,9 +38,9 @@ class EmbeddingFormat:
         return check_int("dimensions", self.dimensions, 1, info.hidden_size)
 
     def embedding(self, output: RequestOutput) -> Vector[float]:
-        """Of a request that has come to its end with a vector."""
+        """Return the embedding of a finished request."""
         if output.pooled is None:
-            raise RuntimeError(f"request {output.request_id} has no vector")
+            raise RuntimeError(f"request {output.request_id} has no embedding")
         values = array("f", output.pooled)[: self.dimensions]
         if not self.normalize:
             return values
@@ -49,14 +49,14 @@ class EmbeddingFormat:
 
 
 def cosine(one: Vector[float], other: Vector[float]) -> float:
-    """Of two vectors of length 1."""
+    """Return the cosine similarity of two normalized vectors."""
     return max(-1.0, min(1.0, math.fsum(map(mul, one, other))))
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingOutput:
-    """What `LLM.embed` makes of one prompt."""
+    """The result of `LLM.embed` for one prompt."""
 
     prompt_token_ids: list[int]
     embedding: list[float]
-    num_cached_tokens: int = 0  # of the prompt, that the prefix cache saved
+    num_cached_tokens: int = 0  # of the prompt, found in the prefix cache

@@ -1,7 +1,7 @@
-"""The exceptions that NovaInfer raises on purpose.
+"""Exceptions of NovaInfer.
 
-User faults derive from `ValueError` and carry the field, the value and the limit, as data and in
-their text; faults of the machine or of the engine derive from `RuntimeError`.
+Errors of the user derive from `ValueError` and have the field, the value and the limit, as data and
+in the text; errors of the machine or the engine derive from `RuntimeError`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from typing import Any
 
 
 class LlaisysError(Exception):
-    """Base of every exception raised on purpose by this package."""
+    """Base class of the exceptions of this package."""
 
 
 class InvalidInputError(LlaisysError, ValueError):
     """An argument, a request or a configuration that can never be served.
 
-    `field` is the path of what is wrong ("stop[2]", "messages[0].content"), `value` what was given
-    and `limit` what follows "it must be"; `code` tells programs which fault it is. The text is for
-    people: nobody looks for words in it. `is_choice`: the value is one of a few words, or should
-    have been. `llaisys.common.validation.invalid_value` makes most of them.
+    `field` is a path ("stop[2]", "messages[0].content"), `value` the given value and `limit` the
+    text after "it must be"; `code` identifies the error for programs. `is_choice`: the valid values
+    are a few words. `llaisys.common.validation.invalid_value` creates most of them.
     """
 
     def __init__(
@@ -51,12 +50,12 @@ class InvalidInputError(LlaisysError, ValueError):
         )
 
 
-# Codes that more than one layer names.
+# Codes used by several layers.
 CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 
 class ModelLoadError(LlaisysError, ValueError):
-    """A model directory or file that is missing, damaged or of an unknown kind."""
+    """A model directory or file is missing, damaged or of an unknown type."""
 
 
 class NativeError(LlaisysError, RuntimeError):

@@ -1,6 +1,6 @@
-"""Logs as one JSON object (or one line of text) per event, on standard error.
+"""Logging: one JSON object or one line of text per event, on standard error.
 
-What a request said is never in them: events carry ids, names, counts, times and statuses.
+Events contain ids, names, counts, times and statuses, never the content of requests.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ LEVELS = ("debug", "info", "warning", "error")
 SEPARATORS = frozenset(' ="')  # of the fields of a line
 
 
-# What ends a line somewhere, or writes over one: controls (ECMA-48), U+2028 and U+2029, and the
-# characters that turn the direction of text. Line feed and tab are the formatters' own.
+# Characters that end or overwrite a line: controls (ECMA-48), U+2028, U+2029 and bidirectional
+# controls. Line feed and tab are allowed.
 HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
-def shown_as_escapes(text: str) -> str:
+def escape_controls(text: str) -> str:
     return HIDDEN.sub(lambda found: f"\\u{ord(found.group()):04x}", text)
 
 
@@ -38,11 +38,11 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return shown_as_escapes(json.dumps(entry, ensure_ascii=False, default=str))
+        return escape_controls(json.dumps(entry, ensure_ascii=False, default=str))
 
 
 def _one_word(value: object) -> str:
-    """What a client sent must not look like another field or another line."""
+    """Quote a value that could look like another field or line."""
     text = str(value)
     return text if text.isprintable() and SEPARATORS.isdisjoint(text) else json.dumps(text)
 
@@ -56,7 +56,7 @@ class TextFormatter(logging.Formatter):
         return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        line = shown_as_escapes(super().format(record))
+        line = escape_controls(super().format(record))
         fields = getattr(record, "fields", None)
         if fields:
             pairs = " ".join(f"{key}={_one_word(value)}" for key, value in fields.items())
@@ -66,7 +66,7 @@ class TextFormatter(logging.Formatter):
 
 
 def setup_logging(level: str, log_format: str) -> None:
-    """Route everything, uvicorn's own lines included, through one handler."""
+    """Route all loggers, including uvicorn's, through one handler."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     root = logging.getLogger()
@@ -76,19 +76,19 @@ def setup_logging(level: str, log_format: str) -> None:
 
 
 def level_name() -> str:
-    """The level of the package's loggers, as setup_logging takes it: for a child process."""
+    """Return the level of the package's loggers for setup_logging of a child process."""
     level = logging.getLogger("llaisys").getEffectiveLevel()
     return next((name for name in LEVELS if level <= getattr(logging, name.upper())), LEVELS[-1])
 
 
 def format_name() -> str:
-    """The format that setup_logging was called with, or text."""
+    """Return the format given to setup_logging, or "text"."""
     handlers = logging.getLogger().handlers
     return "json" if any(isinstance(h.formatter, JsonFormatter) for h in handlers) else "text"
 
 
 def log_event(logger: logging.Logger, level: int, message: str, **fields: Any) -> None:
-    """One event with its fields; None is left out."""
+    """Log one event with its fields; None values are omitted."""
     if logger.isEnabledFor(level):
         known = {key: value for key, value in fields.items() if value is not None}
         logger.log(level, message, extra={"fields": known})

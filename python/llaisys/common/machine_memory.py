@@ -1,4 +1,4 @@
-"""How much memory the machine has to spare."""
+"""Available memory of the machine."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def available_memory() -> int:
-    """Bytes that can be used without pushing others out, as far as the system says."""
+    """Return the bytes that can be used without swapping."""
     try:
         with open("/proc/meminfo", encoding="ascii") as lines:
             for line in lines:

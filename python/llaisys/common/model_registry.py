@@ -1,4 +1,4 @@
-"""Which adapter serves which model type. Adapters are imported when they are first asked for."""
+"""Adapters by model type. Adapters are imported on first use."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MODEL_REGISTRY: dict[str, str] = {
 
 
 def register_model(model_type: str, location: str) -> None:
-    """Public, for models outside this package: add an adapter, given as "module:class". A type that
-    is taken is refused."""
+    """Public, for models outside this package: register an adapter as "module:class". The type must
+    be new."""
     if model_type in MODEL_REGISTRY:
         raise invalid_value("model_type", model_type, "one that is not registered yet")
     if location.count(":") != 1:
@@ -32,7 +32,7 @@ def register_model(model_type: str, location: str) -> None:
 
 
 def get_adapter_class(model_type: str) -> type[ModelAdapter]:
-    """The adapter of a model type; an unknown one is refused with the known ones."""
+    """Return the adapter class of a model type; InvalidInputError lists the known types."""
     location = MODEL_REGISTRY.get(model_type)
     if location is None:
         known = ", ".join(sorted(MODEL_REGISTRY))

@@ -7,6 +7,6 @@ from difflib import get_close_matches
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
-    """ "unknown WHAT NAME", with the nearest known name when one is near."""
+    """Return "unknown WHAT NAME", with the nearest known name if there is one."""
     near = get_close_matches(name, list(known), n=1)
     return f"unknown {what} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")

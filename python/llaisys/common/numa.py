@@ -1,7 +1,7 @@
-"""The machine's NUMA nodes, and which cores a rank or a replica gets.
+"""NUMA nodes of the machine, and the cores of a rank or replica.
 
-Only cores are chosen: threads inherit them from the thread that starts them, and Linux gives a
-thread memory of the node on which it first writes to it.
+Only the affinity is set: threads inherit it, and Linux allocates memory on the node of the first
+write.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ NODES = Path("/sys/devices/system/node")
 @dataclass(frozen=True, slots=True)
 class NumaNode:
     number: int
-    cpus: tuple[int, ...]  # that this thread may use, rising; not empty
+    cpus: tuple[int, ...]  # allowed for this thread, ascending; not empty
 
 
 def numa_nodes(root: Path = NODES) -> list[NumaNode]:
-    """The nodes that have cores for this thread. A system that says nothing of nodes has one."""
+    """Return the nodes with cores for this thread; one node if the system reports none."""
     usable = os.sched_getaffinity(0)
     found = []
     for path in root.glob("node[0-9]*"):
@@ -35,22 +35,21 @@ def numa_nodes(root: Path = NODES) -> list[NumaNode]:
 
 
 def cores_of_rank(nodes: Sequence[NumaNode], index: int, count: int) -> set[int]:
-    """The cores of one of `count` ranks: whole nodes, or its run of the cores of one node. Ranks
-    that outnumber the cores of a node share them."""
+    """Return the cores of one of `count` ranks: whole nodes, or a slice of one node. Ranks share
+    cores when a node has more ranks than cores."""
     first, last = index * len(nodes) // count, (index + 1) * len(nodes) // count
     if count <= len(nodes):
         return {cpu for node in nodes[first:last] for cpu in node.cpus}
-    beside = [i for i in range(count) if i * len(nodes) // count == first]
-    cpus, place = nodes[first].cpus, beside.index(index)
-    if len(cpus) < len(beside):
-        return {cpus[place % len(cpus)]}
-    begin, end = (n * len(cpus) // len(beside) for n in (place, place + 1))
+    on_node = [i for i in range(count) if i * len(nodes) // count == first]
+    cpus, offset = nodes[first].cpus, on_node.index(index)
+    if len(cpus) < len(on_node):
+        return {cpus[offset % len(cpus)]}
+    begin, end = (n * len(cpus) // len(on_node) for n in (offset, offset + 1))
     return set(cpus[begin:end])
 
 
 def bind_to_cores(index: int, count: int) -> set[int]:
-    """Bind this thread, and those that it starts from now on, to its share of the cores that it may
-    use now."""
+    """Bind this thread and its future threads to the cores of a rank."""
     cpus = cores_of_rank(numa_nodes(), index, count)
     os.sched_setaffinity(0, cpus)
     return cpus

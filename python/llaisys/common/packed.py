@@ -1,4 +1,4 @@
-"""Long lists of integers as arrays, in a third of the time that numpy takes for it."""
+"""Converts long lists of integers to arrays, three times faster than numpy."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from numpy.typing import NDArray
 
 
 def packed_ints(items: Sequence[int]) -> NDArray[np.int64]:
-    """A read-only array; struct.error when one of them is no integer, or has more than 64 bits."""
+    """Return a read-only array; struct.error: an item is no integer or exceeds 64 bits."""
     return np.frombuffer(pack(f"{len(items)}q", *items), np.int64)

@@ -1,4 +1,4 @@
-"""How the ranks of a model are spread over devices, processes and machines (002 section 5)."""
+"""Distribution of the ranks of a model over devices and processes (002 section 5)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from llaisys.common.options import (
 )
 from llaisys.common.validation import check_int, invalid_count, invalid_value
 
-MAX_RANKS = 64  # that the native library takes
+MAX_RANKS = 64  # limit of the native library
 EXECUTOR_BACKENDS = ("uni", "mp", "ray")
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelConfig:
-    """The seeds' fields, then ours; `normalize_parallel_config` checks them and fills the derived
+    """The fields of the seeds, then further ones; `normalize_parallel_config` fills the derived
     ones."""
 
     pipeline_parallel_size: int = option(
@@ -71,7 +71,7 @@ class ParallelConfig:
     )
 
     def kv_copies(self, num_kv_heads: int) -> int:
-        """Ranks that hold each key/value head; 1 unless they outnumber the heads evenly."""
+        """Ranks with a copy of each KV head; 1 unless the ranks are a multiple of the heads."""
         size = self.tensor_parallel_size
         if self.replicate_kv_heads and num_kv_heads < size and size % num_kv_heads == 0:
             return size // num_kv_heads
@@ -79,7 +79,7 @@ class ParallelConfig:
 
 
 def normalize_parallel_config(config: ParallelConfig) -> ParallelConfig:
-    """A checked copy with world size, ranks and device ids filled in (002 section 5.2).
+    """Return a validated copy with world size, ranks and device ids (002 section 5.2).
 
     ValueError names the field and its value; NotImplementedError means "not in this release".
     """

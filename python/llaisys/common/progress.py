@@ -1,7 +1,6 @@
-"""How far a long start has come: said by whoever does the work, heard by whoever listens.
+"""Progress of a long start-up: `report` calls the listener of this thread, if any.
 
-The work calls `report`, which costs nothing while nobody listens. `done` and `total` are in a unit
-of the stage's own; a total of 0 is unknown.
+`done` and `total` have a unit of their stage; a total of 0 is unknown.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from typing import TextIO
 Listener = Callable[[str, int, int], None]  # stage, done, total
 
 BAR_WIDTH = 30
-REDRAW_SECONDS = 0.1
+REFRESH_SECONDS = 0.1
 
 _listener: ContextVar[Listener | None] = ContextVar("progress_listener", default=None)
 
 
 def report(stage: str, done: int = 0, total: int = 0) -> None:
-    """Called in the thread that began the work; threads that it starts are not heard."""
+    """Report progress; has no effect in threads started inside `progress_listener`."""
     listener = _listener.get()
     if listener is not None:
         listener(stage, done, total)
@@ -29,7 +28,7 @@ def report(stage: str, done: int = 0, total: int = 0) -> None:
 
 @contextmanager
 def progress_listener(listener: Listener) -> Iterator[None]:
-    """`listener` hears every `report` of this thread inside the block."""
+    """Call `listener` for every `report` of this thread inside the block."""
     token = _listener.set(listener)
     try:
         yield
@@ -39,7 +38,7 @@ def progress_listener(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def show_progress(out: TextIO) -> Iterator[None]:
-    """Stages as one line that is gone afterwards, where `out` is a terminal; else nothing."""
+    """Show stages in one temporary line if `out` is a terminal."""
     if not out.isatty():
         yield
         return
@@ -52,32 +51,32 @@ def show_progress(out: TextIO) -> Iterator[None]:
 
 
 class ProgressLine:
-    """One line of a terminal, drawn again and again. The cursor stays at its beginning, so that
-    whatever else is written there begins a line, too."""
+    """One line of a terminal that is rewritten. The cursor stays at its start, so that other output
+    starts a line."""
 
     def __init__(self, out: TextIO) -> None:
         self.out = out
         self._stage = ""
-        self._drawn = 0.0  # when
-        self._width = 0  # characters that are on the screen
+        self._written = 0.0  # time
+        self._width = 0  # characters on the screen
 
     def show(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
-        if stage == self._stage and now - self._drawn < REDRAW_SECONDS:
+        if stage == self._stage and now - self._written < REFRESH_SECONDS:
             return
-        self._stage, self._drawn = stage, now
+        self._stage, self._written = stage, now
         text = f"{stage} ..."
         if total > 0:
             filled = BAR_WIDTH * min(done, total) // total
             bar = "#" * filled + "." * (BAR_WIDTH - filled)
             text = f"{stage} [{bar}] {100 * min(done, total) // total:3d} %"
-        self._draw(text)
+        self._write(text)
 
     def erase(self) -> None:
-        self._draw("")
+        self._write("")
         self._width = 0
 
-    def _draw(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         if text or self._width:
             self.out.write(text.ljust(self._width) + "\r")
             self.out.flush()

@@ -1,4 +1,4 @@
-"""A request: the owner of one sequence's tokens and status, and where each status leads."""
+"""A request: the tokens and the status of one sequence, and the allowed status transitions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ logger = logging.getLogger("llaisys.engine")
 
 
 class RequestStatus(Enum):
-    """Where a request stands; the names are the seeds', and the last two ours. Nothing uses
-    WAITING_FOR_REMOTE_KVS and FINISHED_IGNORED yet."""
+    """Status of a request; the names are those of the seeds, and two more. WAITING_FOR_REMOTE_KVS
+    and FINISHED_IGNORED are unused."""
 
     WAITING = "waiting"
     WAITING_FOR_REMOTE_KVS = "waiting_for_remote_kvs"
@@ -27,11 +27,11 @@ class RequestStatus(Enum):
     FINISHED_TIMED_OUT = "finished_timed_out"
 
     def __init__(self, value: str) -> None:
-        self.finished = value.startswith("finished")  # looked at once a step and request
+        self.finished = value.startswith("finished")  # an attribute: read once per step and request
 
     @property
     def finish_reason(self) -> str | None:
-        """`stop`, `length`, `abort`, `error`, `timeout`; None while the request lives."""
+        """`stop`, `length`, `abort`, `error`, `timeout`; None before the end."""
         return FINISH_REASONS.get(self)
 
 
@@ -62,7 +62,7 @@ _EARLY_ENDS = frozenset(
     }
 )
 
-# A preempted request may still stop: a result or a stop string can arrive one step late.
+# A preempted request may still stop: its last result may arrive after the preemption.
 TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
     RequestStatus.WAITING: _EARLY_ENDS
     | {RequestStatus.RUNNING, RequestStatus.WAITING_FOR_REMOTE_KVS},
@@ -74,54 +74,52 @@ TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
 
 
 class IllegalTransitionError(RuntimeError):
-    """A request was asked to go where its status does not lead; nothing was changed."""
+    """A status transition that is not allowed; nothing was changed."""
 
 
 @dataclass(slots=True, eq=False)
 class Request:
     """One sequence: a prompt and one choice of its continuation.
 
-    A step gives the request tokens; `num_computed_tokens` catches up with `num_tokens`. When it is
-    equal or larger, tokens have been asked for whose ids are not known yet.
+    `num_computed_tokens` catches up with `num_tokens`. When it is equal or larger, sampled tokens
+    are in flight.
     """
 
     request_id: str
     prompt_token_ids: list[int]
-    sampling: SamplingParams  # with_defaults() done
+    sampling: SamplingParams  # after with_defaults()
     seed: int = 0
-    group: str = ""  # the prompt's own name, which its choices share
+    group: str = ""  # request id of the prompt, shared by its choices
     choice: int = 0  # index among the n choices of a prompt
     stop_token_ids: frozenset[int] = frozenset()  # eos (unless ignored) and the request's own
-    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
-    # With a thinking_budget: the token that opens reasoning (-1: none), then what closes it.
+    bad_words: tuple[tuple[int, ...], ...] = ()  # banned token sequences
+    # With a thinking_budget: the start marker of reasoning (-1: none), then the end marker.
     thinking: tuple[int, ...] = ()
     constrain_after: int = (
         -1
     )  # structured_outputs hold behind this token, the end of reasoning; -1: now
     cache_salt: str = ""  # prefixes are shared only between equal salts
-    owner: str = ""  # whose request it is: an API key's hash; owners share the engine fairly
-    job: str = ""  # the client's call that it is a part of; so do the jobs of one owner
-    max_total_tokens: int = 0  # prompt + output; set by the scheduler when it takes the request
+    owner: str = ""  # hash of the API key; see FairQueue
+    job: str = ""  # the client call of the request; see FairQueue
+    max_total_tokens: int = 0  # prompt + output; set by the scheduler
     arrival_time: float = 0.0
-    seq_id: int = -1  # set by the scheduler; rises with arrival
+    seq_id: int = -1  # set by the scheduler; increases with arrival
     status: RequestStatus = RequestStatus.WAITING
     token_ids: list[int] = field(default_factory=list)  # prompt, then output
     num_prompt_tokens: int = 0
     num_computed_tokens: int = 0
-    num_keep_tokens: int = 0  # that stay when the context is shifted; set with max_total_tokens
-    num_discarded_tokens: int = (
-        0  # of the computed ones, behind the kept: no longer in the KV cache
-    )
-    draft_token_ids: list[int] = field(default_factory=list)  # proposed; the next step takes them
+    num_keep_tokens: int = 0  # kept by context shifts; set by the scheduler
+    num_discarded_tokens: int = 0  # computed tokens that context shifts have discarded
+    draft_token_ids: list[int] = field(default_factory=list)  # for the next step
     num_cached_tokens: int = -1  # prompt tokens found in the prefix cache; -1: not yet scheduled
-    num_host_cached_tokens: int = 0  # of those, brought back from host memory
+    num_host_cached_tokens: int = 0  # of those, restored from host memory
     num_preemptions: int = 0
     scheduled_time: float | None = None
-    stop_reason: int | str | None = None  # the token id or the string that ended it
+    stop_reason: int | str | None = None  # stop token or stop string
     error: str | None = None
     generates: bool = True  # samples tokens after the prompt
-    needs_sync: bool = False  # its next draw needs its last token, or its logits, on the host
-    reports_progress: bool = False  # says after each step how much of its prompt is done
+    needs_sync: bool = False  # sampling needs its last token or its logits on the host
+    reports_progress: bool = False  # of its prompt, after each step
 
     def __post_init__(self) -> None:
         self.generates = self.sampling.generates
@@ -143,7 +141,7 @@ class Request:
 
     @property
     def position(self) -> int:
-        """Where the next token to compute stands in the KV cache."""
+        """Position in the KV cache of the next token to compute."""
         return self.num_computed_tokens - self.num_discarded_tokens
 
     @property
@@ -160,17 +158,16 @@ class Request:
 
     @property
     def needs_prompt_logprobs(self) -> bool:
-        """Whether its prompt's logprobs are wanted; those of a prompt's choices are the same."""
+        """Whether prompt logprobs are requested; only the first choice computes them."""
         return self.sampling.prompt_logprobs is not None and self.choice == 0
 
     @property
     def needs_every_token(self) -> bool:
-        """Whether something is read from each token of the prompt, so that none may be left out
-        because its keys and values are known."""
+        """Whether every prompt token must be computed, so that the prefix cache cannot be used."""
         return self.needs_prompt_logprobs or self.sampling.pooling == "mean"
 
     def set_status(self, status: RequestStatus) -> None:
-        """Move to `status`; an illegal move is logged and raises, and changes nothing."""
+        """Change the status; a transition that is not allowed is logged and raises."""
         if status not in TRANSITIONS[self.status]:
             logger.error(
                 "request %s: illegal transition %s -> %s",
@@ -186,7 +183,7 @@ class Request:
         self.status = status
 
     def append_token(self, token_id: int) -> RequestStatus | None:
-        """Take a drawn token; the status to finish with, or None to go on."""
+        """Append a sampled token; return the final status, or None to continue."""
         token_ids = self.token_ids
         token_ids.append(token_id)
         if token_id in self.stop_token_ids and self.num_output_tokens >= self.sampling.min_tokens:

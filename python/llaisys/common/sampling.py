@@ -70,7 +70,7 @@ MAX_TOKENS = 1 << 31
 MAX_PRIORITY = 1000
 MAX_TIMEOUT = 30 * 86400.0
 MAX_SEED = (1 << 64) - 1
-BIAS_KEY = "a token id of logit_bias"  # what errors call it
+BIAS_KEY = "a token id of logit_bias"  # label in errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +130,9 @@ class Samplers(Kind):
 class SamplingOption(Option):
     """A field of SamplingParams.
 
-    `array` is the sampler's array of this number, one entry a row (see `llaisys.common.step`), and
-    `neutral` the value there that changes nothing. A field with `from_model` may be set by the
-    model's generation_config.json; None then means "what the model says", else "not used".
+    `array`: name of the sampler's array, one entry per row (see `llaisys.common.step`); `neutral`:
+    the value without effect. `from_model`: the model's generation_config.json may set the field;
+    None then means the model's value, else "not used".
     """
 
     array: str | None = None
@@ -305,7 +305,7 @@ class SamplingParams:
 
     @property
     def bias_items(self) -> tuple[tuple[int, float], ...]:
-        """The logit_bias as (token id, value) pairs, in the order given."""
+        """The logit_bias as (token id, value) pairs in order."""
         return tuple((self.logit_bias or {}).items())
 
     @property
@@ -319,7 +319,7 @@ class SamplingParams:
 
     @property
     def uses_penalties(self) -> bool:
-        """Whether any penalty looks at the tokens so far."""
+        """Whether any penalty is set."""
         return (
             self.repetition_penalty not in (None, 1.0)
             or self.presence_penalty != 0.0
@@ -352,12 +352,12 @@ class SamplingParams:
         return replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as plain data, for logs and JSON."""
+        """Return all fields as plain data, for logs and JSON."""
         values = {name: getattr(self, name) for name in FIELDS}
         return values | {"structured_outputs": self.to_wire().get("structured_outputs")}
 
     def to_wire(self) -> dict[str, Any]:
-        """The fields that were set, as plain data; `from_wire` makes an equal one of them."""
+        """Return the fields that are set, as plain data for `from_wire`."""
         values = changed(self)
         if isinstance(self.structured_outputs, StructuredOutputs):
             values["structured_outputs"] = self.structured_outputs.to_wire()
@@ -365,7 +365,7 @@ class SamplingParams:
 
     @classmethod
     def from_wire(cls, values: Mapping[str, Any]) -> SamplingParams:
-        """Everything is checked again; raises InvalidInputError."""
+        """Validate and build; raises InvalidInputError."""
         params: SamplingParams = rebuilt(cls, values)
         return params
 
@@ -381,13 +381,13 @@ class _Setter:
 
 
 def _as_id(key: object) -> object:
-    """JSON has string keys only: "50256" is the id 50256."""
+    """Convert a JSON key: "50256" is the id 50256."""
     if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10:
         return int(key)
     return key
 
 
-# The table: every field of SamplingParams by its name.
+# Every field of SamplingParams by name.
 FIELDS: dict[str, SamplingOption] = {
     name: about
     for name, about, _ in options_of(SamplingParams)

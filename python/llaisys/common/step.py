@@ -1,7 +1,7 @@
-"""What the worker hands to a model for one step: flat numpy arrays, no Python object per token.
+"""Inputs and outputs of a model for one step: flat numpy arrays.
 
-The arrays may be views of larger buffers that the next step overwrites; a model copies what it
-keeps. Every array is C-contiguous. `n`: tokens of the step, `s`: sequences, `r`: rows to sample.
+The arrays may be views of buffers that the next step overwrites; a model copies what it retains.
+Every array is C-contiguous. `n`: tokens of the step, `s`: sequences, `r`: rows to sample.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from llaisys.common.sampling import FIELDS
 
 @dataclass(slots=True)
 class ModelStepInput:
-    """The tokens of a step. The tokens of one sequence stand together, positions rising."""
+    """The tokens of a step. The tokens of a sequence are adjacent, in order of position."""
 
     token_ids: NDArray[np.int64]  # [n]
     positions: NDArray[np.int64]  # [n]
     seq_ids: NDArray[np.int64]  # [n]
-    logits_mask: NDArray[np.int8]  # [n], non-zero: this token's logits are wanted
-    # [n]: what the token's hidden state does to its sequence's vector; the C API's LlaisysPooling
+    logits_mask: NDArray[np.int8]  # [n], non-zero: compute the logits of this token
+    # [n]: LlaisysPooling of the C API
     pooling: NDArray[np.uint8] | None = field(default=None, kw_only=True)
 
 
 @dataclass(slots=True)
 class AttentionMetadata:
-    """Where keys and values lie (BLOCK layout)."""
+    """Slots and block tables of a step (BLOCK layout)."""
 
     slot_mapping: NDArray[np.int32]  # [n]
     batch_seq_ids: NDArray[np.int64]  # [s]
-    context_lens: NDArray[np.int32]  # [s], this step's tokens included
+    context_lens: NDArray[np.int32]  # [s], including the tokens of this step
     block_tables: NDArray[np.int32]  # [s, width], -1 past the end of a row
 
 
 @dataclass(slots=True)
 class ForwardOutput:
-    """The output rows that the model keeps until its next step."""
+    """The output rows, valid until the next step."""
 
     n_outputs: int
     output_ids: NDArray[np.int32]  # [n_outputs], index of the token in the step
 
 
-# The numbers that steer the sampler, one a row: name -> the neutral value.
+# Numeric sampling parameters by row: name -> neutral value.
 ROW_NUMBERS: dict[str, float] = {
     about.array: about.neutral for about in FIELDS.values() if about.array is not None
 }
@@ -52,16 +52,15 @@ ROW_NUMBERS: dict[str, float] = {
 
 @dataclass(slots=True)
 class SamplingMetadata:
-    """How each row is turned into a token; None, and no entry in `numbers`, stand for the neutral
-    value everywhere.
+    """Sampling parameters of a step. None, or no entry in `numbers`: neutral for every row.
 
-    The mask, then the bias, then the chain in its order; temperature 0 is greedy.
+    Applied in the order mask, bias, chain; temperature 0 is greedy.
     """
 
     rows: NDArray[np.int32]  # [r]: output row
-    seq_ids: NDArray[np.int64] | None = None  # [r]: whose history the penalties look at
+    seq_ids: NDArray[np.int64] | None = None  # [r]: sequence whose history penalties use
     seeds: NDArray[np.uint64] | None = None  # [r]
-    positions: NDArray[np.int64] | None = None  # [r]: position of the token being drawn
+    positions: NDArray[np.int64] | None = None  # [r]: position of the sampled token
     choices: NDArray[np.int32] | None = None  # [r]: index of the choice (n > 1)
     chain_offsets: NDArray[np.int32] | None = None  # [r + 1] into chain
     chain: NDArray[np.uint8] | None = None  # SamplerKind
@@ -77,19 +76,18 @@ class SamplingMetadata:
 
 @dataclass(slots=True)
 class TokenMasks:
-    """Which tokens the sequences of a step may draw, where their answers must have a form. The same
-    for every rank."""
+    """Masks of structured output for one step, the same on every rank."""
 
-    first: dict[int, int]  # seq id -> row of `masks` for its next token; its drafts' follow
-    counts: dict[int, int]  # seq id -> how many rows it has; drafts without one cannot be accepted
+    first: dict[int, int]  # seq id -> row of `masks` for its next token; those of drafts follow
+    counts: dict[int, int]  # seq id -> number of rows; drafts without a row are rejected
     masks: NDArray[np.uint32]  # [m, (vocabulary + 31) // 32], bit set = allowed
-    late: frozenset[int] = frozenset()  # their masks are not there: they draw nothing in this step
-    failed: dict[int, str] = field(default_factory=dict)  # seq id -> why it cannot go on
+    late: frozenset[int] = frozenset()  # seq ids without masks yet: they sample no token
+    failed: dict[int, str] = field(default_factory=dict)  # seq id -> error
 
 
 @dataclass(slots=True)
 class RowLogprobs:
-    """Log-probabilities of one sampled row, before bias, mask and chain."""
+    """Logprobs of one sampled row, before bias, mask and chain."""
 
     sampled: float
     sampled_rank: int  # 1 = the most likely token

@@ -1,11 +1,10 @@
-"""What an answer must look like: a JSON schema, a pattern, one of several texts, or a grammar.
+"""Constraints of structured output: a JSON schema, a regex, a choice, or a grammar.
 
     SamplingParams(structured_outputs=StructuredOutputs(json={"type": "object", ...}))
     SamplingParams(structured_outputs={"choice": ["yes", "no"]})       the same as plain data
 
-The names are vLLM's. Here only what can be seen without compiling is checked: sizes, nesting, that
-exactly one kind of constraint is given. What it means, and whether it can be compiled within its
-limits, is found out by `llaisys.engine.structured`, beside the steps.
+The names are those of vLLM. Only sizes, nesting and the number of constraints are checked here;
+`llaisys.engine.structured` compiles the constraint in another process.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from llaisys.common.validation import check_count, check_text, invalid_count, in
 
 FIELD = "structured_outputs"
 MAX_SCHEMA_CHARS = 128 << 10  # of a schema as JSON text; OpenAI's limit is 120,000
-MAX_SCHEMA_DEPTH = 64  # objects and lists within each other
+MAX_SCHEMA_DEPTH = 64  # nested objects and lists
 MAX_GRAMMAR_CHARS = 64 << 10
 MAX_REGEX_CHARS = 16 << 10
 MAX_CHOICES = 1024
@@ -41,7 +40,7 @@ MAX_CHOICES_CHARS = 64 << 10  # of all of them
 
 @dataclass(frozen=True, slots=True)
 class JsonText(Kind):
-    """An object (or a boolean: JSON Schema has those, too) or its JSON text; kept as text."""
+    """An object (or a boolean, for JSON Schema) or its JSON text; stored as text."""
 
     may_be_bool: bool = False
 
@@ -67,7 +66,7 @@ class JsonText(Kind):
 
 @dataclass(frozen=True, slots=True)
 class LongText(Kind):
-    """A string that is not empty, of a bounded length."""
+    """A non-empty string of bounded length."""
 
     max_chars: int
 
@@ -83,7 +82,7 @@ class LongText(Kind):
 
 @dataclass(frozen=True, slots=True)
 class ChoiceTexts(Strings):
-    """Several texts, of a bounded length in all."""
+    """Several texts of bounded total length."""
 
     def check(self, name: str, value: Any) -> tuple[str, ...]:
         texts = super(ChoiceTexts, self).check(name, value)
@@ -100,8 +99,8 @@ _CHOICES = ChoiceTexts(MAX_CHOICES, MAX_CHOICE_CHARS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputs:
-    """Exactly one of the first six is given. `json` and `structural_tag` are kept as JSON text,
-    whatever they were given as, so that equal ones are equal and the value can be hashed."""
+    """Exactly one of the first six fields is set. `json` and `structural_tag` are stored as JSON
+    text, so that instances can be compared and hashed."""
 
     json: str | Mapping[str, Any] | bool | None = option(
         None, _SCHEMA, "a JSON schema that the answer fulfils"
@@ -146,12 +145,11 @@ class StructuredOutputs:
 
     @property
     def constraint(self) -> str:
-        """The name of the one that is given."""
+        """The name of the constraint that is set."""
         return next(name for name in CONSTRAINTS if getattr(self, name) not in (None, False))
 
     def to_wire(self) -> dict[str, Any]:
-        """The fields that were set, as plain data; `rebuilt` and `StructuredOutputs(**it)` make an
-        equal one."""
+        """Return the fields that are set, as plain data for `StructuredOutputs(**values)`."""
         return changed(self)
 
 
@@ -208,7 +206,7 @@ def _check_unicode(name: str, text: str) -> None:
 
 
 def _depth(data: Any) -> int:
-    """How many objects and lists lie within each other; no further than can matter."""
+    """Return the nesting depth, at most MAX_SCHEMA_DEPTH + 1."""
     depth, level = 0, [data]
     while level and depth <= MAX_SCHEMA_DEPTH:
         level = [

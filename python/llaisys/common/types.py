@@ -1,9 +1,7 @@
-"""What a step consists of, and what comes back: plain data, no numpy.
+"""Plain data that crosses layers and processes: plans, step results, updates and outputs. No numpy.
 
-Everything that crosses a layer (`SchedulerOutputs`, `StepOutput`, `TokenUpdate`, `StreamOutput`,
-`RequestOutput`) is a record of plain values, so that it can cross a process. Of two of them there
-is one per request and step; those are msgspec structs, which are made in a third of the time that a
-dataclass takes.
+`TokenUpdate` and `StreamOutput` exist per request and step; they are msgspec structs, which are
+created three times faster than dataclasses.
 """
 
 from __future__ import annotations
@@ -16,16 +14,16 @@ from msgspec import Struct
 from llaisys.common.request import Request, RequestStatus
 from llaisys.common.sampling import SamplingParams
 
-# ---- what a step consists of ---------------------------------------------------------------------
+# ---- steps ---------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class NewSequence:
-    """A sequence that the worker does not hold: new, or back after a preemption."""
+    """A sequence that the worker does not have: new, or restarted after a preemption."""
 
     seq_id: int
     request_id: str
-    token_ids: list[int]  # prompt and what was drawn before a preemption
+    token_ids: list[int]  # prompt, and tokens sampled before a preemption
     num_prompt_tokens: int
     sampling: SamplingParams
     seed: int
@@ -50,7 +48,7 @@ class ContextShift:
 
 
 class BlockCopy(NamedTuple):
-    """Keys and values of a block of the KV cache to its place in host memory, or back."""
+    """A copy of a block of the KV cache to a host slot, or back."""
 
     block: int
     host_slot: int
@@ -58,23 +56,21 @@ class BlockCopy(NamedTuple):
 
 
 class DraftRequest(Struct, frozen=True):
-    """A sequence that can use drafts. The tokens before `start` were in an earlier one, and are the
-    same."""
+    """A sequence that gets drafts. The tokens before `start` were sent earlier."""
 
     seq_id: int
     start: int
     token_ids: list[int]  # from `start` on
-    count: int  # drafts at most
+    count: int  # maximum of draft tokens
 
 
 @dataclass(slots=True)
 class SchedulerOutputs:
-    """One step's work. The lists of length s run in parallel, one entry a sequence.
+    """The plan of a step. The lists of length s run in parallel, one entry per sequence.
 
-    Sequence i computes its tokens at positions [starts[i], starts[i] + counts[i]), and when
-    samples[i] the token after them is drawn. The last of its tokens are its drafts, if it has any:
-    then a token is drawn after each of them and after the token before them, up to the first that
-    was not drafted.
+    Sequence i computes its tokens at positions [starts[i], starts[i] + counts[i]) and, when
+    samples[i], samples the token after them. Drafts are the last of its tokens: then a token is
+    sampled after the token before them and after each accepted draft token.
     """
 
     step_id: int
@@ -86,11 +82,11 @@ class SchedulerOutputs:
     draft_token_ids: dict[int, list[int]] = field(default_factory=dict)  # seq id -> drafts
     new_seqs: list[NewSequence] = field(default_factory=list)
     shifts: list[ContextShift] = field(default_factory=list)
-    # Before the step, in order, between its shifts: a block may be saved and filled anew.
+    # Before the step, in order, between its shifts: a block may be saved and refilled.
     block_copies: list[BlockCopy] = field(default_factory=list)
-    # seq id -> appended blocks, behind those of its shift
+    # seq id -> appended blocks, after those of its shift
     new_blocks: dict[int, list[int]] = field(default_factory=dict)
-    released_seq_ids: list[int] = field(default_factory=list)  # finished or preempted before
+    released_seq_ids: list[int] = field(default_factory=list)  # finished or preempted
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
 
@@ -101,17 +97,17 @@ class SchedulerOutputs:
 
 @dataclass(slots=True)
 class TokenLogprobs:
-    """Log-probabilities at one position, before bias, mask and chain."""
+    """Logprobs at one position, before bias, mask and chain."""
 
     token_id: int
     logprob: float
     rank: int  # 1 = the most likely token
-    top: list[tuple[int, float]] = field(default_factory=list)  # the best, falling
+    top: list[tuple[int, float]] = field(default_factory=list)  # descending
 
 
 @dataclass(slots=True)
 class PromptLogprobs:
-    """Logprobs of a prompt's tokens from `start` on. A preempted request may send some twice."""
+    """Prompt logprobs from position `start` on. A preempted request may send some twice."""
 
     start: int
     entries: list[TokenLogprobs]
@@ -119,20 +115,20 @@ class PromptLogprobs:
 
 @dataclass(slots=True)
 class StepOutput:
-    """What a step drew. It names its step, so it may be applied after later steps were planned."""
+    """The result of a step; later steps may be scheduled before it is applied."""
 
     step_id: int
     sampled: dict[int, list[int]]  # seq id -> new tokens (one; more when drafts were accepted)
-    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # where asked for
-    # seq id -> of its prompt's tokens that follow those of the step, where asked for
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # if requested
+    # seq id -> logprobs of the successors of the prompt tokens of the step, if requested
     prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
-    failed: dict[int, str] = field(default_factory=dict)  # seq id -> why nothing could be drawn
-    # seq id -> of a prompt that is pooled and now at its end: f32 [hidden size], native order
+    failed: dict[int, str] = field(default_factory=dict)  # seq id -> sampling error
+    # seq id -> embedding of a pooled prompt that is complete: f32 [hidden size], native order
     pooled: dict[int, bytes] = field(default_factory=dict)
 
     def extend(self, later: StepOutput) -> None:
-        """Add what was drawn after accepted drafts. A sequence that failed there keeps the tokens
-        that it has: the next step meets the same failure in its first draw."""
+        """Add tokens sampled after accepted drafts. A sequence that failed there keeps its tokens:
+        its next step fails with its first token."""
         for seq_id, tokens in later.sampled.items():
             self.sampled[seq_id] += tokens
         for seq_id, logprobs in later.logprobs.items():
@@ -141,7 +137,7 @@ class StepOutput:
 
 @dataclass(slots=True)
 class StepRecord:
-    """The engine's note about one step."""
+    """Statistics of one step."""
 
     step_id: int
     batch_size: int
@@ -151,7 +147,7 @@ class StepRecord:
 
 
 class TokenUpdate(Struct, gc=False):
-    """What one step did to one request; the engine core's output, token ids only."""
+    """The result of one step for one request; output of the engine core."""
 
     request_id: str
     token_ids: list[int]  # new in this step
@@ -166,33 +162,33 @@ class TokenUpdate(Struct, gc=False):
     num_computed_prompt_tokens: int = (
         0  # tokens of the prompt, of a request that tells its progress
     )
-    num_host_cached_tokens: int = 0  # of the cached ones
+    num_host_cached_tokens: int = 0  # of the cached tokens
 
     @classmethod
     def of(
         cls, request: Request, tokens: list[int], logprobs: list[TokenLogprobs] | None = None
     ) -> TokenUpdate:
-        """What a request has become."""
+        """Return the update of a request after a step."""
         cached = max(request.num_cached_tokens, 0)
-        facts = (request.stop_reason, cached, request.scheduled_time, request.error)
-        update = cls(request.request_id, tokens, request.status, logprobs, *facts)
+        fields = (request.stop_reason, cached, request.scheduled_time, request.error)
+        update = cls(request.request_id, tokens, request.status, logprobs, *fields)
         if request.num_host_cached_tokens:
             update.num_host_cached_tokens = request.num_host_cached_tokens
         return update
 
 
 class GpuUsage(Struct, array_like=True, gc=False):
-    """Of a whole GPU, whoever uses it."""
+    """Usage of a GPU by all processes."""
 
-    index: int  # as the process counts its devices
+    index: int  # device index in this process
     memory_used: int  # bytes
     memory_total: int
-    busy: float = -1.0  # the part of the last moment in which it computed, 0 to 1; -1: not known
+    busy: float = -1.0  # utilization, 0 to 1; -1: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the worker says about the model that it loaded."""
+    """Description of a loaded model."""
 
     model_path: str
     model_type: str
@@ -202,32 +198,32 @@ class ModelInfo:
     num_blocks: int
     block_size: int
     kv_bytes_per_token: int = 0
-    num_host_blocks: int = 0  # places of evicted blocks in host memory
+    num_host_blocks: int = 0  # host slots for evicted blocks
     generation_defaults: dict[str, float | int | None] = field(default_factory=dict)
-    hidden_size: int = 0  # numbers of a pooled vector; 0: the model gives none
-    tokenizer_source: Any = None  # what llaisys.tokenization opens; None: no tokenizer
+    hidden_size: int = 0  # size of an embedding; 0: not supported
+    tokenizer_source: Any = None  # for llaisys.tokenization; None: no tokenizer
 
     @property
     def kv_cache_bytes(self) -> int:
-        """Of one rank."""
+        """Bytes of one rank."""
         return self.num_blocks * self.block_size * self.kv_bytes_per_token
 
     @property
     def kv_host_bytes(self) -> int:
-        """Of one rank."""
+        """Bytes of one rank."""
         return self.num_host_blocks * self.block_size * self.kv_bytes_per_token
 
 
-# ---- what the caller gets ------------------------------------------------------------------------
+# ---- outputs -------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0  # over all choices
-    cached_tokens: int = 0  # prompt tokens that the prefix cache saved
-    reasoning_tokens: int = 0  # of the completion, where somebody counted them
-    host_cached_tokens: int = 0  # of the cached ones, brought back from host memory
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache
+    reasoning_tokens: int = 0  # of the completion, if counted
+    host_cached_tokens: int = 0  # of the cached tokens, restored from host memory
 
     @property
     def total_tokens(self) -> int:
@@ -236,7 +232,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Timings:
-    """Seconds since the request was submitted; None: it did not come that far."""
+    """Seconds since the request was submitted; None: not reached."""
 
     queue: float | None = None  # until it was first scheduled
     first_token: float | None = None
@@ -246,11 +242,11 @@ class Timings:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One finished (or abandoned) choice."""
+    """One finished choice."""
 
     index: int
     text: str = ""
-    token_ids: list[int] = field(default_factory=list)  # the stop token included
+    token_ids: list[int] = field(default_factory=list)  # including the stop token
     finish_reason: str | None = None  # stop, length, abort, error
     stop_reason: int | str | None = None  # the stop string or token; None for eos and length
     status: RequestStatus = RequestStatus.WAITING
@@ -271,9 +267,9 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     usage: Usage = field(default_factory=Usage)
-    # One for each prompt token, when asked for; the first has nothing before it: NaN, rank 0.
+    # One per prompt token, if requested; the first is NaN, rank 0.
     prompt_logprobs: list[TokenLogprobs] | None = None
-    pooled: bytes | None = None  # f32 [hidden size], as `common.embedding` reads it
+    pooled: bytes | None = None  # f32 [hidden size]; see `common.embedding`
 
     @property
     def finished(self) -> bool:
@@ -293,16 +289,16 @@ class RequestOutput:
 
 
 class PromptProgress(Struct, frozen=True):
-    """How much of a prompt has been computed."""
+    """Progress of the prompt."""
 
     total: int  # tokens
     cached: int  # of them, found in the prefix cache
-    done: int  # of them, the cached ones included
-    seconds: float  # since its first step was planned
+    done: int  # computed tokens, including the cached ones
+    seconds: float  # since its first step was scheduled
 
 
 class StreamOutput(Struct):
-    """What is new of one choice. The `text` parts, put together, are the final text."""
+    """A part of one choice. The concatenated `text` parts are the final text."""
 
     request_id: str
     index: int
@@ -313,5 +309,5 @@ class StreamOutput(Struct):
     stop_reason: int | str | None = None
     output: RequestOutput | None = None  # with the last part of the last choice
     prompt_logprobs: list[TokenLogprobs] | None = None  # with the first part of the first choice
-    # Where asked for: in parts without a token while the prompt is computed, and with the first.
+    # If requested: in parts without a token during prefill, and with the first token.
     progress: PromptProgress | None = None

@@ -1,10 +1,10 @@
-"""Checks of what users hand in, and the one grammar of their refusals:
+"""Validation of user input, with one grammar of error texts:
 
     FIELD is VALUE; it must be LIMIT            n is 129; it must be an integer from 1 to 128
     FIELD has COUNT UNIT; it must have LIMIT    stop has 65 strings; it must have at most 64
 
-A check returns the value in its plain form (an `int` for a numpy integer, a tuple for a list) or
-raises InvalidInputError, which carries the same facts as data.
+A check returns the normalized value (an `int` for a numpy integer, a tuple for a list) or raises
+InvalidInputError, which has the same values as fields.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from llaisys.common.errors import InvalidInputError
 MAX_INT = (1 << 31) - 1
 MIN_FLOAT = 2.0**-126  # the smallest normal number in single precision
 MAX_SHOWN = 80  # characters of a value in an error
-MANY_IDS = 64  # from here on it pays to look at them as an array
-MAX_SHOWN_BITS = 256  # of an integer; Python refuses to print really large ones
+MANY_IDS = 64  # from here on an array check is faster
+MAX_SHOWN_BITS = 256  # of an integer; Python does not print very large ones
 
 
 def format_value(value: object) -> str:
-    """A value in an error's text, cut to a sane length."""
+    """Format a value for an error text, truncated."""
     if isinstance(value, int) and value.bit_length() > MAX_SHOWN_BITS:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, (list, tuple, dict, set, frozenset)) and len(value) > MAX_SHOWN:
@@ -38,8 +38,8 @@ def format_value(value: object) -> str:
 def invalid_value(
     field: str, value: object, limit: str, *, code: str | None = None, label: str | None = None
 ) -> InvalidInputError:
-    """The error for a value that is not what it must be; `limit` follows "it must be". `label`:
-    what the text calls it, where that is not the field's name."""
+    """Return the error of an invalid value; `limit` follows "it must be". `label`: name in the
+    text, if not the field."""
     message = f"{label or field} is {format_value(value)}; it must be {limit}"
     return InvalidInputError(message, field=field, code=code, value=value, limit=limit)
 
@@ -47,7 +47,7 @@ def invalid_value(
 def invalid_count(
     field: str, count: int, unit: str, limit: str, *, code: str | None = None
 ) -> InvalidInputError:
-    """The error for too many or too few of something; `limit` follows "it must have"."""
+    """Return the error of an invalid count; `limit` follows "it must have"."""
     message = f"{field} has {count} {unit}; it must have {limit}"
     return InvalidInputError(message, field=field, code=code, value=count, limit=limit)
 
@@ -55,7 +55,7 @@ def invalid_count(
 def check_int(
     name: str, value: Any, low: int, high: int = MAX_INT, *, label: str | None = None
 ) -> int:
-    """Integers of any kind (numpy's, say), never bool or float."""
+    """Accept integers of any type, but no bool and no float."""
     if type(value) is not int:
         try:
             if isinstance(value, bool):
@@ -69,7 +69,7 @@ def check_int(
 
 
 def is_int(value: object, low: int, high: int) -> bool:
-    """The same question of a value from a JSON file, for those who have words of their own."""
+    """Whether a JSON value is an integer in [low, high]."""
     return type(value) is int and low <= value <= high
 
 
@@ -80,12 +80,12 @@ def integer_limit(low: int, high: int) -> str:
 def check_float(
     name: str, value: object, low: float, high: float = math.inf, *, above_low: bool = False
 ) -> float:
-    """A finite number from `low` (above it, if `above_low`) to `high`."""
+    """Accept a finite number from `low` (above it, if `above_low`) to `high`."""
     number = math.nan
     if type(value) is float or (not isinstance(value, bool) and isinstance(value, Real)):
         try:
             number = float(value)
-        except OverflowError:  # an integer beyond every float
+        except OverflowError:  # an integer beyond the range of float
             number = math.nan
     if not math.isfinite(number) or not low <= number <= high or (above_low and number == low):
         raise invalid_value(name, value, number_limit(low, high, above_low))
@@ -132,25 +132,25 @@ def check_count(name: str, count: int, most: int, unit: str, *, code: str | None
 
 
 def check_strings(name: str, value: Any, max_count: int, max_chars: int) -> tuple[str, ...]:
-    """None is no string, a plain string is one string (not its letters)."""
+    """Accept None (no strings), a string, or a collection of strings."""
     if value is None:
         return ()
     items = (value,) if isinstance(value, str) else value
     if not isinstance(items, (list, tuple, set, frozenset)):
         raise invalid_value(name, value, "a string or a list of strings")
     check_count(name, len(items), max_count, "strings")
-    for place, item in enumerate(items):
-        check_string(f"{name}[{place}]", item)
+    for index, item in enumerate(items):
+        check_string(f"{name}[{index}]", item)
         if not item:
-            raise invalid_count(f"{name}[{place}]", 0, "characters", "at least 1")
-        check_count(f"{name}[{place}]", len(item), max_chars, "characters")
+            raise invalid_count(f"{name}[{index}]", 0, "characters", "at least 1")
+        check_count(f"{name}[{index}]", len(item), max_chars, "characters")
     return tuple(dict.fromkeys(items))
 
 
 def check_token_ids(
     name: str, value: Any, max_count: int, high: int = MAX_INT, *, min_count: int = 0
 ) -> tuple[int, ...]:
-    """Ids from 0 to `high`, in their order; what comes twice stays twice."""
+    """Accept ids from 0 to `high`; order and duplicates are preserved."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Iterable):
         raise invalid_value(name, value, "a list of token ids")
     items = tuple(value)
@@ -159,22 +159,22 @@ def check_token_ids(
         raise invalid_count(name, len(items), "ids", f"at least {min_count}")
     if len(items) >= MANY_IDS and _are_plain_ids(items, high):
         return items
-    return tuple(check_int(f"{name}[{place}]", item, 0, high) for place, item in enumerate(items))
+    return tuple(check_int(f"{name}[{i}]", item, 0, high) for i, item in enumerate(items))
 
 
 def check_prompt_ids(name: str, value: Any, high: int) -> list[int]:
-    """The same of a prompt, which may have many thousands and mostly is a list: a copy of it."""
+    """Check the ids of a prompt, which may be long; return a copy."""
     if type(value) is list and len(value) >= MANY_IDS and _are_plain_ids(value, high):
         return list(value)
     return list(check_token_ids(name, value, MAX_INT, high))
 
 
 def _are_plain_ids(items: Sequence[Any], high: int) -> bool:
-    """Whether all are of type `int`, or of one derived from it, and none is to be refused."""
-    from llaisys.common.packed import packed_ints  # numpy, which short commands do without
+    """Whether all are integers from 0 to `high`, and no bool."""
+    from llaisys.common.packed import packed_ints  # imports numpy, which short commands avoid
 
     try:
-        if type(sum(items)) is not int:  # numpy's integers add up to one of theirs
+        if type(sum(items)) is not int:  # a numpy integer
             return False
         values = packed_ints(items)
     except (error, TypeError):
@@ -183,4 +183,4 @@ def _are_plain_ids(items: Sequence[Any], high: int) -> bool:
     if lowest < 0 or values.max() > high:
         return False
     suspects = (values <= 1).nonzero()[0].tolist() if lowest <= 1 else ()
-    return not any(isinstance(items[place], bool) for place in suspects)
+    return not any(isinstance(items[i], bool) for i in suspects)

@@ -1,24 +1,24 @@
-"""Who holds which KV block, and which blocks still hold a prefix worth keeping.
+"""Owns the KV blocks: block tables of requests, prefix caching, eviction.
 
-A block is in exactly one of three states:
+A block is in one of three states:
 
-    free      nobody holds it, its content is worthless
-    used      its reference count is above 0; several requests may hold the same full prompt block
-    cached    nobody holds it, but a request with the same prefix may take it up again (LRU)
+    free      reference count 0, no cached content
+    used      reference count above 0; requests may share full prompt blocks
+    cached    reference count 0, content of a prefix that a request may reuse (LRU)
 
-and free + used + cached = total, which `check_integrity` counts.
+and free + used + cached = total, which `check_integrity` verifies.
 
 The prefix cache is a table of nodes, one per full block of tokens, keyed by a hash chained over the
-blocks before it. A hash only finds candidates: a node is taken when its tokens are equal and its
-parent is the very node that was matched before it, so colliding hashes cost time and nothing else.
-A prompt's nodes enter the table when the prompt is admitted and become `ready` when computed; a
-request that meets a node which is not ready waits for it instead of computing the same block.
+blocks before it. A hash only finds candidates: a node matches when its tokens are equal and its
+parent is the node matched before it, so hash collisions cost time only. The nodes of a prompt are
+added when the prompt is admitted and become `ready` when computed; a request that matches a node
+which is not ready waits for it instead of computing the same block.
 
-A cached block that is given to someone else may go to a place in host memory (`HostBlocks`), from
-which a later request brings it back into a block of its own: such a node is not ready before the
-step that copies it is done. Copies are planned here, and made in their order before the step.
+An evicted block may be copied to a host slot (`HostBlocks`), from which a later request restores it
+into a new block; its node is not ready before the step that copies it. Copies are planned here and
+executed in order before the step.
 
-Pure bookkeeping: no tensors, no numpy, no clock.
+Bookkeeping only: no tensors, no numpy, no clock.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ from llaisys.engine.prefix_nodes import (
 
 
 @dataclass(slots=True)
-class _Holding:
-    """What one request holds; blocks[i] covers tokens [i * block_size, (i + 1) * block_size)."""
+class _BlockTable:
+    """Blocks of a request; blocks[i] covers tokens [i * block_size, (i + 1) * block_size)."""
 
     blocks: list[int]
-    nodes: list[Node]  # of the leading full blocks; nodes[i].block != blocks[i]: another's node
-    num_ready: int  # leading blocks that have been computed
-    is_shifted: bool = False  # what it computes now has seen tokens that are gone: not to be shared
+    nodes: list[Node]  # of the leading full blocks; nodes[i].block may be of another request
+    num_ready: int  # computed leading blocks
+    is_shifted: bool = False  # new blocks depend on discarded tokens: not cached
 
 
 class BlockManager:
-    """Hands out blocks. "Not now" is a return value; a broken invariant raises RuntimeError."""
+    """Allocates blocks. None means "not now"; a broken invariant raises RuntimeError."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class BlockManager:
         context_len: int | None = None,
         num_host_blocks: int = 0,
     ) -> None:
-        """`context_len`: tokens that one request holds at most, whatever it has; None: all.
-        `num_host_blocks`: places in host memory for evicted blocks."""
+        """`context_len`: maximum tokens of one request in the cache; None: no limit.
+        `num_host_blocks`: host slots for evicted blocks."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
@@ -77,17 +77,17 @@ class BlockManager:
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._references = [0] * num_blocks
         self._node_of: list[Node | None] = [None] * num_blocks
-        self._table = PrefixTable()
+        self._nodes = PrefixTable()
         self.host = HostBlocks(num_host_blocks if enable_prefix_caching else 0)
-        self._holdings: dict[str, _Holding] = {}
+        self._tables: dict[str, _BlockTable] = {}  # by request id
         self._prefix_keys: dict[str, list[tuple[int, Tokens]]] = {}  # of waiting requests
         self._waits_for: dict[str, Node] = {}
 
-    # ---- counting ------------------------------------------------------------------------------
+    # ---- counts --------------------------------------------------------------------------------
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be handed out now: free ones and cached ones."""
+        """Blocks that can be allocated: free and cached."""
         return len(self._free) + len(self._cached)
 
     @property
@@ -102,48 +102,48 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
     def first_blocks(self, request: Request) -> int:
-        """Blocks that a request needs to start."""
+        """Return the blocks that a request needs to start."""
         return self.blocks_for(min(request.num_tokens, self.context_len))
 
     def block_table(self, request: Request) -> list[int]:
-        """For tests and debuggers: the blocks that a request holds, in order; a copy."""
-        holding = self._holdings.get(request.request_id)
-        return list(holding.blocks) if holding else []
+        """Return a copy of the blocks of a request; for tests and debugging."""
+        table = self._tables.get(request.request_id)
+        return list(table.blocks) if table else []
 
     def check_integrity(self) -> None:
-        """Count everything anew; raises RuntimeError with the numbers when they do not add up."""
-        held = [0] * self.num_blocks
-        for holding in self._holdings.values():
-            for block in holding.blocks:
-                held[block] += 1
-        used = sum(1 for count in held if count)
+        """Recount everything; RuntimeError with the numbers when they do not match."""
+        references = [0] * self.num_blocks
+        for table in self._tables.values():
+            for block in table.blocks:
+                references[block] += 1
+        used = sum(1 for count in references if count)
         free, cached = len(self._free), len(self._cached)
-        outside = [*self._free, *self._cached]
-        nodes = list(self._table)
-        here = [node for node in nodes if node.block >= 0]
+        unused = [*self._free, *self._cached]
+        nodes = list(self._nodes)
+        on_device = [node for node in nodes if node.block >= 0]
         if (
-            held != self._references
+            references != self._references
             or free + used + cached != self.num_blocks
-            or len(set(outside)) != len(outside)
-            or any(held[block] for block in outside)
-            or any(self._node_of[node.block] is not node for node in here)
-            or sum(node is not None for node in self._node_of) != len(here)
+            or len(set(unused)) != len(unused)
+            or any(references[block] for block in unused)
+            or any(self._node_of[node.block] is not node for node in on_device)
+            or sum(node is not None for node in self._node_of) != len(on_device)
             or not all(node.alive and (node.block >= 0 or node.host_slot >= 0) for node in nodes)
         ):
             raise RuntimeError(
                 f"block accounting is broken: free {free} + used {used} + cached {cached} "
                 f"!= total {self.num_blocks}, or a count differs "
-                f"({sum(self._references)} references, {sum(held)} held, {len(nodes)} nodes)"
+                f"({sum(self._references)} counted, {sum(references)} found, {len(nodes)} nodes)"
             )
         self.host.check_integrity(nodes)
 
     # ---- the prefix cache ----------------------------------------------------------------------
 
     def match_prefix(self, request: Request) -> PrefixMatch:
-        """The cached blocks that the request could start from; changes no ownership.
+        """Return the cached blocks that the request can start from; allocates nothing.
 
-        At least the last token is left to compute, so that there are logits to draw from; every
-        token is when the logprobs of the prompt are wanted, or the mean of its hidden states.
+        The last token is always computed, because its logits are needed; every token is computed
+        for prompt logprobs and mean pooling.
         """
         match = PrefixMatch()
         if not self.enable_prefix_caching or request.needs_every_token:
@@ -151,7 +151,7 @@ class BlockManager:
         parent: Node | None = None
         reachable = 0
         for key, tokens in self._keys(request):
-            node = self._table.find(key, parent, request.cache_salt, tokens)
+            node = self._nodes.find(key, parent, request.cache_salt, tokens)
             if node is None:
                 break
             reachable += self.block_size
@@ -170,36 +170,36 @@ class BlockManager:
         return match
 
     def is_waiting_for_prefix(self, request: Request) -> bool:
-        """Whether the block that stopped the last match is still being computed."""
+        """Whether the pending block of the last match is still being computed."""
         node = self._waits_for.get(request.request_id)
         return node is not None and node.alive and node.is_pending
 
     def forget_waiting(self, request: Request) -> None:
-        """Drop what was remembered about a request that will not be admitted."""
+        """Remove the cached keys of a waiting request."""
         self._prefix_keys.pop(request.request_id, None)
         self._waits_for.pop(request.request_id, None)
 
     def reset_prefix_cache(self) -> int:
-        """A contract that nothing in the product uses yet: turn every cached block into a free one,
-        empty the host memory, and return the number of blocks. Blocks in use stay cached."""
+        """Free every cached block and host slot; return the number of blocks. Used blocks keep
+        their nodes. Part of the seeds' interface."""
         count = len(self._cached)
         while self._cached:
             block, _ = self._cached.popitem(last=False)
             self._drop_node(block)
             self._free.append(block)
         for node in self.host.clear():
-            self._table.drop(node)
+            self._nodes.drop(node)
         return count
 
     def undo_copies(self, copies: list[BlockCopy]) -> None:
-        """A step failed, perhaps before it copied: what it was to save is not there. What it was to
-        bring back belongs to its requests, which have not committed it."""
+        """Undo the copies of a failed step: free the host slots that it was to fill. Restored
+        blocks belong to its requests, which have not committed them."""
         for node in self.host.undo(copies):
-            self._table.drop(node)
+            self._nodes.drop(node)
 
     def _keys(self, request: Request) -> list[tuple[int, Tokens]]:
-        """(chained hash, tokens) of each full block of the first context but the last one, and but
-        the one with the last token."""
+        """Return (chained hash, tokens) of each full block of the first context, without the block
+        of the last token."""
         keys = self._prefix_keys.get(request.request_id)
         if keys is None:
             end = min(request.num_tokens, self.context_len) - 1
@@ -209,50 +209,47 @@ class BlockManager:
         return keys
 
     def _put(self, node: Node, block: int) -> None:
-        """The block is going to hold what the node stands for."""
+        """Assign a block, not ready, to a node."""
         node.block, node.ready = block, False
         self._node_of[block] = node
 
     def _drop_node(self, block: int) -> None:
-        """The block does not hold what its node stands for (any more), if it has one."""
+        """Remove the node of a block, if any."""
         node = self._node_of[block]
         if node is not None:
             node.block, node.ready = -1, False
             self._node_of[block] = None
-            self._table.drop(node)
+            self._nodes.drop(node)
 
     # ---- blocks of a request -------------------------------------------------------------------
 
     def can_allocate(self, request: Request, match: PrefixMatch, spare: int = 0) -> bool:
-        """Whether the request fits behind the match, all of it or as much as it can hold at once,
-        and leaves `spare` blocks."""
-        revived = sum(1 for block in match.here if not self._references[block])
-        needed = self.first_blocks(request) - len(match.here)
+        """Whether the request, up to its context length, fits and leaves `spare` blocks."""
+        revived = sum(1 for block in match.device_blocks if not self._references[block])
+        needed = self.first_blocks(request) - len(match.device_blocks)
         return needed + revived + spare <= self.num_free_blocks
 
     def allocate(self, request: Request, match: PrefixMatch) -> list[int]:
-        """Take the matched blocks and new ones for the rest of the request's tokens.
-
-        `can_allocate` must have said yes since the last change. Returns the block table.
-        """
-        if request.request_id in self._holdings:
-            raise RuntimeError(f"request {request.request_id} holds blocks already")
-        for block in match.here:
+        """Allocate the matched blocks and new ones; return the block table. `can_allocate` must
+        have returned True since the last change."""
+        if request.request_id in self._tables:
+            raise RuntimeError(f"request {request.request_id} has blocks already")
+        for block in match.device_blocks:
             if not self._references[block]:
                 del self._cached[block]
             self._references[block] += 1
-        absent = [node for node in match.nodes if node.block < 0]
-        self.host.hold(absent)
-        fresh = self._take(self.first_blocks(request) - len(match.here))
-        for node, block in zip(absent, fresh, strict=False):
+        on_host = [node for node in match.nodes if node.block < 0]
+        self.host.pin(on_host)
+        fresh = self._take(self.first_blocks(request) - len(match.device_blocks))
+        for node, block in zip(on_host, fresh, strict=False):
             self._put(node, block)
-        self.host.bring_back(absent)
-        blocks = [*(node.block for node in match.nodes), *fresh[len(absent) :]]
-        num_ready = match.blocks.index(-1) if absent else len(match.nodes)
-        holding = _Holding(blocks, list(match.nodes), num_ready)
-        self._holdings[request.request_id] = holding
+        self.host.restore(on_host)
+        blocks = [*(node.block for node in match.nodes), *fresh[len(on_host) :]]
+        num_ready = match.blocks.index(-1) if on_host else len(match.nodes)
+        table = _BlockTable(blocks, list(match.nodes), num_ready)
+        self._tables[request.request_id] = table
         if self.enable_prefix_caching:
-            self._announce(request, holding)
+            self._add_pending_nodes(request, table)
             if request.num_cached_tokens < 0:
                 self.stats.requests += 1
                 self.stats.queries += request.num_prompt_tokens
@@ -261,39 +258,35 @@ class BlockManager:
         self.forget_waiting(request)
         return list(blocks)
 
-    def _announce(self, request: Request, holding: _Holding) -> None:
-        """Enter the full blocks that this request is going to compute, not ready yet."""
+    def _add_pending_nodes(self, request: Request, table: _BlockTable) -> None:
+        """Add nodes, not ready, of the full blocks that this request will compute."""
         for index, (key, tokens) in enumerate(self._keys(request)):
-            if index >= len(holding.nodes):
-                self._enter(request, holding, key, tokens)
+            if index >= len(table.nodes):
+                self._add_node(request, table, key, tokens)
 
-    def _enter(self, request: Request, holding: _Holding, key: int, tokens: Tokens) -> None:
-        """Add the node of the request's next full block; an equal one with a block is taken over as
-        the parent of what follows, while the request keeps its own copy of the block."""
-        block, salt = holding.blocks[len(holding.nodes)], request.cache_salt
-        parent = holding.nodes[-1] if holding.nodes else None
-        node = self._table.find(key, parent, salt, tokens)
+    def _add_node(self, request: Request, table: _BlockTable, key: int, tokens: Tokens) -> None:
+        """Add the node of the request's next full block. An equal node with a block becomes the
+        parent of the following nodes; the request keeps its own copy of the block."""
+        block, salt = table.blocks[len(table.nodes)], request.cache_salt
+        parent = table.nodes[-1] if table.nodes else None
+        node = self._nodes.find(key, parent, salt, tokens)
         if node is None:
             node = Node(key, parent, salt, tokens, block, False)
-            self._table.add(node)
+            self._nodes.add(node)
         if node.block < 0 or node.block == block:
             self._put(node, block)
-        holding.nodes.append(node)
+        table.nodes.append(node)
 
     def slots_left(self, request: Request, spare: int) -> int:
-        """Tokens beyond the computed ones that the request's blocks can take, and those blocks that
-        are free beyond `spare`."""
-        blocks = len(self._holdings[request.request_id].blocks)
+        """Return the free slots of the request's blocks and of the free blocks beyond `spare`."""
+        blocks = len(self._tables[request.request_id].blocks)
         blocks += max(0, self.num_free_blocks - spare)
         return blocks * self.block_size - request.position
 
     def append_slot(self, request: Request, num_tokens: int) -> list[int] | None:
-        """Make room for `num_tokens` tokens held in all: the added blocks, or None when there are
-        not enough.
-
-        None leaves everything as it was.
-        """
-        blocks = self._holdings[request.request_id].blocks
+        """Allocate blocks for `num_tokens` tokens in all; return the added blocks, or None, without
+        a change, when there are not enough."""
+        blocks = self._tables[request.request_id].blocks
         missing = -(-num_tokens // self.block_size) - len(blocks)
         if missing <= 0:
             return []
@@ -304,73 +297,72 @@ class BlockManager:
         return added
 
     def commit(self, request: Request, num_computed: int) -> None:
-        """The first `num_computed` tokens have keys and values: their full blocks may be shared."""
+        """Mark the full blocks of the first `num_computed` tokens as ready to be shared."""
         if not self.enable_prefix_caching:
             return
-        holding = self._holdings.get(request.request_id)
-        if holding is None or holding.is_shifted:
+        table = self._tables.get(request.request_id)
+        if table is None or table.is_shifted:
             return
         size = self.block_size
-        for index in range(holding.num_ready, num_computed // size):
-            if index == len(holding.nodes):
-                parent = holding.nodes[-1] if holding.nodes else None
+        for index in range(table.num_ready, num_computed // size):
+            if index == len(table.nodes):
+                parent = table.nodes[-1] if table.nodes else None
                 tokens = tuple(request.token_ids[index * size : (index + 1) * size])
                 key = self._hash(parent.key if parent else hash(request.cache_salt), tokens)
-                self._enter(request, holding, key, tokens)
-            if holding.nodes[index].block == holding.blocks[index]:
-                holding.nodes[index].ready = True
-            holding.num_ready = index + 1
+                self._add_node(request, table, key, tokens)
+            if table.nodes[index].block == table.blocks[index]:
+                table.nodes[index].ready = True
+            table.num_ready = index + 1
 
-    def shift(self, request: Request, kept: int, dropped: int) -> list[int] | None:
-        """Let the tokens [kept, kept + dropped) of a request go whose blocks are full; `dropped` is
-        a number of whole blocks. What lies behind them is to be moved and becomes the request's
-        own: shared blocks are exchanged for new ones, the others leave the prefix cache.
+    def shift(self, request: Request, keep: int, discard: int) -> list[int] | None:
+        """Discard the tokens [keep, keep + discard) of a request whose blocks are full; `discard`
+        is a number of whole blocks. The blocks after them change: shared ones are replaced by new
+        ones, the others leave the prefix cache.
 
-            before   [0 .. kept) [kept .. kept + dropped) [kept + dropped .. end)
-            after    [0 .. kept)                          [kept .. end - dropped)
+            before   [0 .. keep) [keep .. keep + discard) [keep + discard .. end)
+            after    [0 .. keep)                          [keep .. end - discard)
 
-        Returns the blocks from the one that holds token `kept` on, in their new order, or None when
-        there are not enough for the copies; then everything is as it was. Blocks that were let go
-        still hold what they did, and may be among those that are copied to: whoever moves the bytes
-        reads first.
+        Returns the new blocks from that of token `keep` on, or None, without a change, when there
+        are not enough for the copies. Freed blocks keep their content and may be targets of the
+        copies: the worker reads all sources first.
         """
-        holding, size = self._holdings[request.request_id], self.block_size
-        first, count = kept // size, dropped // size
-        gone, moved = holding.blocks[first : first + count], holding.blocks[first + count :]
+        table, size = self._tables[request.request_id], self.block_size
+        first, count = keep // size, discard // size
+        discarded, moved = table.blocks[first : first + count], table.blocks[first + count :]
         num_shared = sum(self._references[block] > 1 for block in moved)
-        num_freed = sum(self._references[block] == 1 for block in gone)
+        num_freed = sum(self._references[block] == 1 for block in discarded)
         if num_shared > self.num_free_blocks + num_freed:
             return None
-        self._drop_unready(holding)
-        self._let_go(gone)
+        self._drop_unready(table)
+        self._release(discarded)
         for index, block in enumerate(moved):
             if self._references[block] > 1:
                 self._references[block] -= 1
                 [moved[index]] = self._take(1)
             else:
                 self._drop_node(block)
-        holding.blocks[first:] = moved
-        del holding.nodes[first:]
-        holding.num_ready = min(holding.num_ready, first)
-        holding.is_shifted = True
+        table.blocks[first:] = moved
+        del table.nodes[first:]
+        table.num_ready = min(table.num_ready, first)
+        table.is_shifted = True
         return list(moved)
 
     def free(self, request: Request) -> None:
-        """Give everything back; computed full blocks stay cached. Unknown requests are ignored."""
+        """Free the blocks of a request; computed full blocks stay cached. It may be unknown."""
         self.forget_waiting(request)
-        holding = self._holdings.pop(request.request_id, None)
-        if holding is not None:
-            self._drop_unready(holding)
-            self._let_go(holding.blocks)
+        table = self._tables.pop(request.request_id, None)
+        if table is not None:
+            self._drop_unready(table)
+            self._release(table.blocks)
 
-    def _drop_unready(self, holding: _Holding) -> None:
-        """Nodes that were announced and will not be computed, or brought back."""
-        for block in holding.blocks[holding.num_ready : len(holding.nodes)]:
+    def _drop_unready(self, table: _BlockTable) -> None:
+        """Remove the nodes that will not be computed or restored."""
+        for block in table.blocks[table.num_ready : len(table.nodes)]:
             if (node := self._node_of[block]) is not None and not node.ready:
                 self._drop_node(block)
 
-    def _let_go(self, blocks: list[int]) -> None:
-        """The last one first: a prefix outlives what follows it."""
+    def _release(self, blocks: list[int]) -> None:
+        """Release references, the last block first: a prefix is evicted after its continuation."""
         for block in reversed(blocks):
             self._references[block] -= 1
             if not self._references[block] and self._node_of[block] is None:
@@ -379,10 +371,10 @@ class BlockManager:
                 self._cached[block] = None
 
     def _take(self, count: int) -> list[int]:
-        """Blocks for new content: free ones, then the least recently used cached ones."""
-        kept = max(0, len(self._free) - count)
-        taken = self._free[kept:][::-1]
-        del self._free[kept:]
+        """Return free blocks, then evicted least recently used ones."""
+        rest = max(0, len(self._free) - count)
+        taken = self._free[rest:][::-1]
+        del self._free[rest:]
         taken += [self._evict() for _ in range(count - len(taken))]
         for block in taken:
             self._references[block] += 1
@@ -391,10 +383,10 @@ class BlockManager:
     def _evict(self) -> int:
         block, _ = self._cached.popitem(last=False)
         node = self._node_of[block]
-        assert node is not None  # or it were free
+        assert node is not None
         displaced = self.host.save(node)
         if displaced is not None:
-            self._table.drop(displaced)
+            self._nodes.drop(displaced)
         self._drop_node(block)
         self.stats.evictions += 1
         return block

@@ -1,4 +1,4 @@
-"""What an entry point needs of an engine, wherever the engine runs."""
+"""Interface of an engine for the entry points, in process or remote."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llaisys.engine.input_processor import Messages
 
 
 class EngineClient(ABC):
-    """Submit, step, cancel; the contracts are those of `LLMEngine`."""
+    """See `LLMEngine` for the contracts."""
 
     @property
     @abstractmethod

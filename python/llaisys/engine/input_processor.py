@@ -1,4 +1,4 @@
-"""From what a user hands in to requests: template, tokenise, check against the model's limits."""
+"""Turns user input into requests: chat template, tokenization, checks of the model's limits."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from llaisys.common.validation import (
 
 Messages = Sequence[Mapping[str, Any]]
 MAX_SALT_CHARS = 1024
-REASONING_MARKERS = ("<think>", "</think>")  # unless the template shows others
-MAX_BAD_WORD_TOKENS = 16_384  # of all of them, each at the start of a text and after a space
+REASONING_MARKERS = ("<think>", "</think>")  # default; the chat template may have others
+MAX_BAD_WORD_TOKENS = 16_384  # of all words, each at the start of a text and after a space
 
 
 @dataclass(slots=True)
 class ProcessedInput:
-    """A prompt and one request per choice, the first one first."""
+    """A prompt and its requests, one per choice."""
 
     request_id: str
     prompt: str | None
@@ -41,8 +41,8 @@ class ProcessedInput:
 
 
 def open_tokenizer(info: ModelInfo, given: Any = None, chat_template: str | None = None) -> Any:
-    """`given`, or the model's own tokenizer; None when the model has none. `chat_template`: instead
-    of the model's own."""
+    """Return `given` or the model's tokenizer; None when there is none. `chat_template` replaces
+    the model's template."""
     source = info.tokenizer_source
     has_own = source is not None and not (source.directory is None and source.vocabulary is None)
     if given is not None or not has_own:
@@ -57,8 +57,8 @@ def open_tokenizer(info: ModelInfo, given: Any = None, chat_template: str | None
 
 
 class InputProcessor:
-    """Stateless but for the generator of seeds, the counter of request ids and the last bad words.
-    `process` may run in any thread."""
+    """Its state is the seed generator, the request id counter and the last bad words. `process` may
+    run in any thread."""
 
     def __init__(
         self,
@@ -67,14 +67,14 @@ class InputProcessor:
         seed: int | None = None,
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
-        """`defaults`: for sampling fields that a request leaves out; None: the model's own."""
+        """`defaults`: of sampling fields; None: those of the model."""
         self.reasoning_markers = REASONING_MARKERS
         self.info = info
         self._has_own_vocabulary = info.tokenizer_source is not None
         self.defaults = info.generation_defaults if defaults is None else defaults
         self.tokenizer = tokenizer
         own = tuple(tokenizer.eos_token_ids) if tokenizer is not None else ()
-        # A tokenizer may name tokens that the model has no row for.
+        # A tokenizer may have tokens beyond the model's vocabulary.
         ends = (*info.eos_token_ids, *own)
         self.eos_token_ids = frozenset(i for i in ends if i < info.vocab_size)
         self._random = random.Random(seed)
@@ -82,16 +82,16 @@ class InputProcessor:
         self._last_bad_words: tuple[tuple[str, ...], tuple[tuple[int, ...], ...]] = ((), ())
 
     def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
-        """Token ids of a chat, the generation prompt included."""
+        """Return the token ids of a chat, including the generation prompt."""
         if isinstance(messages, (str, Mapping)) or not messages:
             raise invalid_value("messages", messages, "a list of {'role', 'content'}, not empty")
-        tokenizer = self._needs_tokenizer("chat", "messages")
-        plain = [normalize_message(message, number) for number, message in enumerate(messages)]
-        ids: list[int] = tokenizer.encode_chat(plain, **options)
+        tokenizer = self._require_tokenizer("chat", "messages")
+        normalized = [normalize_message(message, i) for i, message in enumerate(messages)]
+        ids: list[int] = tokenizer.encode_chat(normalized, **options)
         return ids
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._needs_tokenizer("a text prompt", "prompt").encode(text)
+        ids: list[int] = self._require_tokenizer("a text prompt", "prompt").encode(text)
         return ids
 
     def process(
@@ -101,7 +101,7 @@ class InputProcessor:
         request_id: str | None = None,
         cache_salt: str | None = None,
     ) -> ProcessedInput:
-        """Check everything that can be checked before the request is queued."""
+        """Validate a prompt and its parameters and return its requests."""
         text = prompt if isinstance(prompt, str) else None
         token_ids = self.encode(prompt) if isinstance(prompt, str) else self._check_ids(prompt)
         if not token_ids:
@@ -128,9 +128,9 @@ class InputProcessor:
         thinking = () if sampling.thinking_budget is None else self._thinking_tokens()
         constrain_after = -1
         if sampling.structured_outputs is not None:
-            self._check_can_constrain()
+            self._check_structured()
             constrain_after = self._open_reasoning(token_ids)
-        _check_something_left(sampling, stops, bad_words, self.info.vocab_size)
+        _check_allowed_tokens(sampling, stops, bad_words, self.info.vocab_size)
         now = time.monotonic()
         requests = [
             Request(
@@ -151,7 +151,7 @@ class InputProcessor:
         ]
         return ProcessedInput(request_id, text, token_ids, sampling, requests)
 
-    def _needs_tokenizer(self, what: str, field: str) -> Any:
+    def _require_tokenizer(self, what: str, field: str) -> Any:
         if self.tokenizer is None:
             raise InvalidInputError(f"{what} needs a tokenizer; this model has none", field=field)
         return self.tokenizer
@@ -166,12 +166,12 @@ class InputProcessor:
         for token_id in params.logit_bias or ():
             check_int("logit_bias", token_id, 0, last, label=BIAS_KEY)
         if params.stop or params.bad_words:
-            self._needs_tokenizer("stop strings and bad_words", "stop")
+            self._require_tokenizer("stop strings and bad_words", "stop")
         if params.structured_outputs is not None:
-            self._needs_tokenizer("structured_outputs", "structured_outputs")
+            self._require_tokenizer("structured_outputs", "structured_outputs")
 
     def _encode_bad_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-        """Token sequences of each word, at the start of a text and after a space."""
+        """Return the token sequences of each word, at the start of a text and after a space."""
         known, found = self._last_bad_words
         if words == known:  # the prompts of one request
             return found
@@ -187,21 +187,21 @@ class InputProcessor:
         self._last_bad_words = (words, found)
         return found
 
-    def _check_can_constrain(self) -> None:
-        """The grammars' process reads the model's own vocabulary: another tokenizer will not do."""
+    def _check_structured(self) -> None:
+        """Grammar processes read the vocabulary of the model: another tokenizer cannot be used."""
         if not self._has_own_vocabulary:
             raise InvalidInputError(
-                "structured_outputs needs a model with a tokenizer of its own; this one has none",
+                "structured_outputs needs a model with its own tokenizer; this one has none",
                 field="structured_outputs",
             )
 
     def _open_reasoning(self, prompt: list[int]) -> int:
-        """The token that ends the reasoning that a prompt has begun; -1: it has begun none."""
+        """Return the end marker of reasoning that the prompt has opened, or -1."""
         start, end = (self.tokenizer.token_id(mark) for mark in self.reasoning_markers)
         if start not in prompt or end is None or end >= self.info.vocab_size:
             return -1
-        behind = prompt[::-1]
-        return -1 if end in behind[: behind.index(start)] else int(end)
+        reverse = prompt[::-1]
+        return -1 if end in reverse[: reverse.index(start)] else int(end)
 
     @property
     def limits_reasoning(self) -> bool:
@@ -210,9 +210,9 @@ class InputProcessor:
         return end is not None and end < self.info.vocab_size
 
     def _thinking_tokens(self) -> tuple[int, ...]:
-        """The token that opens reasoning (-1: there is none), the one that closes it, and the line
-        breaks that follow."""
-        tokenizer = self._needs_tokenizer("thinking_budget", "thinking_budget")
+        """Return the start marker of reasoning (-1: none), the end marker, and the line breaks that
+        follow."""
+        tokenizer = self._require_tokenizer("thinking_budget", "thinking_budget")
         start, end = (tokenizer.token_id(mark) for mark in self.reasoning_markers)
         if not self.limits_reasoning:
             raise InvalidInputError(
@@ -225,9 +225,9 @@ class InputProcessor:
 
 
 def normalize_message(message: Any, number: int) -> dict[str, Any]:
-    """A message as templates take it: its content is text. OpenAI's text parts become lines, an
-    answer may be without content (None, which templates test for, when it is a tool call).
-    `number`: its place, for the error."""
+    """Return a message with text content for templates. Text parts are joined by line breaks;
+    missing content of an assistant becomes "", or None with tool calls. `number`: index in errors.
+    """
     if not isinstance(message, Mapping):
         raise invalid_value(f"messages[{number}]", message, "{'role', 'content'}")
     content = message.get("content")
@@ -253,13 +253,13 @@ def _is_text_part(part: Any) -> bool:
     )
 
 
-def _check_something_left(
+def _check_allowed_tokens(
     params: SamplingParams,
     stops: frozenset[int],
     bad_words: tuple[tuple[int, ...], ...],
     vocab_size: int,
 ) -> None:
-    """An allowed token must be left once what may never (or not yet) come is taken away."""
+    """InvalidInputError when bias, bad words and min_tokens ban every allowed token."""
     banned = {word[0] for word in bad_words if len(word) == 1}
     banned |= {token for token, bias in params.bias_items if bias == BAN}
     if params.min_tokens:

@@ -23,8 +23,7 @@ logger = logging.getLogger("llaisys.engine")
 
 
 class LLMEngine(EngineClient):
-    """submit -> step, step, .. -> outputs, in the caller's own process and thread. Not
-    thread-safe."""
+    """Runs in the process and thread of its caller. Not thread-safe."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
@@ -38,13 +37,13 @@ class LLMEngine(EngineClient):
         except BaseException:
             executor.shutdown()
             raise
-        self._groups: dict[str, list[str]] = {}  # what the user named -> its choices
+        self._groups: dict[str, list[str]] = {}  # request id -> ids of its choices
         self._step_seconds = 0.0
         self._closed = False
 
     @staticmethod
     def _init_executor(config: EngineConfig) -> Executor:
-        """The executor that `distributed_executor_backend` names, model loaded."""
+        """Return the executor of `distributed_executor_backend` with the model loaded."""
         return Executor.get_class(config)(config)
 
     @property
@@ -68,10 +67,10 @@ class LLMEngine(EngineClient):
         cache_salt: str | None = None,
         visible_ids: frozenset[int] = frozenset(),
     ) -> str:
-        """Queue a prompt and return its id; raises InvalidInputError and then changes nothing.
+        """Queue a prompt and return its id. After an InvalidInputError nothing is queued.
 
-        `stream`: report text at every step; otherwise `step` reports only the end. `visible_ids`:
-        special tokens that keep their text when special tokens are skipped.
+        `stream`: report text at every step, not only at the end. `visible_ids`: special tokens that
+        are not skipped.
         """
         self._check_open()
         entry = self.input_processor.process(prompt, params, request_id, cache_salt)
@@ -91,30 +90,27 @@ class LLMEngine(EngineClient):
         return entry.request_id
 
     def step(self) -> list[StreamOutput]:
-        """One step of the engine. A worker fault ends the requests of that step with reason
-        `error`; the others go on."""
+        """Run one step. A worker error ends the requests of the step with reason `error`."""
         self._check_open()
         start = time.perf_counter()
         updates = self.core.step()
         outputs, stopped = self.output_processor.process(updates)
         for request_id in stopped:
             self.core.finish_request(request_id, RequestStatus.FINISHED_STOPPED)
-        self._forget(outputs)
+        self._remove_finished(outputs)
         self._step_seconds += time.perf_counter() - start
         return outputs
 
     def cancel(self, request_id: str) -> list[StreamOutput]:
-        """End a request and release what it holds at once; its last outputs (reason `abort`).
-
-        Unknown and finished requests are ignored, so cancelling twice is fine.
-        """
+        """End a request, free its blocks and return its last outputs (reason `abort`). Unknown and
+        finished requests are ignored."""
         self._check_open()
         updates = [
             self.core.finish_request(name, RequestStatus.FINISHED_ABORTED)
             for name in self._groups.get(request_id, ())
         ]
         outputs, _ = self.output_processor.process([u for u in updates if u is not None])
-        self._forget(outputs)
+        self._remove_finished(outputs)
         self._groups.pop(request_id, None)
         return outputs
 
@@ -125,7 +121,7 @@ class LLMEngine(EngineClient):
         return self.core.stats()
 
     def profile(self, reset: bool = False) -> dict[str, Any]:
-        """Time per stage, in the model, and outside it per step."""
+        """Return the time per stage, inside the model, and outside it per step."""
         self._check_open()
         result = self.core.executor.profile(reset)
         result["step_seconds"] = self._step_seconds
@@ -136,12 +132,12 @@ class LLMEngine(EngineClient):
         return result
 
     def close(self) -> None:
-        """Free the model; more than once does nothing."""
+        """Free the model; idempotent."""
         if not self._closed:
             self._closed = True
             self.core.close()
 
-    def _forget(self, outputs: list[StreamOutput]) -> None:
+    def _remove_finished(self, outputs: list[StreamOutput]) -> None:
         for output in outputs:
             if output.output is not None:
                 self._groups.pop(output.request_id, None)

@@ -1,9 +1,9 @@
-"""From drawn token ids to text, stop strings, streams and final outputs.
+"""Turns sampled token ids into text, finds stop strings, and builds stream and final outputs.
 
-Stop strings are searched in the text, so they may span tokens; while the end of the text could be
-the beginning of a stop string it is held back from the stream. What a request's stream parts say,
-put together, is its final text. Text that nobody waits for is made a piece at a time, so that the
-end of many long choices in one step costs no more than any other step.
+Stop strings are searched in the text, so they may span tokens; a prefix of a stop string at the end
+of the text is not streamed yet. The concatenated stream parts of a request are its final text.
+Output that is not streamed is detokenized in batches, so that the end of many long choices in one
+step costs no more than another step.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from llaisys.common.types import (
 )
 from llaisys.engine.stop_strings import StopStringFinder, StopStrings
 
-DECODED_AT_ONCE = 256  # tokens of a choice whose text is not needed at each step
+DECODE_BATCH = 256  # tokens of a choice that is not streamed
 NEVER = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
 class OutputOptions:
-    """What the reader of an answer wants beside its text."""
+    """Options of an output beside the sampling parameters."""
 
     visible_ids: frozenset[int] = frozenset()  # special tokens that keep their text
-    progress: bool = False  # how much of the prompt is done, in a stream
-    # So long after its first token the answer ends, as soon as it has a line break.
+    progress: bool = False  # report prompt progress in a stream
+    # Seconds after the first token from which on the output ends at a line break.
     line_seconds: float | None = None
 
 
@@ -55,15 +55,15 @@ class _Choice:
     detokenizer: Any  # None: no text
     finder: StopStringFinder | None
     stream: bool
-    eager: bool  # its text is needed at each step: streamed, searched, or timed
-    decode_at: int  # tokens, when it is not: then their text is made
-    decoded: int = 0  # of its tokens, when it is not eager
+    eager: bool  # text is needed in every step: streamed, searched or timed
+    decode_at: int  # if not eager: number of tokens at the next detokenization
+    decoded: int = 0  # if not eager: detokenized tokens
     token_ids: list[int] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)
+    parts: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     first_token_time: float | None = None
     line_seconds: float | None = None  # see OutputOptions
-    has_line: bool = False  # a line break, where line_seconds wants to know
+    has_line: bool = False  # has a line break; with line_seconds
     update: TokenUpdate | None = None  # the last one, when finished
 
 
@@ -76,19 +76,19 @@ class _Group:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput | None]
     missing: int
-    scores: list[TokenLogprobs] | None = None  # of the prompt, when asked for
-    scores_told: bool = False  # to a stream
+    prompt_logprobs: list[TokenLogprobs] | None = None  # when requested
+    logprobs_sent: bool = False  # in a stream
     pooled: bytes | None = None
 
-    def take_scores(self, scores: PromptLogprobs) -> None:
-        """By position: what was computed twice is the same twice."""
-        if self.scores is None:
-            self.scores = [TokenLogprobs(self.prompt_token_ids[0], math.nan, 0)]
-        self.scores[scores.start : scores.start + len(scores.entries)] = scores.entries
+    def add_logprobs(self, part: PromptLogprobs) -> None:
+        """Store prompt logprobs by position; recomputed ones are equal."""
+        if self.prompt_logprobs is None:
+            self.prompt_logprobs = [TokenLogprobs(self.prompt_token_ids[0], math.nan, 0)]
+        self.prompt_logprobs[part.start : part.start + len(part.entries)] = part.entries
 
 
 class OutputProcessor:
-    """Keeps one entry per living request; a finished one is handed out and forgotten."""
+    """One entry per unfinished request."""
 
     def __init__(self, tokenizer: Any = None, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self.tokenizer = tokenizer
@@ -103,9 +103,9 @@ class OutputProcessor:
         params: SamplingParams,
         requests: list[Request],
         stream: bool,
-        reading: OutputOptions = DEFAULT_OUTPUT_OPTIONS,
+        options: OutputOptions = DEFAULT_OUTPUT_OPTIONS,
     ) -> None:
-        """Expect the output of the requests of one prompt."""
+        """Add the requests of one prompt."""
         group = _Group(
             request_id,
             prompt,
@@ -113,21 +113,21 @@ class OutputProcessor:
             [None] * len(requests),
             len(requests),
         )
-        if params.prompt_logprobs is not None:  # a prompt of one token has nothing else to score
-            group.take_scores(PromptLogprobs(1, []))
+        if params.prompt_logprobs is not None:  # also for a prompt of one token
+            group.add_logprobs(PromptLogprobs(1, []))
         stops = self._stop_strings(tuple(params.stop or ()))
         for request in requests:
             detokenizer, finder = None, None
             if params.detokenize and self.tokenizer is not None:
-                options = {"visible_ids": reading.visible_ids} if reading.visible_ids else {}
-                detokenizer = self.tokenizer.detokenizer(params.skip_special_tokens, **options)
+                extra = {"visible_ids": options.visible_ids} if options.visible_ids else {}
+                detokenizer = self.tokenizer.detokenizer(params.skip_special_tokens, **extra)
                 if params.stop:
                     finder = StopStringFinder(stops, params.include_stop_str_in_output)
-            is_watched = stream or finder is not None or reading.line_seconds is not None
-            eager = detokenizer is not None and is_watched
+            needs_text = stream or finder is not None or options.line_seconds is not None
+            eager = detokenizer is not None and needs_text
             decode_at = NEVER
-            if detokenizer is not None and not eager:  # the choices of a prompt take turns
-                decode_at = DECODED_AT_ONCE - request.choice % DECODED_AT_ONCE
+            if detokenizer is not None and not eager:  # staggered by choice
+                decode_at = DECODE_BATCH - request.choice % DECODE_BATCH
             self._choices[request.request_id] = _Choice(
                 request,
                 group,
@@ -137,18 +137,17 @@ class OutputProcessor:
                 eager,
                 decode_at,
                 logprobs=None if params.logprobs is None else [],
-                line_seconds=reading.line_seconds,
+                line_seconds=options.line_seconds,
             )
 
     def _stop_strings(self, strings: tuple[str, ...]) -> StopStrings:
-        if strings != self._last_stops.strings:  # the prompts of one request have the same
+        if strings != self._last_stops.strings:  # the prompts of one request share them
             self._last_stops = StopStrings(strings)
         return self._last_stops
 
     def process(self, updates: list[TokenUpdate]) -> tuple[list[StreamOutput], list[str]]:
-        """(what is new, requests to end because of a stop string or of their time). Of a request
-        that does not stream only its end is reported. Surplus tokens of requests that have ended
-        are dropped."""
+        """Return (new outputs, requests to end because of a stop string or line_seconds). Requests
+        that do not stream report only their end. Tokens of finished requests are discarded."""
         now = time.monotonic()
         outputs: list[StreamOutput] = []
         stopped: list[str] = []
@@ -158,11 +157,11 @@ class OutputProcessor:
             if choice is None:
                 continue
             if update.prompt_logprobs is not None:
-                choice.group.take_scores(update.prompt_logprobs)
+                choice.group.add_logprobs(update.prompt_logprobs)
             progress = None
             if choice.request.reports_progress:
                 progress = self._progress(choice, update, now)
-            if not update.token_ids and not update.status.finished:  # its prompt is on its way
+            if not update.token_ids and not update.status.finished:  # its prompt is being computed
                 if progress is not None:
                     part = StreamOutput(choice.group.request_id, choice.request.choice, "", [])
                     part.progress = progress
@@ -186,7 +185,11 @@ class OutputProcessor:
                     update.status = RequestStatus.FINISHED_STOPPED
                     update.stop_reason = stop
                     done = True
-                elif choice.line_seconds is not None and not done and _is_over(choice, text, now):
+                elif (
+                    choice.line_seconds is not None
+                    and not done
+                    and _ends_at_line(choice, text, now)
+                ):
                     stopped.append(update.request_id)
                     update.status = RequestStatus.FINISHED_LENGTH_CAPPED
                     done = True
@@ -194,7 +197,7 @@ class OutputProcessor:
                 outputs.append(self._end(choice, update, text, now))
                 outputs[-1].progress = progress
             elif len(choice.token_ids) >= choice.decode_at:
-                self._decode_piece(choice)
+                self._decode(choice)
             elif choice.stream:
                 outputs.append(
                     StreamOutput(
@@ -204,7 +207,7 @@ class OutputProcessor:
                         token_ids,
                         None,
                         update.logprobs,
-                        prompt_logprobs=self._new_scores(choice),
+                        prompt_logprobs=self._take_prompt_logprobs(choice),
                         progress=progress,
                     )
                 )
@@ -212,7 +215,7 @@ class OutputProcessor:
 
     @staticmethod
     def _progress(choice: _Choice, update: TokenUpdate, now: float) -> PromptProgress | None:
-        """Until the first token, which says that all is done."""
+        """Return the prompt progress up to the first token."""
         if choice.first_token_time is not None:
             return None
         total = len(choice.group.prompt_token_ids)
@@ -222,25 +225,25 @@ class OutputProcessor:
         seconds = now - (now if update.scheduled_time is None else update.scheduled_time)
         return PromptProgress(total, update.num_cached_tokens, done, seconds)
 
-    def _new_scores(self, choice: _Choice) -> list[TokenLogprobs] | None:
-        """The prompt's logprobs, with the first part of a stream."""
+    def _take_prompt_logprobs(self, choice: _Choice) -> list[TokenLogprobs] | None:
+        """Return the prompt logprobs once, for the first part of a stream."""
         group = choice.group
-        if group.scores_told:
+        if group.logprobs_sent:
             return None
-        group.scores_told = True
-        return group.scores
+        group.logprobs_sent = True
+        return group.prompt_logprobs
 
     def _new_text(self, choice: _Choice, update: TokenUpdate) -> tuple[str, str | None]:
-        """The text that one step adds, and the stop string in it. Text before `min_tokens` is not
+        """Return the new text of a step and the stop string in it. Text before `min_tokens` is not
         searched."""
         if choice.finder is None and not update.status.finished:
             text = choice.detokenizer.add_all(update.token_ids)
-            choice.pieces.append(text)
+            choice.parts.append(text)
             return text, None
         parts, stop = [], None
         ending = update.status is RequestStatus.FINISHED_STOPPED
         for index, token in enumerate(update.token_ids):
-            if ending and index == len(update.token_ids) - 1 and not self._shown(choice):
+            if ending and index == len(update.token_ids) - 1 and not self._includes_stop(choice):
                 break
             piece = choice.detokenizer.add(token)
             if choice.finder is not None:
@@ -252,28 +255,28 @@ class OutputProcessor:
             parts.append(piece)
             if stop is not None:
                 surplus = len(update.token_ids) - index - 1
-                if surplus:  # tokens that came with this one and are not wanted any more
+                if surplus:  # tokens of the same step after the stop string
                     del choice.token_ids[-surplus:], update.token_ids[-surplus:]
                     if update.logprobs:
                         del update.logprobs[index + 1 :]
                 break
         text = "".join(parts)
         if text:
-            choice.pieces.append(text)
+            choice.parts.append(text)
         return text, stop
 
-    def _decode_piece(self, choice: _Choice) -> None:
-        """The text of the tokens that have none yet; none of them has ended the request."""
-        choice.pieces.append(choice.detokenizer.add_all(choice.token_ids[choice.decoded :]))
+    def _decode(self, choice: _Choice) -> None:
+        """Detokenize the tokens of a choice that is not eager; none of them ends it."""
+        choice.parts.append(choice.detokenizer.add_all(choice.token_ids[choice.decoded :]))
         choice.decoded = len(choice.token_ids)
-        choice.decode_at = choice.decoded + DECODED_AT_ONCE
+        choice.decode_at = choice.decoded + DECODE_BATCH
 
-    def _shown(self, choice: _Choice) -> bool:
-        """Whether the token that ended the request has its text in the output."""
+    def _includes_stop(self, choice: _Choice) -> bool:
+        """Whether the text of the stop token is part of the output."""
         return choice.request.sampling.include_stop_str_in_output
 
     def _end(self, choice: _Choice, update: TokenUpdate, text: str, now: float) -> StreamOutput:
-        """The last part of a choice; with the whole output when it was the last choice."""
+        """Return the last part of a choice, with the final output after the last choice."""
         if choice.detokenizer is not None and not isinstance(update.stop_reason, str):
             text += self._rest_of_text(choice, update)
         self._choices.pop(update.request_id, None)
@@ -289,22 +292,22 @@ class OutputProcessor:
             update.logprobs,
             update.stop_reason,
             None if group.missing else self._request_output(group),
-            self._new_scores(choice),
+            self._take_prompt_logprobs(choice),
         )
 
     def _rest_of_text(self, choice: _Choice, update: TokenUpdate) -> str:
-        """What the detokenizer and the finder still hold, and the tokens that have no text yet."""
+        """Return the pending text of the detokenizer and the finder, and of tokens without text."""
         text = ""
         if not choice.eager:
             ids = choice.token_ids[choice.decoded :]
-            if update.status is RequestStatus.FINISHED_STOPPED and not self._shown(choice):
+            if update.status is RequestStatus.FINISHED_STOPPED and not self._includes_stop(choice):
                 ids = ids[:-1]
             text = choice.detokenizer.add_all(ids)
         elif choice.finder is not None:
             text = choice.finder.flush()
         text += choice.detokenizer.finish()
         if text:
-            choice.pieces.append(text)
+            choice.parts.append(text)
         return text
 
     def _completion(self, choice: _Choice, update: TokenUpdate, now: float) -> CompletionOutput:
@@ -313,7 +316,7 @@ class OutputProcessor:
         logprobs = choice.logprobs[:count] if choice.logprobs is not None else None
         return CompletionOutput(
             index=choice.request.choice,
-            text="".join(choice.pieces),
+            text="".join(choice.parts),
             token_ids=choice.token_ids,
             finish_reason=update.status.finish_reason,
             stop_reason=update.stop_reason,
@@ -345,13 +348,13 @@ class OutputProcessor:
             group.prompt_token_ids,
             outputs,
             usage,
-            group.scores,
+            group.prompt_logprobs,
             group.pooled,
         )
 
 
-def _is_over(choice: _Choice, text: str, now: float) -> bool:
-    """Whether a timed choice, which `text` was added to, has come to its end."""
+def _ends_at_line(choice: _Choice, text: str, now: float) -> bool:
+    """Whether a choice with line_seconds ends after `text`."""
     choice.has_line = choice.has_line or "\n" in text
     limit, first = choice.line_seconds, choice.first_token_time
     return choice.has_line and limit is not None and first is not None and now - first >= limit

@@ -1,5 +1,4 @@
-"""What the prefix cache consists of: a node for each full block of tokens behind a certain prefix,
-and the table in which they are found.
+"""Prefix caching: a node per full block of tokens and prefix, and the hash table of nodes.
 
 Plain data; the block manager owns the table.
 """
@@ -14,14 +13,14 @@ HashFunction = Callable[[int, Tokens], int]
 
 
 def chain_hash(parent: int, tokens: Tokens) -> int:
-    """The hash of a block of tokens after the prefix that `parent` stands for."""
+    """Return the hash of a block of tokens after the prefix with hash `parent`."""
     return hash((parent, tokens))
 
 
 def prefix_keys(
     tokens: Sequence[int], block_size: int, salt: str, hash_function: HashFunction
 ) -> list[tuple[int, Tokens]]:
-    """(chained hash, tokens) of each block; `tokens` are whole blocks."""
+    """Return (chained hash, tokens) of each block; `tokens` are whole blocks."""
     keys, parent = [], hash(salt)
     for start in range(0, len(tokens), block_size):
         block_tokens = tuple(tokens[start : start + block_size])
@@ -31,8 +30,8 @@ def prefix_keys(
 
 
 class Node:
-    """One full block of tokens behind a certain prefix. Its keys and values lie in a block of the
-    KV cache, in a place of host memory, or in both; in neither: it is not in the table."""
+    """A full block of tokens after a prefix. Its keys and values are in a block of the KV cache, in
+    a host slot, or in both; a node with neither is not in the table."""
 
     __slots__ = ("alive", "block", "host_slot", "key", "parent", "ready", "salt", "tokens")
 
@@ -45,12 +44,12 @@ class Node:
         self.tokens = tokens
         self.block = block  # -1: none
         self.host_slot = -1  # -1: none
-        self.ready = ready  # the block's keys and values are there
+        self.ready = ready  # the keys and values of the block are computed
         self.alive = True  # in the table
 
     @property
     def is_pending(self) -> bool:
-        """Its block's keys and values will be there after a step."""
+        """Whether a step in flight or scheduled computes its block."""
         return self.block >= 0 and not self.ready
 
     def matches(self, parent: Node | None, salt: str, tokens: Tokens) -> bool:
@@ -58,7 +57,7 @@ class Node:
 
 
 class PrefixTable:
-    """Nodes by the hash of their prefix, which only finds candidates."""
+    """Nodes by the hash of their prefix; `find` compares the tokens."""
 
     def __init__(self) -> None:
         self._buckets: dict[int, list[Node]] = {}
@@ -77,7 +76,7 @@ class PrefixTable:
         self._buckets.setdefault(node.key, []).append(node)
 
     def drop(self, node: Node) -> None:
-        """Forget a node, if it has neither block nor place any more."""
+        """Remove a node that has neither block nor host slot."""
         if node.block >= 0 or node.host_slot >= 0:
             return
         bucket = self._buckets[node.key]
@@ -85,34 +84,34 @@ class PrefixTable:
         if not bucket:
             del self._buckets[node.key]
         node.alive = False
-        node.parent = None  # a dead chain must not keep its ancestors
+        node.parent = None  # frees its ancestors
 
 
 @dataclass(slots=True)
 class PrefixMatch:
-    """The longest usable cached prefix of a request: a plan, nothing is held by it."""
+    """The longest usable cached prefix of a request; it owns no blocks."""
 
-    blocks: list[int] = field(default_factory=list)  # -1: in host memory, to be brought back
+    blocks: list[int] = field(default_factory=list)  # -1: in host memory, to be restored
     num_tokens: int = 0  # len(blocks) * block_size
     num_host_tokens: int = 0  # of those, in host memory
-    pending: bool = False  # the next block is being computed by a running request: wait
+    pending: bool = False  # a running request computes the next block: wait
     nodes: list[Node] = field(default_factory=list)
 
     @property
-    def here(self) -> list[int]:
-        """The blocks that need not be brought back."""
+    def device_blocks(self) -> list[int]:
+        """The blocks that are in the KV cache."""
         return [block for block in self.blocks if block >= 0]
 
 
 @dataclass(slots=True)
 class PrefixCacheStats:
-    """Counted at admission, the first one of each request only."""
+    """Counted at the first admission of each request."""
 
     requests: int = 0
     queries: int = 0  # prompt tokens looked up
     hits: int = 0  # prompt tokens found
     host_hits: int = 0  # of those, in host memory
-    evictions: int = 0  # cached blocks given to someone else
+    evictions: int = 0  # cached blocks that were reused
 
     @property
     def hit_rate(self) -> float:

@@ -1,8 +1,7 @@
-"""A step's plan and result as bytes, for workers in other processes: typed msgpack, nothing else.
+"""Encodes plans and results as typed msgpack for workers in other processes.
 
-The types on the wire are made from the records themselves, so a field that a record gains crosses
-too. What arrives is checked: another frame is a `msgspec.MsgspecError`, and sampling parameters
-that nobody may have are an InvalidInputError.
+The wire types are derived from the dataclasses. Frames are validated: `msgspec.MsgspecError` for
+another type, InvalidInputError for invalid sampling parameters.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from llaisys.processes.channel import encode
 
 
 def _wire_type(record: type, **other_types: Any) -> Any:
-    """A struct with the fields of a dataclass, some of them of other types."""
+    """Return a struct with the fields of a dataclass; `other_types` replace some types."""
     types = {**get_type_hints(record), **other_types}
     return msgspec.defstruct(
         record.__name__,
@@ -81,17 +80,17 @@ def decode_masks(frame: bytes) -> TokenMasks:
 
 
 def encode_output(output: StepOutput) -> bytes:
-    """A contract that nothing uses yet: ranks answer with their tokens alone."""
+    """Unused: ranks reply with their tokens only. Part of the seeds' interface."""
     return encode(output)
 
 
 def decode_output(frame: bytes) -> StepOutput:
-    """A contract that nothing uses yet: the way back from `encode_output`."""
+    """Unused: the inverse of `encode_output`."""
     output: StepOutput = _decode_output(frame)
     return output
 
 
 def _convert(value: Any, target: Any, **changed: Any) -> Any:
-    """`value` as a `target`, which has the same fields."""
+    """Convert `value` to a type with the same fields."""
     names = getattr(target, "__struct_fields__", None) or [f.name for f in fields(target)]
     return target(**{name: changed.get(name, getattr(value, name)) for name in names})

@@ -1,6 +1,5 @@
-"""Child processes, for whoever needs one: the server's engine, an engine's workers.
+"""Child processes: the engine of a server, the workers of an engine.
 
-`child` starts an interpreter that runs a module of ours, hands it its setup, and removes it with
-everything it left. `channel` carries typed messages between the two. `heartbeat` is the child's
-pulse, `watchdog` the parent's judgement of it. Nothing here knows what the child does.
+`child` starts and removes a Python child process, `channel` carries typed messages, `heartbeat`
+sends the child's signs of life and `watchdog` evaluates them in the parent.
 """

@@ -1,7 +1,7 @@
-"""Typed msgpack messages over ipc sockets; nothing in a frame is ever executed.
+"""Typed msgpack messages over ipc sockets.
 
-Each sender is the side that connects, so that what it sends before the other side is there waits.
-Queues are not bounded here: whoever admits work bounds them.
+The sender connects, so its messages are queued until the receiver binds. Queues are not bounded
+here; admission bounds the work.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 def decoder(messages: Any) -> Callable[[bytes], Any]:
-    """The function that reads one frame of a union of tagged structs; another frame is a
+    """Return a function that decodes a frame of a union of tagged structs, or raises
     `msgspec.MsgspecError`."""
     return msgspec.msgpack.Decoder(messages).decode
 
 
 def decode_or_none(decode: Callable[[bytes], T], frame: bytes) -> T | None:
-    """The message; None, and a line in the log, for what is not one of ours."""
+    """Return the message; log and return None for an invalid frame."""
     try:
         return decode(frame)
     except (msgspec.MsgspecError, ValueError):
-        logger.error("a message of %d bytes is not one of ours; dropped", len(frame))
+        logger.error("discarded an invalid message of %d bytes", len(frame))
         return None
 
 
 def connect_sender(context: Context, address: str, linger_ms: int) -> zmq.Socket[bytes]:
-    """A socket to send through; `linger_ms`: how long its last words may take after `close`."""
+    """Return a sending socket; `linger_ms`: time to send pending messages after `close`."""
     socket = context.socket(zmq.PUSH)
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, linger_ms)
@@ -47,7 +47,7 @@ def connect_sender(context: Context, address: str, linger_ms: int) -> zmq.Socket
 
 
 def bind_receiver(context: Any, address: str) -> Any:
-    """A socket to receive from: of asyncio when the context is."""
+    """Return a receiving socket; asynchronous if the context is."""
     socket = context.socket(zmq.PULL)
     socket.set_hwm(0)
     socket.setsockopt(zmq.LINGER, 0)

@@ -1,10 +1,9 @@
-"""A child process that runs a module of ours, seen from both sides.
+"""A child process that runs a module of this package: both sides.
 
-Its setup is one line of JSON on standard input, which stays open: when it ends, the parent is gone,
-and the child removes the socket directory and exits at once, so it never outlives the parent. The
-directory has mode 0700 and is removed by whichever of the two lives longer.
+Its setup is one line of JSON on standard input, which stays open: at end of file the parent has
+exited, and the child removes the socket directory and exits. The directory has mode 0700.
 
-Imports next to nothing, so that a child starts before the rest of its parent is even read.
+Few imports, so that the child starts before its parent has imported its other modules.
 """
 
 from __future__ import annotations
@@ -24,20 +23,19 @@ from typing import Any, BinaryIO
 
 from llaisys.common.interpreter import child_environment, module_command
 
-EXIT_FAILED = 1  # of a child that has said why in the log
+EXIT_FAILED = 1  # the log has the reason
 EXIT_ORPHAN = 2
-MAX_BASE_CHARS = 64  # the name of a socket has at most 107
+MAX_BASE_CHARS = 64  # socket names have at most 107 characters
 
 
 class ChildProcess:
-    """The process and the directory of its sockets. `remove` must be called in the end."""
+    """A process and its socket directory. The owner must call `remove`."""
 
     popen: subprocess.Popen[bytes]
 
     def __init__(self, module: str, setup: Mapping[str, Any], pass_fds: Sequence[int] = ()) -> None:
-        """The child reads `setup`, with the two addresses and the directory of the sockets added,
-        and inherits `pass_fds` under their numbers. A child that cannot be started leaves nothing
-        behind."""
+        """Start a child with `setup` plus socket addresses and directory; it inherits `pass_fds`.
+        After a failure nothing is left."""
         base = tempfile.gettempdir()
         if len(base) > MAX_BASE_CHARS:
             base = "/tmp"
@@ -66,14 +64,14 @@ class ChildProcess:
             raise
 
     def remove(self) -> None:
-        """Kill the process if it lives and remove its sockets; more than once does nothing."""
+        """Kill the process and remove its sockets; idempotent."""
         popen = getattr(self, "popen", None)
         if popen is not None and popen.poll() is None:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(popen.pid, signal.SIGKILL)  # a stopped process dies of this too
+                os.killpg(popen.pid, signal.SIGKILL)  # also ends a stopped process
             popen.wait()
         if popen is not None and popen.stdin is not None:
-            with contextlib.suppress(OSError):  # what was never read
+            with contextlib.suppress(OSError):  # unread data
                 popen.stdin.close()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -82,7 +80,7 @@ class ChildProcess:
 
 
 def exit_with_parent(stream: BinaryIO, directory: str) -> None:
-    """Watch standard input in a thread: nothing follows the setup, so the next thing is its end."""
+    """Exit when standard input, read in a thread, is closed."""
 
     def watch() -> None:
         while stream.read(4096):

@@ -1,4 +1,4 @@
-"""A child's pulse: a thread beside its loop that tells how long the loop has not turned."""
+"""Heartbeats of a child process: a thread reports the age of the last loop iteration."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from llaisys.processes.channel import Context, connect_sender
 
 
 class LoopClock:
-    """When the loop last turned; written by the loop, read by the heartbeat."""
+    """Time of the last loop iteration; written by the loop, read by the heartbeat."""
 
     def __init__(self) -> None:
-        self._turned = time.monotonic()
+        self._ticked = time.monotonic()
         self._busy = False
 
     def tick(self, busy: bool) -> None:
-        self._turned = time.monotonic()
+        self._ticked = time.monotonic()
         self._busy = busy
 
     @property
     def age(self) -> float:
-        """Seconds since it turned; 0 while it waits for work."""
-        return time.monotonic() - self._turned if self._busy else 0.0
+        """Seconds since the last iteration; 0 while the loop waits for work."""
+        return time.monotonic() - self._ticked if self._busy else 0.0
 
 
 class HeartbeatSender:
@@ -44,7 +44,7 @@ class HeartbeatSender:
         self._thread.start()
 
     def stop(self) -> None:
-        """The context may be ended afterwards."""
+        """Stop the thread; the context may be terminated afterwards."""
         self._stopped.set()
         self._thread.join()
 
@@ -71,5 +71,5 @@ def resident_bytes() -> int:
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # no /proc: the highest so far
+    except OSError:  # no /proc: the peak
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

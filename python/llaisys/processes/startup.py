@@ -1,4 +1,4 @@
-"""How a child process begins: who it is, its log, and its end with its parent."""
+"""Start-up of a child process: setup, logging, exit with the parent."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ S = TypeVar("S", bound=Setup)
 
 
 def init_child(kind: type[S]) -> S:
-    """Read the setup, a line of JSON on standard input, and do what every child does first."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    """Read the setup, a line of JSON on standard input, and initialize the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     stream = sys.stdin.buffer
     setup = msgspec.json.decode(stream.readline(), type=kind)
     setup_logging(setup.log_level, setup.log_format)

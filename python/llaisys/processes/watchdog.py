@@ -1,7 +1,4 @@
-"""Tells a sick child from a busy one, by what was heard of it and when.
-
-A judgement and nothing else: no process, no socket, no clock but the caller's.
-"""
+"""Decides from heartbeats whether a child process is healthy. No process, no socket, no clock."""
 
 from __future__ import annotations
 
@@ -40,15 +37,14 @@ class WatchdogLimits:
         check_options(self)
 
 
-TICK = 0.05  # seconds between two looks at the clock
+TICK = 0.05  # seconds between two calls of `tick`
 
 
 class Watchdog:
-    """Watches one child, which is called `name` in what it says.
+    """Watches one child; `name` is used in its texts.
 
-    Time counts only where the watching process was running itself: `tick` is called every TICK
-    seconds, and however late it comes, no more than that has passed. What a watcher that was
-    stopped, starved or busy has not read yet is no silence of the child.
+    Only time in which the watching process itself runs counts: `tick` is called every TICK seconds
+    and adds at most that, so a stopped or starved watcher does not blame the child.
     """
 
     def __init__(self, name: str, limits: WatchdogLimits, now: float) -> None:
@@ -56,40 +52,40 @@ class Watchdog:
         self.limits = limits
         self.is_ready = False  # set when the child reports it
         self._ticked = now  # time.monotonic()
-        self._awake = self._heard = 0.0  # seconds of the watcher's own time
-        self._has_spoken = False  # it is up, so silence means something
+        self._elapsed = self._last_message = 0.0  # seconds of the watcher
+        self._is_up = False  # a message has arrived
         self._loop_age = 0.0
 
     def tick(self, now: float) -> None:
-        """The watcher runs; `now` is time.monotonic()."""
-        self._awake += min(now - self._ticked, TICK)
+        """Add the time since the last tick; `now` is time.monotonic()."""
+        self._elapsed += min(now - self._ticked, TICK)
         self._ticked = now
 
     def record_message(self, loop_age: float | None = None) -> None:
-        """A message has come; a heartbeat has the age of the child's loop."""
-        self._heard = self._awake
-        self._has_spoken = True
+        """Record a message; `loop_age` is in heartbeats."""
+        self._last_message = self._elapsed
+        self._is_up = True
         if loop_age is not None:
             self._loop_age = loop_age
 
     def problem(self) -> str | None:
-        """Why the child cannot be called healthy; None: it can."""
-        silence = self._awake - self._heard
-        if self._has_spoken and silence > self.limits.unresponsive_after:
+        """Return why the child is unhealthy, or None."""
+        silence = self._elapsed - self._last_message
+        if self._is_up and silence > self.limits.unresponsive_after:
             return f"no heartbeat from {self.name} for {silence:.1f} s"
         if self._loop_age > self.limits.step_limit:
             return f"the loop of {self.name} has not turned for {self._loop_age:.1f} s"
         return None
 
     def failure(self, exit_status: int | None) -> str | None:
-        """Why the child must be given up; None: it need not be."""
-        limits, silence = self.limits, self._awake - self._heard
+        """Return why the child has failed, or None."""
+        limits, silence = self.limits, self._elapsed - self._last_message
         if exit_status is not None:
             return f"the process of {self.name} ended with status {exit_status}"
-        if self._has_spoken and silence > limits.dead_after:
+        if self._is_up and silence > limits.dead_after:
             return f"no heartbeat from {self.name} for {silence:.1f} s"
         if self._loop_age > limits.step_limit:
             return f"a step of {self.name} takes longer than {limits.step_limit:g} s"
-        if not self.is_ready and self._awake > limits.start_limit:
+        if not self.is_ready and self._elapsed > limits.start_limit:
             return f"{self.name} was not ready within {limits.start_limit:g} s"
         return None

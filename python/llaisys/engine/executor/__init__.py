@@ -1,5 +1,5 @@
-"""Carries plans to workers and results back: one process (uni), one per rank (mp), or a
-Ray cluster (ray)."""
+"""Executors call the workers of all ranks: in this process (uni), in a process per rank (mp), or on
+a Ray cluster (ray)."""
 
 from llaisys.engine.executor.base import (
     Executor,

@@ -1,4 +1,4 @@
-"""Carries plans to workers and results back; knows nothing of scheduling or of models."""
+"""Base class of the executors, which call the workers of all ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger("llaisys.engine")
 
 
 class WorkerError(LlaisysError, RuntimeError):
-    """A worker raised; the cause is chained. The step had no effect on the requests."""
+    """A worker raised; the cause is chained. The requests are unchanged."""
 
     def __init__(self, message: str, rank: int, local_rank: int) -> None:
         super().__init__(f"worker rank {rank} (local rank {local_rank}): {message}")
@@ -27,18 +27,18 @@ class WorkerError(LlaisysError, RuntimeError):
 
 
 class WorkerLostError(LlaisysError, RuntimeError):
-    """A worker is gone and does not come back: the engine cannot go on."""
+    """A worker is lost; the engine cannot continue."""
 
 
 class ExecutorTimeoutError(LlaisysError, TimeoutError):
-    """A worker did not answer in time; it may still be busy."""
+    """A worker did not reply in time; it may still be busy."""
 
 
 @dataclass(slots=True)
 class ExecutorStats:
     steps: int = 0
     worker_errors: int = 0
-    timeouts: int = 0  # apart from worker_errors
+    timeouts: int = 0  # not in worker_errors
 
 
 class Executor(ABC):
@@ -52,7 +52,7 @@ class Executor(ABC):
         self._closed = False
         self._init_executor()
 
-    _kinds: ClassVar[dict[str, type[Executor]]] = {}  # by backend; each kind enters itself
+    _kinds: ClassVar[dict[str, type[Executor]]] = {}  # by backend
 
     def __init_subclass__(cls, backend: str | None = None) -> None:
         if backend is not None:
@@ -60,12 +60,12 @@ class Executor(ABC):
 
     @staticmethod
     def get_class(config: EngineConfig) -> type[Executor]:
-        """The executor for `distributed_executor_backend`."""
+        """Return the executor class of `distributed_executor_backend`."""
         return Executor._kinds[config.parallel.distributed_executor_backend]
 
     @abstractmethod
     def _init_executor(self) -> None:
-        """Make the workers, load the model, set `model_info`."""
+        """Create the workers, load the model, set `model_info`."""
 
     def collective_rpc(
         self,
@@ -74,7 +74,7 @@ class Executor(ABC):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Call a method of every worker; the results in order of rank, the driver's first."""
+        """Call a method of every worker; return the results in order of rank."""
         if self._closed:
             raise ClosedError("the executor is shut down")
         with self._counted():
@@ -82,7 +82,7 @@ class Executor(ABC):
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """What a worker raises is counted."""
+        """Count the errors of workers."""
         try:
             yield
         except ExecutorTimeoutError:
@@ -93,8 +93,7 @@ class Executor(ABC):
             raise
 
     def draft(self, requests: Sequence[DraftRequest], released: Sequence[int]) -> list[list[int]]:
-        """What the model that drafts says to each request; it is the driver rank's alone. It has
-        no use any more for the sequences `released`."""
+        """Return draft tokens per request, from the driver rank; see `Drafter.draft`."""
         if self._closed:
             raise ClosedError("the executor is shut down")
         with self._counted():
@@ -105,18 +104,17 @@ class Executor(ABC):
 
     @abstractmethod
     def _call_driver(self, method: str, timeout: float | None, args: tuple[Any, ...]) -> Any:
-        """Call a method of the driver rank's worker, in which no other rank has a part."""
+        """Call a method of the driver rank only."""
 
     @abstractmethod
     def _call(
         self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
-        """As collective_rpc. What a worker raised becomes a WorkerError, or a WorkerLostError when
-        the ranks cannot go on together."""
+        """Implement collective_rpc. An exception of a worker becomes a WorkerError, or a
+        WorkerLostError when the ranks are out of step."""
 
     def _load_models(self) -> None:
-        """Load on every rank, with the smallest number of KV blocks that a rank can afford, and
-        take the driver rank's word on it."""
+        """Load the model on every rank with the smallest number of KV blocks of a rank."""
         try:
             self.collective_rpc("init_device")
             num_blocks = min(self.collective_rpc("open_model"))
@@ -125,13 +123,13 @@ class Executor(ABC):
                 self.collective_rpc("warmup")
         except (WorkerError, WorkerLostError) as error:
             if isinstance(error.__cause__, LlaisysError):
-                raise error.__cause__ from None  # what is wrong with the model or its options
+                raise error.__cause__ from None  # an error of the model or its options
             raise
         self.model_info = info
         parallel = self.config.parallel
         logger.info(
             "executor backend=%s tp_size=%d world_size=%d device=%s model=%s max_model_len=%d "
-            "kv_blocks=%d x %d tokens (%.1f MiB a rank) host_blocks=%d (%.1f MiB a rank)",
+            "kv_blocks=%d x %d tokens (%.1f MiB per rank) host_blocks=%d (%.1f MiB per rank)",
             parallel.distributed_executor_backend,
             parallel.tensor_parallel_size,
             parallel.world_size,
@@ -147,13 +145,13 @@ class Executor(ABC):
 
     @abstractmethod
     def shutdown(self) -> None:
-        """Close every worker; more than once does nothing."""
+        """Close every worker; idempotent."""
 
     def execute_step(
         self, plan: SchedulerOutputs, masks: Callable[[], TokenMasks] | None = None
     ) -> StepOutput:
-        """Run a plan on every rank and draw; the driver rank's result. `masks`: gives every rank
-        the same, when some answers of the step must have a form; it may wait."""
+        """Run a step on every rank; return the driver rank's result. `masks`: returns the masks of
+        structured output, the same for every rank; it may wait."""
         args = (plan,) if masks is None else (plan, masks)
         output: StepOutput = self.collective_rpc("execute_step", self.config.step_timeout, args)[0]
         self.stats.steps += 1
@@ -161,36 +159,36 @@ class Executor(ABC):
 
     @property
     def can_launch(self) -> bool:
-        """Whether `launch_step` and `finish_step` are there."""
+        """Whether `launch_step` and `finish_step` are supported."""
         return False
 
     def launch_step(self, plan: SchedulerOutputs) -> None:
-        """Begin a step; see `Worker.launch_step` for what it may be and how many may be out."""
+        """Launch a step; see `Worker.launch_step`."""
         self.collective_rpc("launch_step", args=(plan,))
 
     def finish_step(self, step_id: int) -> StepOutput:
-        """Wait for the result of a step that was launched."""
+        """Wait for the result of a launched step."""
         output: StepOutput = self.collective_rpc("finish_step", args=(step_id,))[0]
         self.stats.steps += 1
         return output
 
     def execute_model(self, outputs: SchedulerOutputs) -> None:
-        """Begin the forward pass of a plan on every rank; `sample_tokens` follows."""
+        """Start the forward pass of a step on every rank; `sample_tokens` must follow."""
         self.collective_rpc("execute_model", self.config.step_timeout, (outputs,))
         self.stats.steps += 1
 
     def sample_tokens(self) -> StepOutput:
-        """Wait for the step that `execute_model` began, and draw: the driver rank's result."""
+        """Sample the step of `execute_model`; return the driver rank's result."""
         output: StepOutput = self.collective_rpc("sample_tokens", self.config.step_timeout)[0]
         return output
 
     def profile(self, reset: bool = False) -> dict[str, Any]:
-        """The driver rank's times per stage."""
+        """Return the times per stage of the driver rank."""
         result: dict[str, Any] = self.collective_rpc("profile", kwargs={"reset": reset})[0]
         return result
 
     def gpu_usage(self) -> list[GpuUsage]:
-        """Of the driver rank's GPU; empty on a CPU."""
+        """Return the usage of the driver rank's GPU; empty on a CPU."""
         use: GpuUsage | None = self.collective_rpc("gpu_usage")[0]
         return [] if use is None else [use]
 

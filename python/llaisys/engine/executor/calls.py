@@ -1,6 +1,6 @@
-"""What a rank that is not the driver does with a call, wherever it runs.
+"""Executes a call on a rank other than the driver.
 
-A worker that failed closes its model and so leaves the group: ranks that wait for it are told.
+A failed worker closes its model and leaves the group, which ends the waits of the other ranks.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ METHODS = {
 
 
 def answer_call(worker: Worker, call: Call, receive: Callable[[], bytes]) -> Answer:
-    """Run a method; an exception becomes its text. `receive`: the frame that follows the call."""
+    """Run a method; an exception becomes an error text. `receive`: reads the frame of the masks."""
     names: list[str] = []
     try:
         if call.method not in METHODS:
-            raise ValueError(f"{call.method!r} is not a call of a worker")
+            raise ValueError(f"{call.method!r} is not a method of a worker")
         args: list[Any] = []
         if call.plan is not None:
             plan = decode_plan(call.plan)

@@ -1,7 +1,8 @@
-"""The driver rank is this process, the others are elsewhere: children (mp) or actors (ray).
+"""Executors whose driver rank is this process and whose other ranks are child processes (mp) or
+actors (ray).
 
-A plan is sent to every other rank and run here; ranks meet inside the model, and all of them draw
-the same tokens. The driver's are taken.
+A plan is sent to every other rank and run here; ranks communicate inside the model, and all of them
+sample the same tokens.
 """
 
 from __future__ import annotations
@@ -28,33 +29,33 @@ from llaisys.engine.executor.messages import Answer, Call
 from llaisys.engine.wire import encode_masks, encode_plan
 from llaisys.engine.worker import Worker
 
-ANSWER_GRACE = 10.0  # seconds behind the driver within which the others must answer a step
+REPLY_TIMEOUT = 10.0  # seconds after the driver in which the other ranks must reply
 
 
 class RemoteRank(Protocol):
-    """A worker that is not in this process."""
+    """A worker in another process."""
 
     rank: int
 
     def send(self, call: Call) -> None:
-        """Does not wait."""
+        """Send a call without waiting."""
 
     def send_frame(self, frame: bytes) -> None:
-        """What the last call waits for."""
+        """Send the masks of the last call."""
 
     def receive(self, serial: int, deadline: float | None) -> Answer:
-        """The answer to a call; earlier ones, for which nobody waited, are dropped. Waits until
-        time.monotonic() is `deadline`, or as long as the rank lives; then WorkerLostError."""
+        """Wait for the reply to a call; replies to earlier calls are discarded. WorkerLostError:
+        the rank has exited, or time.monotonic() has passed `deadline`."""
 
     def check_alive(self) -> None:
-        """WorkerLostError when the rank is gone."""
+        """Raise WorkerLostError when the rank has exited."""
 
     def close(self) -> None:
-        """End it, whatever it does; more than once does nothing."""
+        """Terminate the rank; idempotent."""
 
 
 class DriverExecutor(Executor):
-    """Nothing can follow once a rank is lost or ranks disagree: WorkerLostError."""
+    """WorkerLostError when a rank is lost or ranks sample different tokens."""
 
     _children: Sequence[RemoteRank]
     _driver: LocalRank
@@ -81,15 +82,15 @@ class DriverExecutor(Executor):
     def _call(
         self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
-        """The driver's result, then what the other ranks say of theirs."""
-        self._driver.settle(timeout)
+        """Return the driver's result and the replies of the other ranks."""
+        self._driver.wait_idle(timeout)
         self._send(method, args, kwargs)
         error: Exception | None = None
         result: Any = None
         try:
-            if self._children:  # an interrupt of this thread must not part the ranks
+            if self._children:  # in a thread: an interrupt must not separate the ranks
                 running = self._driver.start(method, args, kwargs)
-                if len(args) > 1:  # the driver waits for the same in its thread
+                if len(args) > 1:  # masks
                     self._send_masks(args[1]())
                 result = self._driver.result(running, timeout)
             else:
@@ -99,14 +100,14 @@ class DriverExecutor(Executor):
         except Exception as failure:
             error = failure
             if not isinstance(failure, InvalidInputError):
-                self.worker.close()  # it leaves the group: the others are told, if they wait
+                self.worker.close()  # leaves the group: waiting ranks return
         is_step = method in ("execute_step", "execute_model", "sample_tokens")
-        deadline = time.monotonic() + ANSWER_GRACE if is_step else None
+        deadline = time.monotonic() + REPLY_TIMEOUT if is_step else None
         answers = [child.receive(self._serial, deadline) for child in self._children]
         self._check(method, error, answers)
         if method == "open_model":
             return [result, *(answer.number for answer in answers)]
-        self._check_agreement(getattr(result, "sampled", None), answers)
+        self._check_tokens(getattr(result, "sampled", None), answers)
         return [result, *answers]
 
     def _call_driver(self, method: str, timeout: float | None, args: tuple[Any, ...]) -> Any:
@@ -147,16 +148,18 @@ class DriverExecutor(Executor):
         else:
             text, rank = answers[failed[0] - 1].error, failed[0]
         described = WorkerError(f"{method}: {text}", rank, rank)
-        alike = len(failed) == len(answers) and all(a.is_input_error for a in answers)
-        if not answers or (isinstance(error, InvalidInputError) and alike):
+        is_shared = len(failed) == len(answers) and all(a.is_input_error for a in answers)
+        if not answers or (isinstance(error, InvalidInputError) and is_shared):
             raise described from error
         raise WorkerLostError(str(described)) from error
 
-    def _check_agreement(self, drawn: dict[int, list[int]] | None, answers: list[Answer]) -> None:
-        """Ranks add up the same numbers in the same order: they cannot draw different tokens."""
+    def _check_tokens(self, sampled: dict[int, list[int]] | None, answers: list[Answer]) -> None:
+        """Raise WorkerLostError unless all ranks sampled the same tokens."""
         for rank, answer in enumerate(answers, 1):
-            if answer.sampled != drawn:
-                raise WorkerLostError(f"worker rank {rank} drew {answer.sampled}, rank 0 {drawn}")
+            if answer.sampled != sampled:
+                raise WorkerLostError(
+                    f"worker rank {rank} sampled {answer.sampled}, rank 0 {sampled}"
+                )
 
     def check_health(self) -> None:
         for child in self._children:
@@ -169,17 +172,17 @@ class DriverExecutor(Executor):
         self._closed = True
         for child in self._children:  # first: the driver may wait for one of them
             child.close()
-        if hasattr(self, "_driver"):  # else the ranks before it could not be started
+        if hasattr(self, "_driver"):  # else starting the ranks failed
             self._driver.close()
         self._release()
 
     @abstractmethod
     def _release(self) -> None:
-        """What the ranks had in common, once all of them are closed."""
+        """Free shared resources after all ranks are closed."""
 
 
-def close_if_ours(descriptor: int, inode: int) -> None:
-    """Unless the model that failed has closed it, and somebody else has got its number."""
+def close_if_same(descriptor: int, inode: int) -> None:
+    """Close a descriptor unless it was closed and its number reused."""
     with contextlib.suppress(OSError):
         if os.fstat(descriptor).st_ino == inode:
             os.close(descriptor)

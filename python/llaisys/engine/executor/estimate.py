@@ -1,4 +1,4 @@
-"""What a model will take of the memory, before any of it is loaded."""
+"""Estimates the memory of a model before it is loaded."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from llaisys.engine.config import EngineConfig
 from llaisys.engine.worker.model_opening import OpenedModel, open_model
 from llaisys.models.device import open_device
 
-SLACK = 32 << 20  # what the interpreter and the allocator add while it runs
+SLACK = 32 << 20  # growth of interpreter and allocator
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """In bytes, all ranks together; beside what a process takes that has loaded nothing."""
+    """Bytes of all ranks, in addition to a process without a model."""
 
     weights: int
     kv_cache: int
-    scratch: int  # activations, logits, and some slack
+    scratch: int  # activations, logits, slack
     num_kv_blocks: int
 
 
 def estimate_memory(config: EngineConfig) -> MemoryEstimate:
-    """Opens the model's files (and fetches them, if need be) and closes them again. Raises what
-    loading it would: ModelLoadError, InvalidInputError."""
+    """Open and close the model's files, downloading them if needed. Raises ModelLoadError and
+    InvalidInputError as loading does."""
     open_device(config.device)
     opened = open_model(config)
     try:
@@ -32,12 +32,12 @@ def estimate_memory(config: EngineConfig) -> MemoryEstimate:
         weights, scratch = _weights_and_scratch(opened, config)
         weights, scratch = ranks * weights, ranks * scratch
         kv_cache = slots * opened.kv_bytes_per_token * ranks
-        if config.device == "cpu":  # elsewhere it is not the device's memory
+        if config.device == "cpu":  # host blocks are in device memory
             host_slots = opened.num_host_blocks * config.cache.block_size
             kv_cache += host_slots * opened.kv_bytes_per_token * ranks
         if opened.draft is not None:  # on one rank
-            weights_beside, scratch_beside = _weights_and_scratch(opened.draft, config)
-            weights, scratch = weights + weights_beside, scratch + scratch_beside
+            draft_weights, draft_scratch = _weights_and_scratch(opened.draft, config)
+            weights, scratch = weights + draft_weights, scratch + draft_scratch
             kv_cache += slots * opened.draft.kv_bytes_per_token
         return MemoryEstimate(weights, kv_cache, scratch + SLACK, opened.affordable_blocks)
     finally:
@@ -45,6 +45,6 @@ def estimate_memory(config: EngineConfig) -> MemoryEstimate:
 
 
 def _weights_and_scratch(opened: OpenedModel, config: EngineConfig) -> tuple[int, int]:
-    """Of one rank."""
+    """Return the bytes of one rank."""
     needs = opened.memory_needs(config.scheduler.max_num_seqs)
     return needs.weights, needs.activations + needs.logits

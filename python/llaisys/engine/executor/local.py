@@ -1,4 +1,4 @@
-"""A worker of this process, called directly or in a thread of its own."""
+"""A worker in this process, called directly or in its own thread."""
 
 from __future__ import annotations
 
@@ -12,63 +12,64 @@ from llaisys.engine.worker import Worker
 
 
 class LocalRank:
-    """Runs one call of its worker at a time. A call that was given up on goes on in its thread, and
-    the next one waits for it or is refused."""
+    """Runs one call at a time. A call that timed out continues in its thread; the next call waits
+    for it or raises ExecutorTimeoutError."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self._thread: ThreadPoolExecutor | None = None
-        self._late: Future[Any] | None = None  # a call that runs, or that nobody waited for
-        self._timed_out = False  # that one, and not interrupted
+        self._running: Future[Any] | None = None  # the last call, until its result is read
+        self._timed_out = False  # that call
 
     def call(
         self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """In the caller's thread unless a timeout asks for another, from then on there."""
-        self.settle(timeout)
+        """Run in the caller's thread, or in the worker's thread once a timeout was given."""
+        self.wait_idle(timeout)
         if timeout is None and self._thread is None:
             return getattr(self.worker, method)(*args, **kwargs)
         return self.result(self.start(method, args, kwargs), timeout)
 
     def start(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
-        """In the worker's own thread, which no Ctrl-C interrupts; `settle` comes before it."""
+        """Start a call in the worker's thread, which Ctrl-C does not interrupt; call `wait_idle`
+        before."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="llaisys-worker")
         function = getattr(self.worker, method)
-        self._late = self._thread.submit(copy_context().run, function, *args, **kwargs)
-        return self._late
+        self._running = self._thread.submit(copy_context().run, function, *args, **kwargs)
+        return self._running
 
     def result(self, future: Future[Any], timeout: float | None) -> Any:
-        """Of the last `start`."""
+        """Return the result of the last `start`."""
         wait_for([future], timeout)
         if not future.done():
-            self.give_up()
+            self.abandon()
             raise ExecutorTimeoutError(f"the worker did not answer in {timeout} s")
-        self._late = None
+        self._running = None
         return future.result()
 
-    def give_up(self) -> None:
-        """Nobody waits for the last `start` any more."""
+    def abandon(self) -> None:
+        """Stop waiting for the last `start`."""
         self._timed_out = True
 
-    def settle(self, timeout: float | None) -> None:
-        """A call that was given up on has ended, or a further one is refused. One whose caller was
-        interrupted is waited for: it may be about to meet other ranks."""
-        if self._late is None:
+    def wait_idle(self, timeout: float | None) -> None:
+        """Wait for an earlier call; ExecutorTimeoutError when one that timed out still runs. A call
+        whose caller was interrupted is waited for: other ranks may depend on it."""
+        if self._running is None:
             return
         if timeout is not None or not self._timed_out:
-            wait_for([self._late], timeout)
-        if not self._late.done():
+            wait_for([self._running], timeout)
+        if not self._running.done():
             raise ExecutorTimeoutError("the worker is still busy with a call that timed out")
-        self._late = None
+        self._running = None
         self._timed_out = False
 
     @property
     def is_busy(self) -> bool:
-        return self._late is not None and not self._late.done()
+        return self._running is not None and not self._running.done()
 
     def close(self) -> None:
-        """The model is not freed under a running call."""
+        """Free the model after a running call has ended."""
         if self._thread is not None:
             self._thread.shutdown(wait=True)
         self.worker.close()

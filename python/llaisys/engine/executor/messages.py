@@ -1,4 +1,4 @@
-"""What the mp executor and its rank processes say to each other."""
+"""Messages between the driver rank and the other ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llaisys.processes.channel import decoder
 
 
 class RankSetup(Struct, forbid_unknown_fields=True):
-    """Who a process is; one line of JSON on its standard input."""
+    """Setup of a rank process; one line of JSON on its standard input."""
 
     engine: dict[str, Any]  # EngineConfig.to_wire()
     rank: int
@@ -24,24 +24,24 @@ class RankSetup(Struct, forbid_unknown_fields=True):
 
 
 class Call(Struct, forbid_unknown_fields=True):
-    """A method of the worker; its first argument is a plan or a number, or it has none."""
+    """A call of a worker method; its first argument is a plan, a number, or absent."""
 
     serial: int
     method: str
     plan: bytes | None = None  # wire.encode_plan
     number: int | None = None
     kwargs: dict[str, bool] = {}
-    has_masks: bool = False  # of a step: wire.encode_masks follows in a frame of its own
+    has_masks: bool = False  # wire.encode_masks follows in another frame
 
 
 class Answer(Struct, forbid_unknown_fields=True):
-    """To each call; `error` is empty when it went well."""
+    """The reply to a call; `error` is empty on success."""
 
     serial: int  # of the call
     error: str = ""
-    is_input_error: bool = False  # which every rank has alike, before anything was done
-    number: int = 0  # of open_model: the KV blocks that the rank can afford
-    sampled: dict[int, list[int]] | None = None  # of a step: what the rank drew
+    is_input_error: bool = False  # InvalidInputError, the same on every rank; nothing was done
+    number: int = 0  # of open_model: KV blocks that fit on the rank
+    sampled: dict[int, list[int]] | None = None  # of a step: sequence id -> tokens
 
 
 decode_call = decoder(Call)

@@ -1,5 +1,5 @@
-"""One process per rank: the driver rank is this one, the others are its children, and ranks meet in
-shared memory."""
+"""One process per rank: the driver rank is this process, the others are its children. Ranks
+communicate in shared memory."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import zmq
 
 from llaisys.common.logs import format_name, level_name
 from llaisys.engine.executor.base import WorkerLostError
-from llaisys.engine.executor.driver import DriverExecutor, close_if_ours
+from llaisys.engine.executor.driver import DriverExecutor, close_if_same
 from llaisys.engine.executor.messages import Answer, Call, decode_answer
 from llaisys.processes.channel import Context, bind_receiver, connect_sender, encode
 from llaisys.processes.child import ChildProcess
 
-LOOK_MS = 50  # between looks whether a silent child still lives
+POLL_MS = 50  # interval of checks whether a child has exited
 CHILD_MODULE = "llaisys.engine.executor.rank_process"
 
 
 class RankProcess:
-    """A child with one worker, and the sockets to it."""
+    """A child process with one worker, and its sockets."""
 
     def __init__(self, context: Context, rank: int, setup: dict[str, Any], group_file: int) -> None:
         self.rank = rank
@@ -38,21 +38,21 @@ class RankProcess:
 
     def receive(self, serial: int, deadline: float | None) -> Answer:
         while True:
-            if self._answers.poll(LOOK_MS):
+            if self._answers.poll(POLL_MS):
                 answer: Answer = decode_answer(self._answers.recv())
                 if answer.serial == serial:
                     return answer
             elif self.popen.poll() is not None and not self._answers.poll(0):
-                raise WorkerLostError(self.epitaph())
+                raise WorkerLostError(self.exit_text())
             elif deadline is not None and time.monotonic() > deadline:
-                raise WorkerLostError(f"worker rank {self.rank} does not answer")
+                raise WorkerLostError(f"worker rank {self.rank} does not reply")
 
     def check_alive(self) -> None:
         if self.popen.poll() is not None:
-            raise WorkerLostError(self.epitaph())
+            raise WorkerLostError(self.exit_text())
 
-    def epitaph(self) -> str:
-        """Of a child that has ended."""
+    def exit_text(self) -> str:
+        """Return the error text of a child that has exited."""
         status = self.popen.wait()
         return f"worker rank {self.rank} (process {self.popen.pid}) ended with status {status}"
 
@@ -67,7 +67,7 @@ class MultiprocExecutor(DriverExecutor, backend="mp"):
 
     def _init_ranks(self) -> None:
         config = self.config
-        group_file = os.memfd_create("llaisys-tp")  # the model takes it over
+        group_file = os.memfd_create("llaisys-tp")  # owned by the model once loaded
         inode = os.fstat(group_file).st_ino
         method = f"fd://{group_file}"
         self._context: Context = zmq.Context()
@@ -89,7 +89,7 @@ class MultiprocExecutor(DriverExecutor, backend="mp"):
             raise
         finally:
             if self.worker.adapter is None or not self._children:
-                close_if_ours(group_file, inode)
+                close_if_same(group_file, inode)
 
     def _release(self) -> None:
         self._context.term()

@@ -1,6 +1,6 @@
-"""A rank in a process of its own: one worker that does what it is told.
+"""The process of one rank: executes the calls of the driver.
 
-python -m llaisys.engine.executor.rank_process      (started by `mp`, never by hand)
+python -m llaisys.engine.executor.rank_process      (started by `mp`)
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger("llaisys.engine")
 
 
 def serve(setup: RankSetup) -> None:
-    """For ever: the parent ends this process."""
+    """Serve calls until the parent ends this process."""
     context: Context = zmq.Context()
     answers = connect_sender(context, setup.output_address, linger_ms=0)
     calls = bind_receiver(context, setup.input_address)
@@ -41,8 +41,8 @@ def main() -> None:
     try:
         serve(setup)
     finally:
-        logger.exception("worker rank %d cannot go on", setup.rank)
-        os._exit(1)  # the watcher holds standard input: a normal exit would wait for its lock
+        logger.exception("worker rank %d cannot continue", setup.rank)
+        os._exit(1)  # a thread reads standard input: a normal exit would wait for its lock
 
 
 if __name__ == "__main__":

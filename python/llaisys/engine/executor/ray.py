@@ -1,9 +1,8 @@
 """Ranks on a Ray cluster: the driver rank is this process, the others are actors in a placement
-group, and ranks meet over TCP.
+group. Ranks communicate over TCP.
 
-Every node has the package, and the model under the same name. Ray pickles what its own machinery
-sends between nodes that trust each other; what we give it are bytes that we encoded, and what
-comes back is decoded as what it must be.
+Every node needs the package, and the model under the same name. Ray pickles data between its
+trusted nodes; the payloads are encoded bytes that are decoded as typed messages.
 """
 
 from __future__ import annotations
@@ -23,19 +22,19 @@ from llaisys.common.logs import format_name, level_name
 from llaisys.common.validation import invalid_value
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.executor.base import WorkerLostError
-from llaisys.engine.executor.driver import DriverExecutor, close_if_ours
+from llaisys.engine.executor.driver import DriverExecutor, close_if_same
 from llaisys.engine.executor.messages import Answer, Call, decode_answer
 from llaisys.engine.executor.ray_rank import RayRank, init_method, listen
 from llaisys.processes.channel import encode
 
 logger = logging.getLogger("llaisys.engine")
 
-LOOK = 0.05  # seconds between looks at the clock while an actor is silent
-PLACING = 60.0  # seconds in which the cluster must have room for all ranks
+POLL_SECONDS = 0.05  # interval of checks of the deadline
+PLACEMENT_TIMEOUT = 60.0  # seconds to place all ranks
 
 
 def import_ray() -> Any:
-    """The package, which is an extra."""
+    """Import ray, an optional dependency."""
     try:
         return importlib.import_module("ray")
     except ImportError as error:
@@ -45,7 +44,7 @@ def import_ray() -> Any:
 
 
 class RayActor:
-    """A rank in a process that Ray started."""
+    """A rank in a Ray actor."""
 
     def __init__(self, ray: Any, rank: int, actor: Any) -> None:
         self.rank = rank
@@ -58,34 +57,34 @@ class RayActor:
         self._pending.append((call.serial, self.actor.call.remote(encode(call))))
 
     def send_frame(self, frame: bytes) -> None:
-        self.actor.give.options(concurrency_group="masks").remote(frame)
+        self.actor.add_frame.options(concurrency_group="masks").remote(frame)
 
     def receive(self, serial: int, deadline: float | None) -> Answer:
         while self._pending and self._pending[0][0] != serial:
             self._pending.popleft()
         reference = self._pending.popleft()[1]
         while True:
-            ready, _ = self._ray.wait([reference], timeout=LOOK)
+            ready, _ = self._ray.wait([reference], timeout=POLL_SECONDS)
             if ready:
                 return self._answer(reference)
             if deadline is not None and time.monotonic() > deadline:
-                raise WorkerLostError(f"worker rank {self.rank} does not answer")
+                raise WorkerLostError(f"worker rank {self.rank} does not reply")
 
     def _answer(self, reference: Any) -> Answer:
         try:
             answer: Answer = decode_answer(self._ray.get(reference))
         except self._ray.exceptions.RayError as error:
-            raise WorkerLostError(f"{self.epitaph()}: {error}") from error
+            raise WorkerLostError(f"{self.exit_text()}: {error}") from error
         return answer
 
     def check_alive(self) -> None:
         try:
             ping = self.actor.ping.options(concurrency_group="health").remote()
-            self._ray.get(ping, timeout=PLACING)
+            self._ray.get(ping, timeout=PLACEMENT_TIMEOUT)
         except self._ray.exceptions.RayError as error:
-            raise WorkerLostError(f"{self.epitaph()}: {error}") from error
+            raise WorkerLostError(f"{self.exit_text()}: {error}") from error
 
-    def epitaph(self) -> str:
+    def exit_text(self) -> str:
         return f"worker rank {self.rank} (a Ray actor) is lost"
 
     def close(self) -> None:
@@ -96,8 +95,8 @@ class RayActor:
 
 
 class RayExecutor(DriverExecutor, backend="ray"):
-    """Connects to the cluster that is there (RAY_ADDRESS, or one of this machine), else starts one
-    on this machine; leaves it as it found it."""
+    """Connects to a running cluster (RAY_ADDRESS or local), or starts one on this machine and stops
+    it at the end."""
 
     _children: list[RayActor]
 
@@ -125,9 +124,9 @@ class RayExecutor(DriverExecutor, backend="ray"):
         util, strategies = ray.util.placement_group, ray.util.scheduling_strategies
         here = f"node:{ray.util.get_node_ip_address()}"
         bundles: list[dict[str, float]] = [{"CPU": config.n_threads} for _ in range(size)]
-        bundles[0][here] = 0.001  # the driver's share of the node that it is on
+        bundles[0][here] = 0.001  # places the driver's bundle on this node
         self._group = util(bundles, strategy="PACK")
-        if not self._group.wait(PLACING):
+        if not self._group.wait(PLACEMENT_TIMEOUT):
             raise InvalidInputError(
                 f"the Ray cluster has no room for tensor_parallel_size={size} ranks with "
                 f"{config.n_threads} CPUs each: it has {ray.cluster_resources().get('CPU', 0):g}",
@@ -135,32 +134,34 @@ class RayExecutor(DriverExecutor, backend="ray"):
             )
         actor_class = ray.remote(concurrency_groups={"masks": 1, "health": 1})(RayRank)
         for rank in range(1, size):
-            place = strategies.PlacementGroupSchedulingStrategy(
+            strategy = strategies.PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=rank
             )
             actor = actor_class.options(
                 num_cpus=config.n_threads,
-                scheduling_strategy=place,
+                scheduling_strategy=strategy,
                 max_restarts=0,
             ).remote(config.to_wire(), rank, level_name(), format_name())
             self._children.append(RayActor(ray, rank, actor))
         descriptor, address = listen(ray.util.get_node_ip_address())
         self._driver_socket = descriptor, os.fstat(descriptor).st_ino
-        addresses = [address, *(self._ask(child, "listen") for child in self._children)]
+        addresses = [address, *(self._call_actor(child, "listen") for child in self._children)]
         token = secrets.token_hex(16)
         for child in self._children:
-            self._ask(child, "join", token, addresses)
+            self._call_actor(child, "join", token, addresses)
         self._make_driver(config, init_method(descriptor, token, addresses))
 
-    def _ask(self, child: RayActor, method: str, *args: Any) -> Any:
+    def _call_actor(self, child: RayActor, method: str, *args: Any) -> Any:
         try:
-            return self._ray.get(getattr(child.actor, method).remote(*args), timeout=PLACING)
+            return self._ray.get(
+                getattr(child.actor, method).remote(*args), timeout=PLACEMENT_TIMEOUT
+            )
         except self._ray.exceptions.RayError as error:
-            raise WorkerLostError(f"{child.epitaph()}: {error}") from error
+            raise WorkerLostError(f"{child.exit_text()}: {error}") from error
 
     def _release(self) -> None:
         if self._driver_socket is not None:
-            close_if_ours(*self._driver_socket)
+            close_if_same(*self._driver_socket)
         if self._group is not None:
             with contextlib.suppress(self._ray.exceptions.RayError):
                 self._ray.util.remove_placement_group(self._group)
@@ -169,7 +170,7 @@ class RayExecutor(DriverExecutor, backend="ray"):
 
 
 def _with_threads(config: EngineConfig, ray: Any) -> EngineConfig:
-    """With a number of threads a rank: what was asked for, or its share of the cluster's CPUs."""
+    """Set the threads per rank: the option, or an equal part of the cluster's CPUs."""
     if config.n_threads:
         return config
     cpus = int(ray.cluster_resources().get("CPU", 1))

@@ -1,4 +1,4 @@
-"""The actor: one worker on a node of a Ray cluster, which does what the driver's calls say."""
+"""The Ray actor of one rank: executes the calls of the driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llaisys.processes.channel import encode
 
 
 def listen(host: str) -> tuple[int, str]:
-    """A listening socket's descriptor, for the model to take over, and its address."""
+    """Return the descriptor of a listening socket, which the model will own, and its address."""
     with socket.create_server((host, 0), backlog=64) as server:
         port = server.getsockname()[1]
         return server.detach(), f"{host}:{port}"
@@ -27,7 +27,7 @@ def init_method(descriptor: int, token: str, addresses: list[str]) -> str:
 
 
 class RayRank:
-    """Its methods that belong to no group run one after the other in one thread."""
+    """Methods without a concurrency group run in one thread, in order."""
 
     def __init__(self, engine: dict[str, Any], rank: int, log_level: str, log_format: str) -> None:
         setup_logging(log_level, log_format)
@@ -38,7 +38,7 @@ class RayRank:
         self._worker: Worker
 
     def listen(self) -> str:
-        """Where the other ranks find this one."""
+        """Open the socket of this rank and return its address."""
         import ray
 
         self._descriptor, address = listen(ray.util.get_node_ip_address())
@@ -54,11 +54,11 @@ class RayRank:
         )
 
     def call(self, frame: bytes) -> bytes:
-        """An encoded Call; the encoded Answer."""
+        """Execute an encoded Call; return the encoded Answer."""
         return encode(answer_call(self._worker, decode_call(frame), self._frames.get))
 
-    def give(self, frame: bytes) -> None:
-        """What a call that runs waits for."""
+    def add_frame(self, frame: bytes) -> None:
+        """Add the masks of the running call."""
         self._frames.put(frame)
 
     def ping(self) -> int:

@@ -17,14 +17,14 @@ from llaisys.engine.executor.base import (
 from llaisys.engine.executor.local import LocalRank
 from llaisys.engine.worker import Worker
 
-GRACE = 5.0  # seconds in which ranks that wait for a failed one must have noticed
+GRACE = 5.0  # seconds in which ranks that wait for a failed one return
 
-_groups = itertools.count()  # ranks of different engines of a process must not meet
+_groups = itertools.count()  # separates the engines of a process
 
 
 class UniProcExecutor(Executor, backend="uni"):
-    """One worker and one model handle per rank. After a failure that ranks do not share the engine
-    cannot go on: they are no longer at the same place."""
+    """One worker and one model handle per rank. After a failure of some ranks only, the ranks are
+    out of step and the engine cannot continue."""
 
     def _init_executor(self) -> None:
         method, first, _ = self._distributed_args()
@@ -49,7 +49,7 @@ class UniProcExecutor(Executor, backend="uni"):
             raise
 
     def _distributed_args(self) -> tuple[str, int, int]:
-        """(distributed_init_method, rank, local_rank) of the driver rank."""
+        """Return (distributed_init_method, rank, local_rank) of the driver rank."""
         parallel = self.config.parallel
         method = parallel.init_method
         if parallel.tensor_parallel_size > 1:
@@ -58,7 +58,7 @@ class UniProcExecutor(Executor, backend="uni"):
 
     @property
     def can_launch(self) -> bool:
-        """One rank, in the caller's thread: nobody else waits for it, and nothing times out."""
+        """Whether there is one rank, called in the caller's thread without a timeout."""
         return len(self._ranks) == 1 and self.config.step_timeout is None and self.worker.can_launch
 
     def _call(
@@ -80,19 +80,19 @@ class UniProcExecutor(Executor, backend="uni"):
         except ExecutorTimeoutError:
             raise
         except Exception as error:
-            raise _described(method, self.worker, error) from error
+            raise _worker_error(method, self.worker, error) from error
 
     def _call_all(
         self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
         for rank in self._ranks:
-            rank.settle(timeout)
+            rank.wait_idle(timeout)
         futures = [rank.start(method, args, kwargs) for rank in self._ranks]
         done, pending = wait_for(futures, timeout, FIRST_EXCEPTION)
         failed = [i for i, f in enumerate(futures) if f in done and f.exception() is not None]
         if not failed and pending:
             for rank in self._ranks:
-                rank.give_up()
+                rank.abandon()
             raise ExecutorTimeoutError(f"the workers did not answer in {timeout} s")
         if not failed:
             return [future.result() for future in futures]
@@ -102,14 +102,14 @@ class UniProcExecutor(Executor, backend="uni"):
         cause = futures[first].exception()
         if not isinstance(cause, Exception):
             raise WorkerLostError(f"{method}: {cause!r}")
-        shared = len(errors) == len(futures) and all(
+        is_shared = len(errors) == len(futures) and all(
             isinstance(error, InvalidInputError) for error in errors
         )
-        error = _described(method, self._ranks[first].worker, cause)
-        raise (error if shared else WorkerLostError(str(error))) from cause
+        error = _worker_error(method, self._ranks[first].worker, cause)
+        raise (error if is_shared else WorkerLostError(str(error))) from cause
 
     def _release_waiting(self, futures: list[Future[Any]], failed: int) -> None:
-        """The other ranks fail alike, or wait for the one that failed, which leaves the group."""
+        """Close the failed rank, so that ranks which wait for it return."""
         if wait_for(futures, GRACE / 10).not_done:
             self._ranks[failed].worker.close()
             wait_for(futures, GRACE)
@@ -118,9 +118,10 @@ class UniProcExecutor(Executor, backend="uni"):
         if self._closed:
             return
         self._closed = True
-        for rank in sorted(self._ranks, key=lambda rank: rank.is_busy):  # may wait for the others
+        # A busy rank may wait for others: close it last.
+        for rank in sorted(self._ranks, key=lambda rank: rank.is_busy):
             rank.close()
 
 
-def _described(method: str, worker: Worker, cause: Exception) -> WorkerError:
+def _worker_error(method: str, worker: Worker, cause: Exception) -> WorkerError:
     return WorkerError(f"{method}: {type(cause).__name__}: {cause}", worker.rank, worker.local_rank)
