@@ -15,7 +15,7 @@ from llaisys import LLM, SamplingParams
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("prompts", type=Path, help="one prompt a line")
+    parser.add_argument("prompts", type=Path, help="one prompt per line")
     parser.add_argument("answers", type=Path, help="JSON lines, in the prompts' order")
     parser.add_argument("--model", default=None, help="directory, GGUF file or name")
     parser.add_argument("--max-tokens", type=int, default=64)

@@ -1,7 +1,7 @@
-"""The order of the sampler chain changes what can be drawn.
+"""The order of the sampler chain changes which tokens can be sampled.
 
-With top_p before temperature the nucleus is cut from the model's own distribution and then
-flattened; with temperature first the flattened distribution is cut, so more tokens survive.
+With top_p before temperature, the nucleus is taken from the model's distribution and then
+flattened; with temperature first, it is taken from the flattened distribution and has more tokens.
 
 python examples/sampler_order.py [--model DIR_OR_NAME]
 """

@@ -1,4 +1,4 @@
-"""Print an answer while it is being written.
+"""Stream an answer to the terminal.
 
 python examples/streaming.py "Why is the sky blue?" [--model DIR_OR_NAME]
 """

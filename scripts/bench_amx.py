@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What check_amx.sh times, in one process, with tiles or without (LLAISYS_CPU_AMX): a line for each
-figure as soon as it is known.
+"""Benchmarks of check_amx.sh in one process, with AMX or without (LLAISYS_CPU_AMX); prints a line
+per result.
 
     bench_amx.py products           8960 x 1536 in several formats and at several numbers of rows
     bench_amx.py model WEIGHTS N    the 1.5B shape with N threads; WEIGHTS: bf16, int8 or int4
@@ -41,7 +41,7 @@ def products() -> None:
 
 
 def model(weights: str, threads: int) -> None:
-    """Fewer tokens with few threads, so that all numbers of threads take about as long."""
+    """Fewer tokens with few threads, so that all thread counts take about as long."""
     result = run_latency(
         LatencyOptions(
             engine=EngineConfig(

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What bad_words cost a step in Python: the sampler's arrays for many choices with many words.
+"""Cost of bad_words per step in Python: building the sampler's arrays for many sequences.
 
     scripts/bench_bad_words.py [--rows N] [--words N] [--steps N]
 
-Prints microseconds per step and per sequence, with and without the words. Nothing native runs.
+Prints microseconds per step and per sequence, with and without the words. Runs no native code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROMPT = 16
 
 
 def microseconds(rows: int, words: tuple[tuple[int, ...], ...], steps: int) -> float:
-    """Of one step: `rows` sequences with `words` each draw a token."""
+    """Microseconds per step in which `rows` sequences with `words` each sample a token."""
     sampling = SamplingState(rows, VOCAB)
     for row in range(rows):
         sampling.add(
@@ -41,7 +41,7 @@ def microseconds(rows: int, words: tuple[tuple[int, ...], ...], steps: int) -> f
         )
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, VOCAB, (rows, PROMPT + steps + 1))
-    tokens[:, PROMPT::7] = 5  # the first token of every word, now and then
+    tokens[:, PROMPT::7] = 5  # the first token of every word, at intervals
     every = np.arange(rows)
     start = time.perf_counter()
     for step in range(steps):

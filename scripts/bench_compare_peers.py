@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""Ours against llama.cpp and transformers in one run, interleaved, on the same shapes and work.
+"""Compare this engine with llama.cpp and transformers: interleaved runs of the same workloads.
 
     scripts/bench_compare_peers.py --shape smollm2-135m --shape qwen2.5-0.5b [--repeats 3] [--json]
         [--peers-python PATH]   an interpreter with llama-cpp-python (default: this one)
-        [--format q8_0 --format q4_0 --format q4_k_m]   GGUF files of llama.cpp's making, both
+        [--format q8_0 --format q4_0 --format q4_k_m]   GGUF files quantized by llama.cpp, both
                                 engines on the same file, instead of the dtypes above
-        [--short]               fewer tokens of each
+        [--short]               fewer tokens
 
-Weights are random (speed does not depend on them). Each measurement is a process of its own, so
-that engines do not share threads or memory; medians are reported, and ratios ours / theirs.
+Weights are random (speed does not depend on them). Each measurement runs in a separate process, so
+that engines do not share threads or memory; reports medians and ratios ours / theirs.
 
-  decode1     1 sequence, 128 tokens of context, 64 new tokens: tokens/s; the best of 3 (short: 2)
-  prefill     one prompt of 512 tokens: tokens/s; the best of 3 (short: 2)
-  decode8/32  8 or 32 sequences (128 + 64, short: 64 + 12), decoding steps only: tokens/s in all
+  decode1     1 sequence, 128 tokens of context, 64 new tokens: tokens/s; best of 3 (short: 2)
+  prefill     one prompt of 512 tokens: tokens/s; best of 3 (short: 2)
+  decode8/32  8 or 32 sequences (128 + 64, short: 64 + 12), decode steps only: total tokens/s
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ ENGINES = {  # name -> (engine, dtype)
     "transformers f32": ("transformers", "f32"),
 }
 CASES = ("decode1", "prefill", "decode8", "decode32")
-PAIRS = {"ours bf16": "llama.cpp F16", "ours f32": "transformers f32"}  # whose ratios are printed
+PAIRS = {"ours bf16": "llama.cpp F16", "ours f32": "transformers f32"}  # printed ratios
 for _format in FORMATS:
     ENGINES[f"ours {_format}"] = ("llaisys", _format)
     ENGINES[f"llama.cpp {_format}"] = ("llama.cpp", _format)
@@ -47,14 +47,14 @@ for _format in FORMATS:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one process measures."""
+    """The measurement of one process."""
 
     path: Path
     dtype: str
     threads: int
-    context: int  # of each of many sequences
-    new_tokens: int  # of each of many sequences
-    repeats: int  # of one sequence and of the prompt, whose best counts
+    context: int  # per sequence, with several sequences
+    new_tokens: int  # per sequence, with several sequences
+    repeats: int  # of decode1 and prefill, of which the best counts
 
 
 def main() -> int:
@@ -115,7 +115,7 @@ def compare(shape: str, models: dict[str, Path], options: argparse.Namespace) ->
 
 
 def prepare(shape: str, engine: str, dtype: str, peers_python: str) -> Path:
-    """The model of this shape in the form that the engine reads; written once."""
+    """The model of this shape in the engine's file format; written once."""
     from llaisys.bench.latency import shape_model_path
 
     if engine != "llama.cpp" and dtype not in FORMATS:
@@ -141,7 +141,7 @@ sys.exit(lc.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), par
 
 
 def quantise(source: Path, target: Path, name: str, peers_python: str) -> None:
-    """The GGUF file in another format, made by llama.cpp."""
+    """The GGUF file quantized to another type by llama.cpp."""
     arguments = [str(source), str(target), str(FORMATS[name])]
     subprocess.run([peers_python, "-c", QUANTISE, *arguments], check=True)
 
@@ -235,7 +235,7 @@ def run_llama_cpp(work: Work) -> dict[str, Any]:
     batch = lc.llama_batch_init(PROMPT, 0, 1)
 
     def decode(tokens: list[tuple[int, int, int]]) -> None:
-        """(sequence, position, token) of one batch; logits of the last of each sequence."""
+        """Decode one batch of (sequence, position, token); logits for the last of each sequence."""
         batch.n_tokens = len(tokens)
         for i, (seq, position, token) in enumerate(tokens):
             batch.token[i], batch.pos[i] = token, position

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""The fixed workload of the project on a GPU: ours, and vLLM's where it is installed.
+"""The project's fixed GPU workload with this engine, and with vLLM where it is installed.
 
     scripts/bench_compare_vllm.py [--shape qwen2.5-1.5b] [--engine ours|vllm|both] [--repeats 2]
 
 256 prompts of random tokens, input and output lengths uniform in 100..1024, at most 256 sequences
-and 16,384 tokens a step, 4,096 tokens a sequence, greedy. Then one sequence alone (128 tokens of
-context, 512 new) and a prompt of 4,000 tokens alone. Random weights in bf16. One JSON line for each
+and 16,384 tokens per step, context of 4,096, greedy. Then a single sequence (128 tokens of context,
+512 new) and a single prompt of 4,000 tokens. Random weights in bf16. Prints one JSON line per
 engine.
 """
 
@@ -27,13 +27,13 @@ PROMPTS = 256
 LENGTHS = (100, 1024)
 MAX_MODEL_LEN = 4096
 MAX_BATCHED_TOKENS = 16384
-ALONE = (128, 512)  # context and new tokens
+ALONE = (128, 512)  # context and new tokens of the single sequence
 PREFILL = 4000
-VOCABULARY = 150_000  # ids of the prompts are below it
+VOCABULARY = 150_000  # upper bound of prompt token ids
 
 
 def workload() -> list[tuple[list[int], int]]:
-    """(prompt, new tokens) of each request."""
+    """(prompt, new tokens) per request."""
     chance = random.Random(0)
     return [
         (
@@ -50,7 +50,7 @@ def prompt_of(length: int, seed: int) -> list[int]:
 
 
 def measure(generate: Any, repeats: int) -> dict[str, Any]:
-    """`generate(requests)` answers [(prompt, new tokens)] and returns the tokens it generated."""
+    """`generate(requests)` completes [(prompt, new tokens)] and returns the generated tokens."""
     requests = workload()
     generate([(prompt_of(64, 1), 8)] * 4)  # warm
     seconds, alone, prefill = [], [], []
@@ -149,7 +149,7 @@ def main() -> int:
     from llaisys.models.synthetic import write_shape_model
 
     model = write_shape_model(options.shape, "bf16", options.models / f"{options.shape}-bf16")
-    if options.engine == "both":  # each in a process of its own: one GPU
+    if options.engine == "both":  # separate processes: both need the whole GPU
         status = 0
         for engine in ("ours", "vllm"):
             ended = subprocess.run([sys.executable, __file__, "--shape", options.shape, "--models",

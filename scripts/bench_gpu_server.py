@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""A server with many streams against the engine alone: the same load, both figures in one run.
+"""Throughput of the HTTP server with many streams, compared with the engine alone.
 
     scripts/bench_gpu_server.py [--device cuda] [--shape qwen2.5-1.5b] [--streams 64]
         [--requests 256] [--prompt-tokens 128] [--new-tokens 256] [--clients 4]
 
-Random weights, and a tokenizer of as many made-up tokens. Offline: `LLM.generate` of all requests
-with `--streams` seats. Then `llaisys serve` with the same seats, and `--clients` processes that
-share the streams, each of them a closed loop of `llaisys bench serve`: one process could not read
-them all. Prints one JSON line: generated tokens a second of each and their ratio. Exits with 1 when
-a request fails or the ratio is below `--at-least` (0: only measure).
+Random weights and a synthetic tokenizer. Offline: `LLM.generate` of all requests with
+`max_num_seqs` = `--streams`. Then `llaisys serve` with the same limit, and `--clients` processes
+that share the streams, each a closed loop of `llaisys bench serve`: one process cannot read all
+streams. Prints one JSON line: generated tokens per second of each and their ratio. Exit status 1
+when a request fails or the ratio is below `--at-least` (0: only measure).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ START_SECONDS = 180
 
 
 def byte_characters() -> list[str]:
-    """What the bytes 0..255 are called in a byte-level vocabulary."""
+    """Characters of the bytes 0..255 in a byte-level vocabulary."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = iter(range(256, 512))
     return [chr(byte if byte in plain else next(others)) for byte in range(256)]
 
 
 def write_tokenizer(directory: Path, size: int) -> None:
-    """Bytes, then tokens that no text becomes."""
+    """Byte tokens, then tokens that no text encodes to."""
     tokens = byte_characters() + [f"w{number}" for number in range(size - 256)]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
     state = {
@@ -61,7 +61,7 @@ def write_tokenizer(directory: Path, size: int) -> None:
 
 
 def run_offline(model: str, options: argparse.Namespace) -> float:
-    """Generated tokens a second; the second of two runs."""
+    """Generated tokens per second of the second of two runs."""
     from llaisys import LLM, SamplingParams
 
     params = SamplingParams(max_tokens=options.new_tokens, temperature=0.0, ignore_eos=True)
@@ -77,7 +77,7 @@ def run_offline(model: str, options: argparse.Namespace) -> float:
 
 
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
-    """The same for both."""
+    """Engine options of both."""
     length = options.prompt_tokens + options.new_tokens + 64
     return {
         "device": options.device,
@@ -90,7 +90,7 @@ def engine_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run_client(load: ServeOptions) -> tuple[float, float, int, dict[str, int]]:
-    """(start, end, tokens, why requests failed) of one process's streams."""
+    """(start, end, tokens, error counts) of one client process."""
 
     async def run() -> tuple[float, float, int, dict[str, int]]:
         generator = LoadGenerator(load)

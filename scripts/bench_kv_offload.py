@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""A prefix that the KV cache has evicted: computed again, or brought back from CPU memory.
+"""Time to first token of an evicted prefix: recomputed, or loaded from host blocks.
 
     scripts/bench_kv_offload.py [--device cuda] [--shape qwen2.5-1.5b] [--prefix 8000] [--repeats 5]
 
-Random weights. The KV cache has room for one such prompt and little more, so that a second prompt
-evicts the first; then the first is asked for again, and one token is drawn. Time to that token
-without `kv_offload`, with it, and where the prefix never left the KV cache. Prints one JSON line:
-milliseconds (medians), the bytes that were copied, and their rate. Exits with 1 when the tokens
-differ.
+Random weights. The KV cache fits little more than one such prompt, so that a second prompt evicts
+the first; then the first is submitted again and one token is sampled. Measures the time to that
+token without `kv_offload`, with it, and with the prefix still cached. Prints one JSON line:
+milliseconds (medians), copied bytes and their rate. Exit status 1 when the tokens differ.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def prompts(length: int, vocabulary: int) -> tuple[list[int], list[int]]:
 
 
 def ask(llm: LLM, prompt: list[int]) -> tuple[float, int, int, int]:
-    """(seconds, the token, cached tokens, those from CPU memory)"""
+    """(seconds, token, cached tokens, tokens loaded from host blocks)"""
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
     start = time.perf_counter()
     output = llm.generate(prompt, params)[0]

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Replicas on the cores of this machine against one engine with all of them.
+"""Data parallel replicas on the cores of this machine, compared with one engine on all cores.
 
     scripts/bench_replicas.py --model DIR [--replicas 2] [--concurrency 16] [--rounds 5]
 
 Starts two servers, `llaisys serve` with all cores and the same with --data-parallel-size, and sends
-both the same load (`llaisys bench serve`) by turns. The ratio is the median of the rounds' ratios.
+both the same load (`llaisys bench serve`) alternately. Reports the median ratio of the rounds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def free_port() -> int:
 def start_server(
     options: argparse.Namespace, folder: str, extra: list[str]
 ) -> tuple[subprocess.Popen[bytes], str]:
-    """`folder`: where its sessions are kept; a session file has one server."""
+    """`folder`: of its session file, which only one server may use."""
     port = free_port()
     command = [sys.executable, "-m", "llaisys", "serve", options.model, "--port", str(port)]
     command += ["--session-file", f"{folder}/{port}.sqlite3", "--no-prefix-caching"]

@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""Tensor parallel against one rank: tokens a second, warm-up and run time, share of collectives.
+"""Tensor parallel compared with one rank: tokens/s, warm-up and run time, time in collectives.
 
     scripts/bench_tp.py --shape qwen2.5-0.5b         one rank, and two of half the threads each
     scripts/bench_tp.py --model DIR --device cuda --ranks 1 uni:2 mp:2
     scripts/bench_tp.py --shape qwen2.5-0.5b --num-seqs 16 --new-tokens 32 --rounds 5
 
 The defaults are the fixed configuration of the design (002 section 10.3): 256 sequences, 16384
-tokens a step, a context of 4096. A configuration is BACKEND:RANKS, or 1. On the CPU all of them get
-the same cores (--threads, for all ranks together), are open at once and take turns; the ratio is
-the median of the rounds' ratios, so that a machine which is busy now and then does not decide it.
-GPUs hold one at a time. The share of collectives is host time, the wait for other ranks included;
-of GPUs, whose streams wait and not the host, `nsys profile` says it: look for
-ncclDevKernel_AllReduce.
+tokens per step, a context of 4096. A configuration is BACKEND:RANKS, or 1. On the CPU all
+configurations use the same cores (--threads, for all ranks together), stay open and run
+alternately; the ratio is the median over rounds, which is robust against other load. On GPUs only
+one is open at a time. The collective time is host time including the wait for other ranks; on GPUs
+the streams wait instead: use `nsys profile` and look for ncclDevKernel_AllReduce.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from llaisys.bench.latency import shape_model_path
 class Run:
     seconds: float
     tokens_per_second: float
-    collective_share: float  # of the run, on the driver rank
+    collective_share: float  # fraction of the run time, on rank 0
     collectives: int
 
 
 def parse_configuration(text: str) -> tuple[str, int]:
-    """("mp", 2) of "mp:2"."""
+    """Parse "mp:2" as ("mp", 2)."""
     backend, _, ranks = text.rpartition(":")
     if not ranks.isdecimal() or int(ranks) < 1 or backend not in ("", "uni", "mp", "ray"):
         raise argparse.ArgumentTypeError(f"{text!r} is not 1, uni:N, mp:N or ray:N")
@@ -49,7 +48,7 @@ def parse_configuration(text: str) -> tuple[str, int]:
 
 
 def open_llm(options: argparse.Namespace, backend: str, ranks: int) -> tuple[LLM, float]:
-    """And the seconds until it has answered a first request."""
+    """The LLM, and the seconds to load it and complete a first request."""
     start = time.perf_counter()
     llm = LLM(
         model=options.model,
@@ -92,7 +91,7 @@ def run_once(llm: LLM, options: argparse.Namespace, seed: int) -> Run:
 def report(name: str, warm_up: float, runs: list[Run], base: list[Run]) -> dict[str, Any]:
     ratio = statistics.median(
         b.seconds / r.seconds for r, b in zip(runs, base, strict=True)
-    )  # speed against the first configuration
+    )  # speed relative to the first configuration
     tokens = statistics.median(run.tokens_per_second for run in runs)
     share = statistics.median(run.collective_share for run in runs)
     seconds = statistics.median(run.seconds for run in runs)

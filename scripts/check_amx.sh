@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
-# check_amx.sh: everything about AMX tiles in one run, on a machine that has them, about two minutes with 16
-# threads: builds the library and the C++ tests of products, runs those with tiles and without, then times
-# products and the 1.5B shape (bf16 with 1 to all threads, int8 and int4 with half of them and all). Prints every
-# figure as it comes.
-# Needs cmake, ninja (or make), a C++ compiler, python3 with numpy. PREBUILT=1: with what is in build/amx-native.
+# check_amx.sh: AMX tests and benchmarks in one run (about two minutes with 16 threads): builds the library and the
+# C++ tests of matrix products, runs them with and without AMX, then times products and the 1.5B shape (bf16 with 1
+# to all threads, int8 and int4 with half of them and all).
+# Needs a CPU with AMX, cmake, ninja (or make), a C++ compiler, python3 with numpy. PREBUILT=1: use build/amx-native.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 threads=$(nproc)

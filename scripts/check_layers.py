@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Who may import whom: the layer rules of the project, as a program.
+"""Check the layer rules of the project: allowed imports and includes.
 
     scripts/check_layers.py [ROOT]     prints `file:line: rule` per violation; exit status 1 if any
 
-`layer_tables.py` has the rules; here files are read: Python by its syntax tree (imports under
-TYPE_CHECKING and inside functions count too), C++ by its #include lines.
+`layer_tables.py` has the rules. Python files are checked by their syntax tree (including imports
+under TYPE_CHECKING and inside functions), C++ files by their #include lines.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Violation:
 
 @cache
 def covers(entry: str, target: str) -> bool:
-    """Whether a table entry stands for `target`: the same path, or a folder above it."""
+    """Whether a table entry matches `target`: the same path, or a parent folder."""
     parts, wanted = PurePosixPath(entry).parts, PurePosixPath(target).parts
     if len(parts) > len(wanted):
         return False
@@ -54,7 +54,7 @@ def covers(entry: str, target: str) -> bool:
 
 
 def layer_of(path: str, layers: dict[str, list[str]]) -> str | None:
-    """The row of `path`: the longest that covers it. `ops/*` becomes `ops/<the operator>`."""
+    """The row of `path`: the longest entry that covers it. `ops/*` becomes `ops/<operator>`."""
     folder_rows_only = "/".join(PurePosixPath(path).parts[:-1])
     rows = [row for row in layers if covers(row, folder_rows_only if "*" in row else path)]
     if not rows:
@@ -94,7 +94,7 @@ def resolve_relative(module: str | None, level: int, package: list[str]) -> str:
 
 
 def imported_modules(tree: ast.AST, package: list[str]) -> Iterator[tuple[int, list[str]]]:
-    """(line, candidate names): the longest candidate that exists is what is imported."""
+    """(line, candidate names); the longest existing candidate is the imported module."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -134,7 +134,7 @@ def check_python_imports(
     package_root: Path,
     imports: dict[str, dict[str, int]],
 ) -> Iterator[tuple[int, str]]:
-    """What breaks a rule; enters the module and what it imports of the package into `imports`."""
+    """Violations of one module; adds its imports within the package to `imports`."""
     own = imports.setdefault(module, {})
     package = ["llaisys", *module.split("/")[:-1]]
     for line, candidates in imported_modules(tree, package):
@@ -152,8 +152,8 @@ def check_python_imports(
                 yield line, f"{layer} must not import {target}"
             continue
         if top in PY_EXTERNAL_ONLY and layer not in PY_EXTERNAL_ONLY[top]:
-            only = ", ".join(PY_EXTERNAL_ONLY[top]) or "nobody"
-            yield line, f"{layer} must not import {top} (only {only} may)"
+            only = ", ".join(PY_EXTERNAL_ONLY[top]) or "no layer"
+            yield line, f"{layer} must not import {top} (allowed in: {only})"
         if top in PY_EXTERNAL_NEVER.get(layer, []):
             yield line, f"{layer} must not import {top}"
         if top in PY_UNSAFE_MODULES:
@@ -188,15 +188,15 @@ def check_python_safety(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield getattr(node, "lineno", 0), f"{name} is not allowed"
 
 
-def check_circles(imports: dict[str, dict[str, int]]) -> Iterator[Violation]:
-    """Modules that import each other in a circle. `imports`: module -> module -> line."""
+def check_cycles(imports: dict[str, dict[str, int]]) -> Iterator[Violation]:
+    """Import cycles. `imports`: module -> imported module -> line."""
     try:
         TopologicalSorter(imports).prepare()
     except CycleError as error:
-        circle = error.args[1][::-1]  # each imports the next
-        rule = f"imports in a circle: {' -> '.join(circle)}"
-        path = Path("python/llaisys") / f"{circle[0]}.py"
-        yield Violation(path, imports[circle[0]][circle[1]], rule)
+        cycle = error.args[1][::-1]  # each imports the next
+        rule = f"import cycle: {' -> '.join(cycle)}"
+        path = Path("python/llaisys") / f"{cycle[0]}.py"
+        yield Violation(path, imports[cycle[0]][cycle[1]], rule)
 
 
 def check_python(root: Path) -> Iterator[Violation]:
@@ -218,7 +218,7 @@ def check_python(root: Path) -> Iterator[Violation]:
                 yield Violation(shown, line, rule)
         for line, rule in check_python_safety(tree):
             yield Violation(shown, line, rule)
-    yield from check_circles(imports)
+    yield from check_cycles(imports)
 
 
 # ---- C++ -----------------------------------------------------------------------------------------
@@ -230,18 +230,18 @@ PRAGMA_OMP = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+omp\b", re.MULTILINE)
 
 
 def without_comments(text: str) -> str:
-    """The text with comments blanked, line numbers kept. Good enough for preprocessor lines."""
+    """The text with blanked comments and unchanged line numbers, for preprocessor lines."""
     return COMMENT.sub(lambda found: "\n" * found.group().count("\n") or " ", text)
 
 
 def resolve_include(name: str, quoted: bool, including: Path, root: Path) -> Path | None:
-    """The project file that an #include names, or None for a header from outside."""
+    """The project file of an #include, or None for an external header."""
     places = [including.parent] if quoted else []
-    for place in [*places, root / "src", root / "include"]:
-        candidate = (place / name).resolve()
+    for folder in [*places, root / "src", root / "include"]:
+        candidate = (folder / name).resolve()
         if candidate.is_file() and candidate.is_relative_to(root):
             return candidate
-    # A header that is not (yet) there is still judged by its name.
+    # A missing header is checked by its name.
     first = PurePosixPath(name).parts[0]
     if any(row.split("/")[0] == first for row in CPP_LAYERS):
         return root / "src" / name

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Memory stays flat over many steps of an engine: device memory by the runtime's own figures.
+"""Check that host and device memory stay constant over many steps of an engine.
 
     scripts/check_steps_memory.py [--device cuda] [--steps 10000] [--slack-mib 8]
 
-A tiny random model answers requests of every kind: prompts in pieces, shared beginnings, several
-choices, seeds, penalties, logprobs, cancelled ones, a KV cache that is too small for all of them,
-and a second level in CPU memory. The memory after a first tenth of the steps is held against that
-at the end. Prints one JSON line; exits with 1 when either has grown by more than the slack.
+A tiny random model serves requests of every kind: chunked prefill, shared prefixes, several
+choices, seeds, penalties, logprobs, cancellation, a KV cache too small for all requests, and host
+blocks. Compares the memory after a tenth of the steps with that at the end. Prints one JSON line;
+exit status 1 when either grows by more than the slack.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Perplexity of the same GGUF files with ours and with llama.cpp, over the same tokens.
+"""Perplexity of GGUF files with this engine and with llama.cpp, over the same tokens.
 
     scripts/compare_perplexity.py --file TEXT [--chunks 2] [--peers-python PATH] FILE.gguf ...
-        [--make q8_0 --make q4_0 ...]   first writes FILE-q8_0.gguf ... beside the first FILE (of
-                                        its own values, however it is quantised) and takes them
+        [--make q8_0 --make q4_0 ...]   also quantize the first FILE to FILE-q8_0.gguf ... and
+                                        compare those
 
-Both read chunks of 512 tokens from an empty cache and score the second half of each, as
-llama-perplexity does; the ids are those of our tokenizer. llama.cpp runs in a process of its own
-(--peers-python: an interpreter with llama-cpp-python; default: this one).
+Both compute chunks of 512 tokens from an empty cache and score the second half of each, as
+llama-perplexity does, with the token ids of this engine's tokenizer. llama.cpp runs in a separate
+process (--peers-python: an interpreter with llama-cpp-python; default: this one).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main() -> int:
 def our_perplexity(
     model: Path, options: argparse.Namespace
 ) -> tuple[dict[str, Any], list[list[int]]]:
-    """The report of `llaisys bench perplexity`, and the ids of the chunks that it read."""
+    """The report of `llaisys bench perplexity`, and the token ids of its chunks."""
     from llaisys.bench.perplexity import PerplexityOptions, cut, run_perplexity
     from llaisys.engine.config import EngineConfig
     from llaisys.models.families import open_checkpoint
@@ -84,7 +84,7 @@ def our_perplexity(
 
 
 def llama_cpp_loss(path: Path, chunks: list[list[int]], threads: int) -> float:
-    """The mean loss, in nats, of the second halves of the chunks."""
+    """Mean loss in nats over the second halves of the chunks."""
     import llama_cpp as lc
     import numpy as np
 

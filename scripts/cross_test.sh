@@ -27,7 +27,7 @@ if ((${#missing[@]})); then
 fi
 
 build=build/aarch64
-# The toolchain file decides the compilers; those of the host must not leak in.
+# The toolchain file sets the compilers; ignore those of the host.
 env -u CC -u CXX cmake -S . -B "$build" -G Ninja \
     -DCMAKE_TOOLCHAIN_FILE="$PWD/cmake/aarch64-linux-gnu.cmake" \
     -DCMAKE_BUILD_TYPE=Release -DLLAISYS_BUILD_TESTS=ON -DLLAISYS_WERROR=ON

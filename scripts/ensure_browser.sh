@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Finds a browser for the web chat's tests, or installs one where that needs no question: Debian's
-# chromium as root, else playwright's own. Never fails: without a browser the tests say what to do.
+# Find a browser for the web UI tests, or install one without prompts: Debian's chromium as root, else
+# playwright's. Never fails: without a browser the tests print instructions.
 #   scripts/ensure_browser.sh PYTHON
 set -u
 python=${1:?usage: ensure_browser.sh PYTHON}
@@ -11,10 +11,10 @@ for name in "${CHROMIUM:-}" chromium chromium-browser google-chrome google-chrom
   fi
 done
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
-  echo "installing chromium for the web chat's tests"
+  echo "installing chromium for the web UI tests"
   export DEBIAN_FRONTEND=noninteractive
   apt-get update -qq && apt-get install -y -qq chromium && exit 0
 fi
-echo "fetching a browser for the web chat's tests"
+echo "fetching a browser for the web UI tests"
 "$python" -m playwright install chromium || true
 exit 0

@@ -1,10 +1,10 @@
-"""The layers of the project: who may import whom. `check_layers.py` holds the sources to it."""
+"""The layer rules of the project: allowed imports. `check_layers.py` enforces them."""
 
 from __future__ import annotations
 
 # ---- Python: paths below python/llaisys, without .py ---------------------------------------------
-# A module belongs to the row with the longest matching path. A layer may use itself, and what is
-# listed here; an entry covers everything below it, and `-entry` takes a part of that back.
+# A module belongs to the row with the longest matching path. A layer may use itself and the listed
+# entries; an entry covers everything below it, and `-entry` excludes a part of it.
 
 PY_LAYERS: dict[str, list[str]] = {
     # layer                   may use
@@ -48,7 +48,7 @@ PY_LAYERS: dict[str, list[str]] = {
     "engine/worker":          ["engine/config", "models", "common"],
     "models":                 ["models", "libllaisys", "tokenization", "common"],
     "models/families":        ["models/loading", "common"],
-    "models/loading":         ["tokenization", "common"],  # knows no family
+    "models/loading":         ["tokenization", "common"],  # independent of families
     "tokenization":           ["common"],
     "common":                 [],
     "common/model_registry":  ["models/base", "common"],  # names adapters, imports none
@@ -58,7 +58,7 @@ PY_LAYERS: dict[str, list[str]] = {
     "__main__":               ["entrypoints", "server", "common", "libllaisys"],
 }  # fmt: skip
 
-# External module -> the only layers that may import it; an empty list: nobody.
+# External module -> the only layers that may import it; an empty list: none.
 PY_EXTERNAL_ONLY: dict[str, list[str]] = {
     "ctypes": ["libllaisys"],
     "_ctypes": ["libllaisys"],
@@ -74,15 +74,15 @@ PY_EXTERNAL_NEVER: dict[str, list[str]] = {
     "engine/block_manager": ["numpy"],
 }
 
-# Model files and requests come from strangers: nothing in the package runs what it reads.
+# Model files and requests are untrusted: no module executes code that it reads.
 PY_UNSAFE_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve"}
 PY_UNSAFE_CALLS = {"eval", "exec"}
 PY_UNSAFE_ATTRIBUTES = {("torch", "load")}
 PY_UNSAFE_NAMES = {"trust_remote_code", "allow_pickle"}  # `allow_pickle=False` is fine
 
 # ---- C++: paths below src ------------------------------------------------------------------------
-# As above; an entry may also be one header. `ops/*/op.hpp` is every operator's front door: an op
-# (ops/<op>) reaches another op only through it. The public headers are open to every layer.
+# As above; an entry may also be one header. `ops/*/op.hpp` is the interface of an operator: other
+# operators use only that header. Every layer may include the public headers.
 
 # From the bottom up: base < device < tensor < ops < {parallel, runtime/workspace, weights,
 # kv_cache, output, graph} < models < runtime/runner < capi.
@@ -107,8 +107,8 @@ CPP_LAYERS: dict[str, list[str]] = {
     "capi":                   ["models", "runtime", "parallel", "ops", "tensor", "device", "base"],
 }  # fmt: skip
 
-# File pattern -> what it must not include, whatever its layer may: the front of an operator checks
-# and dispatches by device, and knows no device but by its own cpu.hpp.
+# File pattern -> headers that it must not include: op.cpp of an operator checks its arguments and
+# dispatches by device, and uses a device only through its own cpu.hpp.
 CPP_NEVER: dict[str, list[str]] = {"ops/*/op.cpp": ["ops/cpu", "device/cpu"]}
 
 CPP_FORBIDDEN_HEADERS = {"omp.h": "no OpenMP: threads come from device/cpu/thread_pool.hpp"}

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""lm-eval's score through our server and through its own transformers back end, on the same model.
+"""Compare lm-eval's scores through this server with those of its transformers back end.
 
     pip install "lm_eval[api]" torch transformers accelerate
     python scripts/lm_eval_parity.py MODEL [--limit 40]
 
-MODEL: a Hugging Face directory (f32, so that both compute the same), or a .gguf file, which
-transformers writes out as one first. The task is made here, so that nothing is downloaded: which
-of six cities goes with a country, its capital being the right one (`local-completions`: echo,
-logprobs, max_tokens), and its name as an answer (`local-chat-completions`). Exits with 1 when a
-score differs.
+MODEL: a Hugging Face directory (f32, so that results agree), or a .gguf file, which transformers
+first converts to one. The task is defined here, so that nothing is downloaded: choose the capital
+of a country among six cities (`local-completions`: echo, logprobs, max_tokens), and name it
+(`local-chat-completions`). Exit status 1 when a score differs.
 """
 
 from __future__ import annotations
@@ -63,10 +62,10 @@ def write_tasks(folder: Path) -> None:
     pairs = [entry.split() for entry in re.split(r"[;\n]", CAPITALS) if entry.strip()]
     cities = [city for _, city in pairs]
     lines = []
-    for place, (country, city) in enumerate(pairs):
-        others = [cities[(place + step) % len(cities)] for step in (1, 7, 13, 22, 28)]
-        others.insert(place % 6, city)
-        lines.append(json.dumps({"country": country, "cities": others, "answer": place % 6}))
+    for number, (country, city) in enumerate(pairs):
+        others = [cities[(number + step) % len(cities)] for step in (1, 7, 13, 22, 28)]
+        others.insert(number % 6, city)
+        lines.append(json.dumps({"country": country, "cities": others, "answer": number % 6}))
     (folder / "data.jsonl").write_text("\n".join(lines))
     for name, text in (("choices", CHOICES), ("answers", ANSWERS)):
         text = text.replace("DATA", str(folder / "data.jsonl"))

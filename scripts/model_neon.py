@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""What a Neoverse-N1 would make of the NEON kernels' inner loops, by llvm-mca's static model.
+"""Static performance of the NEON kernels' inner loops on a Neoverse-N1, by llvm-mca.
 
     scripts/model_neon.py [--cpu neoverse-n1] [PATTERN]     e.g. 'tile<8' or 'bf16'
 
-Every innermost loop with products in it is one line: how many FMA, how many instructions, how many
-cycles an iteration takes, and what part of the FMA peak (two a cycle) that is. Operands are in the
-first cache in this model, and branches inside a loop are not followed (what they skip counts).
-Needs aarch64-linux-gnu-g++ and llvm-mca of LLVM 17 or newer (Debian: g++-aarch64-linux-gnu,
-llvm-19); older ones have no model of this core. Installs nothing.
+Prints one line per innermost loop with products: FMAs, instructions, cycles per iteration, and the
+fraction of the FMA peak (two per cycle). The model assumes operands in L1 and ignores branches
+inside a loop. Needs aarch64-linux-gnu-g++ and llvm-mca of LLVM 17 or newer (Debian:
+g++-aarch64-linux-gnu, llvm-19); older versions have no model of this core. Installs nothing.
 """
 
 from __future__ import annotations
@@ -60,8 +59,8 @@ def find_model() -> str | None:
 
 
 def main_loops(assembly: str) -> Iterator[tuple[str, list[str]]]:
-    """Of each function the loops that are mostly products, the tightest of every size: others are
-    for what is left over, or ways into the same loop."""
+    """Per function the loops that are mostly products, the tightest of every size; the others
+    handle remainders or enter the same loop."""
     best: dict[tuple[str, int], list[str]] = {}
     for name, loop in loops(assembly):
         products = sum("fmla" in line for line in loop)
@@ -73,7 +72,7 @@ def main_loops(assembly: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def loops(assembly: str) -> Iterator[tuple[str, list[str]]]:
-    """(function, instructions) of every loop with products and no such loop inside."""
+    """(function, instructions) of every innermost loop with products."""
     for name, body in functions(assembly):
         labels: dict[str, int] = {}
         found: list[tuple[int, int]] = []
@@ -107,7 +106,7 @@ def is_instruction(line: str) -> bool:
 
 
 def cycles(model: str, cpu: str, loop: list[str]) -> float:
-    """Of one iteration."""
+    """Cycles per iteration."""
     command = [model, "-march=aarch64", f"-mcpu={cpu}", f"-iterations={ITERATIONS}"]
     text = "\n".join(loop) + "\n"
     done = subprocess.run(command, input=text, check=True, capture_output=True, text=True)

@@ -1,14 +1,13 @@
-"""The router of `serve --data-parallel-size` on made-up traffic, against random and least-loaded.
+"""Simulate the router of `serve --data-parallel-size`, compared with random and least-loaded.
 
     python scripts/simulate_router.py [--replicas 4,8,16,32,64] [--seconds 600] [--seed 0]
 
-Conversations of many tenants: each tenant has a system prompt (their popularity is Zipf's), each
-conversation several turns, and a turn's prompt is everything before it. A replica takes requests
-one after the other: the part of the prompt that its cache (LRU, whole blocks) does not have at the
-speed of a prefill, then the answer at the speed of decoding in a batch. Requests come at random
-times, so many that the replicas would be busy for `--load` of the time if no cache had anything:
-above 1 they can be answered only because caches have. The table shows how much of the prompts was
-found and the time to the first token.
+Conversations of many tenants: each tenant has a system prompt (Zipf popularity), each conversation
+several turns, and the prompt of a turn contains all earlier ones. A replica serves requests
+sequentially: the uncached part of the prompt (LRU cache of whole blocks) at prefill speed, then the
+answer at batch decoding speed. Requests arrive at random times at a rate that would load the
+replicas to `--load` without any cache; above 1 the load is feasible only with cache hits. The table
+shows the cached fraction of prompt tokens and the time to first token.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from dataclasses import dataclass, field
 from llaisys.server.replicas.router import PrefixRouter, Route
 
 BLOCK = 64
-CACHE_BLOCKS = 4_096  # of a replica: 262,144 tokens
-PREFILL_RATE = 8_000.0  # tokens a second
-DECODE_RATE = 1_500.0  # tokens a second of a replica, over its batch
+CACHE_BLOCKS = 4_096  # per replica: 262,144 tokens
+PREFILL_RATE = 8_000.0  # tokens/s
+DECODE_RATE = 1_500.0  # tokens/s per replica, over its batch
 SYSTEM_TOKENS = 1_500
 TURN_TOKENS = 120
 ANSWER_TOKENS = 200
@@ -42,13 +41,13 @@ class Arrival:
 
 
 class Cache:
-    """What a replica really has: blocks by the hash of everything before their end."""
+    """Cached blocks of a replica, by the hash of their whole prefix."""
 
     def __init__(self) -> None:
         self._blocks: OrderedDict[int, None] = OrderedDict()
 
     def take(self, prompt: list[int]) -> int:
-        """Tokens that are found; all of the prompt is there afterwards."""
+        """Number of cached tokens; caches the whole prompt."""
         found, key, hit = 0, 0, True
         for start in range(0, len(prompt) - BLOCK + 1, BLOCK):
             key = hash((key, *prompt[start : start + BLOCK]))
@@ -62,14 +61,14 @@ class Cache:
 
 
 class Traffic:
-    """New conversations at random times, and the next turns of those that were answered."""
+    """New conversations at random times, and follow-up turns of answered ones."""
 
     def __init__(self, rng: random.Random, tenants: int, rate: float, seconds: float) -> None:
         self._rng = rng
         self._systems = [
             [rng.getrandbits(30) for _ in range(SYSTEM_TOKENS)] for _ in range(tenants)
         ]
-        self._weights = [1 / (place + 1) for place in range(tenants)]
+        self._weights = [1 / (rank + 1) for rank in range(tenants)]
         self._count = 0
         self.queue: list[Arrival] = []
         now = 0.0
@@ -115,7 +114,7 @@ POLICIES: dict[str, Policy] = {"random": at_random, "least loaded": least_loaded
 
 
 def simulate(policy: Policy, replicas: int, seconds: float, seed: int, load: float) -> list[float]:
-    """[share of prompt tokens found, median and 99th percentile of seconds to the first token]."""
+    """[cached fraction of prompt tokens, median and 99th percentile of TTFT in seconds]."""
     rng = random.Random(seed)
     prompt_tokens = SYSTEM_TOKENS + TURN_TOKENS + (TURNS - 1) / 2 * (TURN_TOKENS + ANSWER_TOKENS)
     alone = prompt_tokens / PREFILL_RATE + ANSWER_TOKENS / DECODE_RATE

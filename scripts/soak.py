@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Mixed traffic of every protocol for as long as one likes, with faults; checks at the end.
+"""Soak test: mixed traffic of every protocol with injected faults; checks at the end.
 
     scripts/soak.py --minutes 60 [--pause 1.0] [--fault-every 60] [--seed 1] [--report FILE]
 
-Faults: an engine is killed, the disk is full for a while, the wall clock jumps, the key file is
-read again. Beside them clients hang up, cancel, and ask for nonsense all the time. In the end:
-survivors' tokens are those of a quiet run, counters add up, sessions hold what was confirmed,
-memory and descriptors are flat, nothing is left running. Exit status 1 when a check fails.
+Faults: an engine is killed, the disk is temporarily full, the wall clock jumps, the key file is
+reloaded. Clients also disconnect, cancel and send invalid requests. Checks: completed requests have
+the tokens of an undisturbed run, counters are consistent, sessions contain all confirmed messages,
+memory and descriptors are constant, no process is left. Exit status 1 when a check fails.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from soak_parts.traffic import Traffic, as_json
 
 DISK_FULL_SECONDS = 5.0
 SAMPLE_SECONDS = 5.0
-SAMPLES_PER_LINE = 60  # that it shows while it runs
+SAMPLES_PER_LINE = 60  # samples per progress line
 
 
 async def faults(server: Server, traffic: Traffic, every: float, seed: int) -> dict[str, int]:
-    """One after another until the traffic stops; how many of each."""
+    """Inject faults until the traffic stops; returns the number of each kind."""
     chance, counts = random.Random(seed), {"kill": 0, "disk": 0, "clock": 0, "keys": 0}
     kinds: list[str] = []
     while True:
@@ -45,7 +45,7 @@ async def faults(server: Server, traffic: Traffic, every: float, seed: int) -> d
         kinds = kinds or chance.sample(list(counts), len(counts))
         kind = kinds.pop()
         counts[kind] += 1
-        traffic.last_fault[kind] = now() + 1e6  # until it has ended
+        traffic.last_fault[kind] = now() + 1e6  # until the fault has ended
         if kind == "kill":
             server.kill_an_engine(chance.randrange(8))
         elif kind == "disk":

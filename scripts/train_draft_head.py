@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Train heads that draft for a model, on what the model itself says.
+"""Train draft heads for a model on its own answers.
 
     scripts/train_draft_head.py --out heads                         the default model, an EAGLE head
     scripts/train_draft_head.py --kinds eagle,eagle3,mtp --device cuda --out heads
 
-The model answers prompts, in torch; then a layer is trained to say what the model said next. Needs
-torch, and a GPU to be done in minutes; the library need not be built. Written are, for each kind,
+The model answers prompts in torch; then a layer is trained to predict its next tokens. Needs torch,
+and a GPU to finish in minutes; the native library is not needed. Writes, per kind,
 OUT/KIND/model.safetensors and config.json, which `--speculative-config '{"method": "eagle",
-"model": "heads/eagle"}'` opens, and README.md, which says what the head was trained on and how
-often its drafts are right. docs/guides/speculative_decoding.md has the recipe.
+"model": "heads/eagle"}'` opens, and README.md with the training data and acceptance rates. See
+docs/guides/speculative_decoding.md.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
 from llaisys.tokenization.tokenizer import Tokenizer
 
-TEMPERATURE = 0.7  # of the answers that are not greedy
-HELD_OUT = 0.03  # share of the answers that only test the heads
-SAVED = 20  # seconds of training after which a head is written, as it is
+TEMPERATURE = 0.7  # of sampled answers
+HELD_OUT = 0.03  # fraction of the answers for evaluation
+SAVED = 20  # seconds between checkpoints
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -81,7 +81,7 @@ def conversations(options: argparse.Namespace) -> list[list[Message]]:
 
 
 def answers_of(options: argparse.Namespace, teacher: Teacher, tokenizer: Tokenizer) -> Answers:
-    """Half of them greedy."""
+    """Answers to the prompts, half of them greedy."""
     begin = time.monotonic()
     asked = conversations(options)
     answers = answer_all(
@@ -126,7 +126,7 @@ def card_of(
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[str, list[float]]:
-    """The losses of each kind."""
+    """Train every kind; returns the losses."""
     options = parse(arguments)
     torch.manual_seed(options.seed)
     rng = np.random.default_rng(options.seed)
@@ -152,7 +152,7 @@ def one_kind(
     order: NDArray[np.int64],
     rng: np.random.Generator,
 ) -> list[float]:
-    """Train a head and write it; its losses. Every SAVED seconds what there is is written."""
+    """Train and write a head; returns its losses. Writes a checkpoint every SAVED seconds."""
     vocab = teacher.config.vocab_size
     token_ids, covered = frequent_tokens(answers, vocab, min(options.draft_vocab, vocab))
     held = max(1, int(HELD_OUT * len(order)))

@@ -1,1 +1,1 @@
-"""What scripts/train_draft_head.py is made of: prompts, the model in torch, the head, training."""
+"""Modules of scripts/train_draft_head.py: prompts, the model in torch, the head, training."""

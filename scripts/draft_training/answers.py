@@ -1,5 +1,5 @@
-"""The model answers prompts, many at a time and all at the same place: a step is the same kernels
-over the same memory, so that a GPU replays it as a graph."""
+"""Batch generation of training answers. All sequences are at the same position, so that every step
+runs the same kernels on the same memory and a GPU replays it as a graph."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from torch.nn import functional
 
 from draft_training.teacher import Teacher, rotation
 
-ROOM = 128  # a step attends to whole multiples of so many places
+ROOM = 128  # attention lengths are multiples of this
 
 
 @dataclass(frozen=True)
 class Answers:
-    """Prompts and what the model said, on the CPU."""
+    """Prompts and answers, in CPU memory."""
 
-    tokens: NDArray[np.int64]  # [n, longest], 0 behind the end
+    tokens: NDArray[np.int64]  # [n, longest], padded with 0
     prompt_lens: NDArray[np.int64]  # [n]
-    lens: NDArray[np.int64]  # [n]: with the answer
+    lens: NDArray[np.int64]  # [n]: prompt and answer
 
 
 def repeatable(step: Callable[[], None], is_cuda: bool) -> Callable[[], None]:
-    """`step` itself, or its graph; it has run a few times then."""
+    """`step` itself, or its CUDA graph after a few warm-up runs."""
     if not is_cuda:
         return step
     side = torch.cuda.Stream()
@@ -46,7 +46,7 @@ def repeatable(step: Callable[[], None], is_cuda: bool) -> Callable[[], None]:
 
 
 class Decoding:
-    """`batch` sequences at one place; every buffer is born once."""
+    """`batch` sequences at one position; buffers are allocated once."""
 
     def __init__(self, teacher: Teacher, batch: int, longest: int) -> None:
         self.teacher, self.batch = teacher, batch
@@ -54,15 +54,15 @@ class Decoding:
         config, device = teacher.config, teacher.device
         self.tokens = torch.zeros(batch, longest, dtype=torch.long, device=device)
         self.prompt_lens = torch.zeros(batch, dtype=torch.long, device=device)
-        self.ends = torch.zeros_like(self.prompt_lens)  # of the answers, at most
+        self.ends = torch.zeros_like(self.prompt_lens)  # limit of each answer
         self.is_done = torch.zeros_like(self.prompt_lens, dtype=torch.bool)
         self.heat = torch.zeros(batch, device=device)
-        self.place = torch.zeros(1, dtype=torch.long, device=device)
+        self.position = torch.zeros(1, dtype=torch.long, device=device)
         self.stops = torch.tensor(config.eos_token_ids, device=device, dtype=torch.long)
         self.cos, self.sin = rotation(torch.arange(longest, device=device), config)
         shape = (config.num_layers, 2, batch, config.num_kv_heads, longest, config.head_dim)
         self.cache = torch.zeros(shape, device=device, dtype=teacher.dtype)
-        self._steps: dict[int, Callable[[], None]] = {}  # by the places attended to
+        self._steps: dict[int, Callable[[], None]] = {}  # by attention length
 
     @torch.no_grad()
     def answer(
@@ -75,76 +75,76 @@ class Decoding:
         for row, prompt in enumerate(padded):
             given[row, : len(prompt)] = prompt
         lens = np.array([len(prompt) for prompt in padded])
-        for place in range(0, self.longest, ROOM):  # graphs are made before the state is set
-            self._step(place)
+        for position in range(0, self.longest, ROOM):  # graphs are captured before the state is set
+            self._step(position)
         self.tokens.copy_(torch.from_numpy(given))
         self.prompt_lens.copy_(torch.from_numpy(lens))
         self.ends.copy_(self.prompt_lens + new_tokens)
         self.heat[:count] = torch.tensor(heat, device=self.heat.device)
         self.heat[count:] = 0
         self.is_done.zero_()
-        self.place.zero_()
-        for place in range(min(self.longest - 1, int(lens.max()) + new_tokens - 1)):
-            self._step(place)()
-            if place % 16 == 15 and bool(self.is_done.all()):
+        self.position.zero_()
+        for position in range(min(self.longest - 1, int(lens.max()) + new_tokens - 1)):
+            self._step(position)()
+            if position % 16 == 15 and bool(self.is_done.all()):
                 break
         tokens, ends = self.tokens.cpu().numpy(), self.ends.cpu().numpy()
         return tokens[:count], lens[:count], ends[:count]
 
-    def _step(self, place: int) -> Callable[[], None]:
-        room = (place // ROOM + 1) * ROOM
+    def _step(self, position: int) -> Callable[[], None]:
+        room = (position // ROOM + 1) * ROOM
         if room not in self._steps:
-            self.place.fill_(min(place, self.longest - 5))  # the steps that it takes stay inside
+            self.position.fill_(min(position, self.longest - 5))  # warm-up steps stay in bounds
             self._steps[room] = repeatable(lambda: self._advance(room), self.teacher.is_cuda)
         return self._steps[room]
 
     def _advance(self, room: int) -> None:
-        """The token behind `place`, for all sequences: of the prompt, of the answer, or none."""
-        teacher, place, after = self.teacher, self.place, self.place + 1
+        """Advance all sequences by the next token of the prompt, the sampled token, or nothing."""
+        teacher, position, after = self.teacher, self.position, self.position + 1
         config, batch = teacher.config, self.batch
         groups = config.num_heads // config.num_kv_heads
-        mask = torch.zeros(room, device=place.device, dtype=teacher.dtype)
-        mask = mask.masked_fill(torch.arange(room, device=place.device) > place, -torch.inf)
+        mask = torch.zeros(room, device=position.device, dtype=teacher.dtype)
+        mask = mask.masked_fill(torch.arange(room, device=position.device) > position, -torch.inf)
         mask = mask.expand(batch, config.num_kv_heads, groups, room)
 
         def attend(index: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.cache[index]
-            keys.index_copy_(2, place, k.transpose(1, 2))
-            values.index_copy_(2, place, v.transpose(1, 2))
-            # The heads that share keys are rows of one attention.
+            keys.index_copy_(2, position, k.transpose(1, 2))
+            values.index_copy_(2, position, v.transpose(1, 2))
+            # Query heads of the same key/value head are rows of one attention.
             q = q.reshape(batch, config.num_kv_heads, groups, config.head_dim)
             mixed = functional.scaled_dot_product_attention(
                 q, keys[:, :, :room], values[:, :, :room], attn_mask=mask
             )
             return mixed.reshape(batch, 1, -1)
 
-        cos, sin = self.cos.index_select(0, place), self.sin.index_select(0, place)
-        last, _ = teacher.run(self.tokens.index_select(1, place), cos, sin, attend)
+        cos, sin = self.cos.index_select(0, position), self.sin.index_select(0, position)
+        last, _ = teacher.run(self.tokens.index_select(1, position), cos, sin, attend)
         logits = functional.linear(last[:, 0], teacher.output).float()
         noise = torch.rand_like(logits).clamp_min(1e-20)
-        drawn = (logits - self.heat[:, None] * (-noise.log()).log()).argmax(-1)
+        sampled = (logits - self.heat[:, None] * (-noise.log()).log()).argmax(-1)
         is_prompt = after < self.prompt_lens
         is_done = self.is_done | (after >= self.ends)
-        said = torch.where(is_done, 0, drawn)
-        said = torch.where(is_prompt, self.tokens.index_select(1, after)[:, 0], said)
-        self.tokens.index_copy_(1, after, said[:, None])
-        is_stop = (drawn[:, None] == self.stops).any(-1) & ~is_prompt & ~is_done
+        answered = torch.where(is_done, 0, sampled)
+        answered = torch.where(is_prompt, self.tokens.index_select(1, after)[:, 0], answered)
+        self.tokens.index_copy_(1, after, answered[:, None])
+        is_stop = (sampled[:, None] == self.stops).any(-1) & ~is_prompt & ~is_done
         self.ends.copy_(torch.where(is_stop, after + 1, self.ends))
         self.is_done.copy_(is_done | is_stop)
-        place.add_(1)
+        position.add_(1)
 
 
 def answer_all(
     teacher: Teacher,
     count: int,
-    encode: Callable[[int], list[int]],  # the prompt with this number
+    encode: Callable[[int], list[int]],  # index of a prompt -> token ids
     heat_of: Callable[[int], float],
     new_tokens: int,
     batch: int,
     seconds: float,
 ) -> Answers:
-    """What follows each prompt, up to the model's end token; as many, from the first on, as fit
-    into the time. Prompts are encoded while those before them are answered."""
+    """Answers to the prompts up to EOS, in order, as many as fit into the time. Prompts are encoded
+    while earlier ones are answered."""
     begin, parts = time.monotonic(), []
     batch = min(batch, count)
     pieces = [range(first, min(count, first + batch)) for first in range(0, count, batch)]

@@ -1,8 +1,8 @@
-"""A head in torch, its parameters under their published names, and the file that it becomes.
+"""A draft head in torch with the published parameter names, and its export.
 
-Row r of a sequence: the model's hidden state of token r beside token r + 1, to say token r + 2. A
-chain of drafts is trained as it is used: draft j > 1 has the head's own hidden state instead of the
-model's, and looks at the true rows before the chain and at the chain itself.
+Row r of a sequence: the model's hidden state of token r and token r + 1, to predict token r + 2. A
+chain of drafts is trained as it is used: draft j > 1 uses the head's hidden state instead of the
+model's, and attends to the true rows before the chain and to the chain.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ PREFIXES = {"eagle": "layers.0.", "eagle3": "midlayer.", "mtp": "model.mtp_layer
 
 
 class Head(nn.Module):
-    """`scale` is how large each number of the model's hidden states is, `token_scale` how large
-    those of embeddings are: fc learns on numbers of size 1, and has the scales in it when it is
-    written. `last_norm`: weight of the model's last norm, where a head's own begins."""
+    """`scale`: magnitude of each hidden state feature, `token_scale`: of embeddings. fc is trained
+    on normalized inputs, and the scales are folded into it when it is written. `last_norm`: weight
+    of the model's last norm, the initial value of the head's."""
 
     scale: Tensor
 
@@ -72,10 +72,10 @@ class Head(nn.Module):
         for name, shape in shapes.items():
             value = torch.ones(shape) if len(shape) == 1 else torch.randn(shape) * shape[1] ** -0.5
             if name.endswith(("o_proj.weight", "down_proj.weight")):
-                value *= 0.1  # the layer begins near what it is given
+                value *= 0.1  # the layer starts near the identity
             elif name in (f"{prefix}final_layernorm.weight", "norm.weight"):
                 value = last_norm.to("cpu", torch.float32, copy=True)
-            elif kind == "eagle" and name == "fc.weight":  # the hidden state passes at first
+            elif kind == "eagle" and name == "fc.weight":  # initially passes the hidden state
                 value[:, hidden:] = torch.diag(scale.to("cpu", torch.float32))
             self.values[name.replace(".", "/")] = nn.Parameter(value)
 
@@ -94,15 +94,15 @@ class Head(nn.Module):
     def forward(
         self, embedded: Tensor, features: Tensor, depth: int, output: Tensor
     ) -> list[Tensor]:
-        """Logits of the drafts 1 .. depth behind each row: [batch, n, hidden], [batch, n, features]
-        -> depth times [batch, n, draft vocabulary]; row r of draft j is about token r + 2, given
-        that the drafts before it are the true tokens. The first j - 1 rows of draft j mean nothing.
-        `output`: the model's rows of the tokens that can be drafted."""
-        chain: list[tuple[Tensor, Tensor]] = []  # keys and values of each draft's rows
+        """Logits of drafts 1 .. depth for each row: [batch, n, hidden], [batch, n, features] ->
+        depth times [batch, n, draft vocabulary]. Row r of draft j predicts token r + 2, given that
+        the earlier drafts are the true tokens. The first j - 1 rows of draft j are invalid.
+        `output`: rows of the model's output matrix for the draft vocabulary."""
+        chain: list[tuple[Tensor, Tensor]] = []  # keys and values per draft
         own: Tensor | None = None
         drafts = []
         for _ in range(depth):
-            if own is not None:  # row r stands on what draft j - 1 made of row r - 1
+            if own is not None:  # row r uses the output of draft j - 1 for row r - 1
                 own = functional.pad(own, (0, 0, 1, -1))
             residual, inner = self._fused(embedded, features, own)
             x = residual + self._attention(inner, chain)
@@ -121,7 +121,7 @@ class Head(nn.Module):
     def _fused(
         self, embedded: Tensor, features: Tensor, own: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """(residual, what attention sees) of tokens and hidden states, the model's or its `own`."""
+        """(residual, attention input) of tokens and hidden states, the model's or its `own`."""
         if self.kind == "eagle":
             given = (features if own is None else own) * self.scale.reciprocal()
             token = embedded / self.token_scale
@@ -141,7 +141,7 @@ class Head(nn.Module):
         return own, torch.cat([token, hidden], -1)
 
     def _attention(self, inner: Tensor, chain: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Adds this draft's keys and values to the chain."""
+        """Attention of one draft; appends its keys and values to the chain."""
         config, (batch, n, _) = self.config, inner.shape
         q, k, v = (
             functional.linear(inner, self.layer(f"self_attn.{letter}_proj")).view(
@@ -158,7 +158,7 @@ class Head(nn.Module):
         if depth == 1:
             mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         else:
-            # True rows up to r - (depth - 1), then one row of each draft before this one, and this.
+            # True rows up to r - (depth - 1), then one row of each earlier draft and of this one.
             first, values = chain[0]
             scores = q @ first.transpose(-1, -2)
             mask = torch.ones(n, n, dtype=torch.bool, device=q.device).tril(1 - depth)
@@ -175,7 +175,7 @@ class Head(nn.Module):
 
     @staticmethod
     def _shifted(pair: tuple[Tensor, Tensor], rows: int) -> tuple[Tensor, Tensor]:
-        """Row r holds what was row r - `rows`."""
+        """Shift by `rows`: row r becomes the old row r - `rows`."""
         key, value = (functional.pad(x, (0, 0, rows, -rows)) if rows else x for x in pair)
         return key, value
 
@@ -184,8 +184,8 @@ class Head(nn.Module):
     def write(
         self, directory: Path, token_ids: NDArray[np.int64], layers: Sequence[int], card: str
     ) -> int:
-        """model.safetensors (f16), config.json and README.md; the bytes of the first. The rows of
-        the output matrix are the model's own, and d2t says which."""
+        """Write model.safetensors (f16), config.json and README.md; returns the size of the first.
+        d2t selects the rows of the model's output matrix."""
         directory.mkdir(parents=True, exist_ok=True)
         tensors = {name.replace("/", "."): value.data for name, value in self.values.items()}
         if self.kind != "mtp":

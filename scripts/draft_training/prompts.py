@@ -1,4 +1,4 @@
-"""Conversations to train a head on: tasks and topics put together, so that no text is fetched."""
+"""Training conversations, combined from tasks and topics without downloads."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ SUBJECTS = (
 
 
 def make_conversations(count: int, seed: int) -> list[list[Message]]:
-    """`count` different ones, the same for a seed; some have a system prompt, a greeting or a wish
-    how to answer."""
+    """`count` distinct conversations, reproducible by seed; some have a system prompt, a greeting
+    or a format instruction."""
     rng = random.Random(seed)
     subjects = [(_split(names), _split(tasks)) for names, tasks, _ in SUBJECTS]
     weights = [weight for _, _, weight in SUBJECTS]

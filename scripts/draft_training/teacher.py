@@ -1,5 +1,5 @@
-"""The model that a head drafts for, in torch: its hidden states are what the head learns from. The
-weights are read as the engine reads them."""
+"""The target model in torch, whose hidden states train the head. Weights are read by the engine's
+loaders."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 
 
 def norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """In float32, as the engine does; as wide as x again."""
+    """RMS norm in float32, as in the engine; the result has the dtype of x."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon) * weight).to(x.dtype)
 
 
 def rotation(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """cos and sin of [positions, 1, head_dim / 2]."""
+    """cos and sin, [positions, 1, head_dim / 2]."""
     d = config.head_dim
     powers = torch.arange(0, d, 2, device=positions.device, dtype=torch.float32) / d
     angles = positions[:, None, None].float() / config.rope_theta**powers
@@ -34,7 +34,7 @@ def rotation(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x: [..., n, heads, head_dim], halves turned against each other; cos, sin: [n, 1, half]."""
+    """RoPE (rotate-half) of x [..., n, heads, head_dim]; cos, sin: [n, 1, half]."""
     a, b = x.float().chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
 
@@ -83,8 +83,8 @@ class Teacher:
     def run(
         self, tokens: Tensor, cos: Tensor, sin: Tensor, attend: Attend, kept: Sequence[int] = ()
     ) -> tuple[Tensor, list[Tensor]]:
-        """Tokens [batch, n]: the hidden states behind the last norm, and the inputs of the layers
-        in `kept`. cos, sin: of the n positions."""
+        """Hidden states of tokens [batch, n] after the last norm, and the inputs of the layers in
+        `kept`. cos, sin: of the n positions."""
         config, (batch, n) = self.config, tokens.shape
         heads = [config.num_heads, config.num_kv_heads, config.num_kv_heads]
         x = self.embedding[tokens]
@@ -107,8 +107,8 @@ class Teacher:
 
     @torch.no_grad()
     def hidden(self, tokens: Tensor, layers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Of whole sequences [batch, n]: the hidden states behind the last norm; and the inputs of
-        the layers, end to end, -1 being the first of the two."""
+        """For sequences [batch, n]: hidden states after the last norm, and the concatenated inputs
+        of `layers`, where -1 is the former."""
         config, (batch, n) = self.config, tokens.shape
         groups = config.num_heads // config.num_kv_heads
 

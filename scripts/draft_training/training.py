@@ -1,4 +1,4 @@
-"""Answers become rows, rows become a head; and how many of its drafts would be accepted."""
+"""Training data, training loop and acceptance rates of a draft head."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from draft_training.answers import Answers, repeatable
 from draft_training.head import Head
 from draft_training.teacher import Teacher
 
-SKIPPED = 24  # rows that a head does not see at the beginning, at most: a known prefix
-WARMING = 0.03  # share of the training in which the rate rises
+SKIPPED = 24  # maximum number of skipped rows at the beginning, for a cached prefix
+WARMING = 0.03  # fraction of the training with a rising learning rate
 
 
 @dataclass(frozen=True)
 class Recipe:
-    steps: int  # at most
-    seconds: float  # likewise
-    batch: int  # sequences of a step
-    rate: float  # the highest learning rate
-    depth: int  # drafts of a chain
-    fading: float = 0.8  # weight of a draft against the one before it
-    noise: float = 0.02  # on the model's hidden states, as a share of their size
+    steps: int  # maximum
+    seconds: float  # maximum
+    batch: int  # sequences per step
+    rate: float  # peak learning rate
+    depth: int  # drafts per chain
+    fading: float = 0.8  # loss weight of a draft relative to the previous one
+    noise: float = 0.02  # on the hidden states, relative to their magnitude
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Sequences and the model's hidden states of them, on the device."""
+    """Sequences and their hidden states, on the device."""
 
     tokens: Tensor  # [n, longest]
     prompt_lens: Tensor  # [n]
     lens: Tensor  # [n]
-    last: Tensor  # [n, longest, hidden]: behind the last norm
-    features: Tensor  # [n, longest, features]: what the head sees
-    rank: Tensor  # [vocabulary]: the row of the draft vocabulary, or -1
-    output: Tensor  # [draft vocabulary, hidden]: the model's rows
+    last: Tensor  # [n, longest, hidden]: after the last norm
+    features: Tensor  # [n, longest, features]: input of the head
+    rank: Tensor  # [vocabulary]: row of the draft vocabulary, or -1
+    output: Tensor  # [draft vocabulary, hidden]: rows of the model's output matrix
     embedding: Tensor  # [vocabulary, hidden]
 
 
@@ -49,9 +49,9 @@ class Rows:
 class Batch:
     embedded: Tensor  # [batch, n, hidden]: of tokens r + 1
     features: Tensor  # [batch, n, features]: of tokens r
-    wanted: Tensor  # [batch, n]: token r + 2 by its row of the draft vocabulary, or -1
-    likely: Tensor  # [batch, n, draft vocabulary]: what the model says of token r + 2
-    counts: Tensor  # [batch, n]: whether token r + 2 is of an answer
+    target: Tensor  # [batch, n]: token r + 2 as a row of the draft vocabulary, or -1
+    likely: Tensor  # [batch, n, draft vocabulary]: the model's distribution of token r + 2
+    counts: Tensor  # [batch, n]: whether token r + 2 belongs to an answer
 
 
 def token_counts(answers: Answers, vocab: int) -> NDArray[np.int64]:
@@ -61,8 +61,8 @@ def token_counts(answers: Answers, vocab: int) -> NDArray[np.int64]:
 
 
 def frequent_tokens(answers: Answers, vocab: int, count: int) -> tuple[NDArray[np.int64], float]:
-    """The `count` that answers have most, rising, and their share of all; the lowest ids where
-    there are not so many."""
+    """The `count` most frequent tokens of the answers, sorted, and their fraction of all tokens;
+    filled with the lowest ids."""
     counts = token_counts(answers, vocab)
     order = np.argsort(-counts, kind="stable")[:count]
     return np.sort(order).astype(np.int64), float(counts[order].sum() / counts.sum())
@@ -76,7 +76,7 @@ def make_rows(
     layers: Sequence[int],
     batch: int = 256,
 ) -> Rows:
-    """`batch`: sequences whose hidden states are computed together."""
+    """`batch`: sequences per forward pass."""
     chosen = chosen[answers.lens[chosen] - answers.prompt_lens[chosen] >= 3]
     ids = torch.from_numpy(token_ids).to(teacher.device)
     rank = torch.full((teacher.config.vocab_size,), -1, device=teacher.device)
@@ -111,13 +111,13 @@ def _hidden_of(
 
 
 def feature_scale(rows: Rows) -> Tensor:
-    """How large each number of the hidden states is on average, [features]."""
+    """Mean magnitude of each hidden state feature, [features]."""
     return rows.features[:32].float().pow(2).mean((0, 1)).sqrt().clamp_min(1e-3)
 
 
 @torch.no_grad()
 def make_batch(rows: Rows, chosen: Tensor, skipped: Tensor, count: int) -> Batch:
-    """`count` rows of each of the sequences `chosen` [batch], from row `skipped` [1] on."""
+    """`count` rows of the sequences `chosen` [batch], from row `skipped` [1] on."""
     at = skipped + torch.arange(count, device=chosen.device)
     tokens = rows.tokens.index_select(0, chosen)
     after = rows.last.index_select(0, chosen).index_select(1, at + 1)
@@ -126,14 +126,14 @@ def make_batch(rows: Rows, chosen: Tensor, skipped: Tensor, count: int) -> Batch
     return Batch(
         embedded=rows.embedding[tokens.index_select(1, at + 1)],
         features=rows.features.index_select(0, chosen).index_select(1, at),
-        wanted=rows.rank[tokens.index_select(1, at + 2)],
+        target=rows.rank[tokens.index_select(1, at + 2)],
         likely=functional.linear(after, rows.output).float().softmax(-1),
         counts=(places >= prompt_lens) & (places < lens),
     )
 
 
 class Training:
-    """One step after the other, each over its own sequences; on a GPU it is one graph."""
+    """Training steps, each over its own sequences; a CUDA graph on a GPU."""
 
     def __init__(self, head: Head, rows: Rows, teacher: Teacher, recipe: Recipe) -> None:
         self.head, self.rows, self.recipe = head.to(teacher.device).train(), rows, recipe
@@ -146,7 +146,7 @@ class Training:
         self.skipped = torch.zeros(1, dtype=torch.long, device=device)
         self.loss = torch.zeros((), device=device)
         self.rate: float | Tensor = recipe.rate
-        if self.is_cuda:  # a graph reads it from memory
+        if self.is_cuda:  # the graph reads it from memory
             self.rate = torch.tensor(1e-9, device=device)
         self.optimizer = torch.optim.AdamW(
             head.parameters(), lr=self.rate, betas=(0.9, 0.95), capturable=self.is_cuda
@@ -154,7 +154,7 @@ class Training:
         self._step = repeatable(self._learn, self.is_cuda)
 
     def step(self, chosen: NDArray[np.int64], skipped: int, rate: float) -> None:
-        """`loss` is the step's then."""
+        """Run one step and set `loss`."""
         self.chosen.copy_(torch.from_numpy(chosen))
         self.skipped.fill_(skipped)
         if isinstance(self.rate, Tensor):
@@ -178,9 +178,9 @@ class Training:
 def train(
     training: Training, rng: np.random.Generator, show: Callable[[str, float], None]
 ) -> list[float]:
-    """The loss now and then, which `show` is told with the number of steps: how far each draft's
-    distribution is from the model's, over the tokens that the head can draft. The rate falls with
-    the steps or the time, whichever ends first."""
+    """Train; returns the losses at intervals, which `show` receives with the step number. The loss
+    is the divergence of each draft's distribution from the model's over the draft vocabulary. The
+    learning rate decays with steps or time, whichever ends first."""
     recipe, losses, step, done = training.recipe, [], 0, 0.0
     begin, shown = time.monotonic(), 0.0
     order = rng.permutation(len(training.rows.lens))
@@ -191,7 +191,7 @@ def train(
         rate = recipe.rate * min(1.0, done / WARMING + 0.01) * (1 + np.cos(np.pi * done)) / 2
         training.step(chosen, int(rng.integers(0, training.skipped_below)), rate)
         step += 1
-        if not training.is_cuda or step % 8 == 0:  # the device is not left behind
+        if not training.is_cuda or step % 8 == 0:  # bounds the launch queue
             losses.append(float(training.loss))
             seconds = time.monotonic() - begin
             done = max(step / recipe.steps, seconds / recipe.seconds)
@@ -206,7 +206,7 @@ def _loss(head: Head, batch: Batch, recipe: Recipe, output: Tensor) -> Tensor:
     noise = recipe.noise * size * torch.randn_like(batch.features, dtype=torch.float32)
     features = (batch.features + noise).to(batch.features.dtype)
     total, weight = torch.zeros((), device=output.device), 1.0
-    is_counted = batch.counts & (batch.wanted >= 0)
+    is_counted = batch.counts & (batch.target >= 0)
     for j, logits in enumerate(head(batch.embedded, features, recipe.depth, output)):
         counted = is_counted[:, j:]
         log_chances = functional.log_softmax(logits[:, j:].float(), -1)
@@ -218,7 +218,7 @@ def _loss(head: Head, batch: Batch, recipe: Recipe, output: Tensor) -> Tensor:
 
 @torch.no_grad()
 def acceptance(head: Head, rows: Rows, depth: int, size: int) -> list[float]:
-    """The share of rows whose drafts 1 .. j are all what the answer has, for j = 1 .. depth."""
+    """Fraction of rows whose drafts 1 .. j all match the answer, for j = 1 .. depth."""
     device = rows.tokens.device
     head.to(device).eval()
     accepted, total = torch.zeros(depth, device=device), 0
@@ -230,8 +230,8 @@ def acceptance(head: Head, rows: Rows, depth: int, size: int) -> list[float]:
             drafts = head(batch.embedded, batch.features, depth, rows.output)
         right = batch.counts
         for j, logits in enumerate(drafts):
-            # Row r of draft j belongs to the chain that began at row r - j.
-            hit = (logits.argmax(-1) == batch.wanted) & batch.counts
+            # Row r of draft j belongs to the chain that started at row r - j.
+            hit = (logits.argmax(-1) == batch.target) & batch.counts
             right = functional.pad(right, (1, -1)) & hit if j else hit
             accepted[j] += right.sum()
         total += int(batch.counts.sum())

@@ -1,1 +1,1 @@
-"""The parts of scripts/soak.py: the server under test, its traffic, and the checks at the end."""
+"""Modules of scripts/soak.py: the server under test, its traffic, and the final checks."""

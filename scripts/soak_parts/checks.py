@@ -1,4 +1,4 @@
-"""What must be true when the traffic has ended."""
+"""Checks after the traffic has ended."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from soak_parts.server import BUDGET, Server, now, read_metrics, total
 from soak_parts.traffic import Traffic
 
 MIB = 1 << 20
-GROWTH = 24 * MIB  # of the API process between the second fifth of the time and the last
-WARM_SECONDS = 600.0  # a shorter run says nothing about growth: caches are still being filled
+GROWTH = 24 * MIB  # limit for the API process between the second and the last fifth of the run
+WARM_SECONDS = 600.0  # minimum length of a run to check growth: caches fill up first
 SETTLE_SECONDS = 30.0
 
 Checks = dict[str, bool]
@@ -25,7 +25,7 @@ async def metrics_of(traffic: Traffic) -> Metrics:
 
 
 async def settle(traffic: Traffic) -> Metrics:
-    """Until nothing runs any more, or it is clear that something always will."""
+    """Wait until the server is idle, or time out."""
     until = now() + SETTLE_SECONDS
     while True:
         metrics = await metrics_of(traffic)
@@ -37,18 +37,18 @@ async def settle(traffic: Traffic) -> Metrics:
 async def check_all(
     server: Server, traffic: Traffic, samples: list[dict[str, Any]]
 ) -> tuple[Checks, dict[str, Any]]:
-    """(what holds, the figures behind it)."""
+    """(check results, statistics)."""
     seen = traffic.seen
     metrics = await settle(traffic)
     checks: Checks = {
         "every answer was expected": not seen.failures,
         "survivors' tokens are those of the quiet run": seen.compared > 0 and not seen.mismatches,
-        "nothing runs when nobody asks": all(total(metrics, name) == 0 for name in IDLE),
+        "nothing runs without requests": all(total(metrics, name) == 0 for name in IDLE),
     }
     checks["sessions hold what was confirmed"] = await sessions_hold(traffic)
     checks |= counters_add_up(traffic, metrics)
     flat, facts = memory_is_flat(server, samples)
-    for client in traffic._clients.values():  # their idle connections are descriptors, too
+    for client in traffic._clients.values():  # their idle connections count as descriptors
         await client.aclose()
     facts["descriptors_idle"] = await fewest_descriptors(server)
     checks |= flat
@@ -78,7 +78,7 @@ async def sessions_hold(traffic: Traffic) -> bool:
     names = {entry["id"] for entry in listed}
     for name, count in traffic.seen.sessions.items():
         messages = (await client.get(f"/v1/sessions/{name}")).json().get("messages", [])
-        if len(messages) < count:  # an answer that broke off on the way may have been stored
+        if len(messages) < count:  # an interrupted answer may have been stored
             traffic.seen.failures.append(f"session {name}: {len(messages)} of {count} messages")
             good = False
     return good and not names & traffic.seen.deleted
@@ -92,7 +92,7 @@ def counters_add_up(traffic: Traffic, metrics: Metrics) -> Checks:
     loads, unloads = total(metrics, "model_loads_total"), total(metrics, "model_unloads_total")
     answered = total(metrics, "http_requests_total", 'status="200"')
     return {
-        # A request that an engine died under before it was handed over has begun and not ended.
+        # A request whose engine died before accepting it is counted as started but not as ended.
         "requests that began have ended": 0 <= began - ended <= killed,
         "tokens that clients got were counted": seen.completion_tokens
         <= total(metrics, "generation_tokens_total"),
@@ -126,7 +126,7 @@ def memory_is_flat(server: Server, samples: list[dict[str, Any]]) -> tuple[Check
 
 
 async def fewest_descriptors(server: Server) -> int:
-    """Connections take a moment to be closed."""
+    """Minimum over a few seconds, because closing connections takes time."""
     fewest = server.descriptors
     for _ in range(20):
         await asyncio.sleep(0.1)

@@ -1,5 +1,5 @@
-"""The server that is soaked: three models in a budget that holds two, keys with budgets, a session
-file on a disk that can be made full, and a clock that can be made to jump."""
+"""The server under test: three models with memory for two, API keys with budgets, a session file
+that can hit a full disk, and a clock that can jump."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEYS: dict[str, dict[str, Any]] = {
     "bob": {"key": "soak-bob", "requests_per_minute": 30, "tokens_per_minute": 4000},
     "carol": {"key": "soak-carol", "max_concurrent": 2},
 }
-# `time.time` of the server's process is the machine's plus eight bytes of a file.
+# `time.time` in the server process adds an offset read from eight bytes of a file.
 CLOCK = """
 import mmap, os, struct, time
 with open(os.environ["SOAK_CLOCK"], "rb") as file:
@@ -39,7 +39,7 @@ time.time = lambda: real() + struct.unpack("d", offset[:8])[0]
 class Server:
     def __init__(self, folder: Path, default_model: bool) -> None:
         self.folder = folder
-        self.log: list[str] = []  # what is neither a request nor a model that comes or goes
+        self.log: list[str] = []  # events other than requests and model loads
         self.num_log_lines = 0
         self.url = ""
         self._ready = threading.Event()
@@ -108,9 +108,9 @@ class Server:
     @property
     def engines(self) -> list[int]:
         found: list[int] = []
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             for task in Path(f"/proc/{self.process.pid}/task").iterdir():
-                with contextlib.suppress(OSError):  # threads end
+                with contextlib.suppress(OSError):  # a thread has ended
                     found += map(int, (task / "children").read_text().split())
         return found
 
@@ -123,7 +123,7 @@ class Server:
         self._clock[:8] = struct.pack("d", seconds)
 
     def fill_disk(self, full: bool) -> None:
-        """No file of the server grows beyond its first pages: what a full disk does to SQLite."""
+        """Simulate a full disk: no file of the server can grow beyond its first pages."""
         _, hard = resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE)
         soft = 4096 if full else hard
         resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, (soft, hard))
@@ -136,7 +136,7 @@ class Server:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
 
-    # ---- what it takes -------------------------------------------------------------------------
+    # ---- resource use --------------------------------------------------------------------------
 
     @property
     def resident(self) -> int:

@@ -1,4 +1,4 @@
-"""Clients of every kind, few at a time, each in a loop; what they saw is counted in `Seen`."""
+"""Clients of every kind, each in a loop; `Seen` counts their results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import httpx
 
 from soak_parts.server import KEYS, now
 
-FAULT_GRACE = 20.0  # seconds after a fault in which its consequences are expected
+FAULT_GRACE = 20.0  # seconds after a fault in which errors are expected
 PROMPTS = [[5 + i, 9, 17 + i, 33, 12 + i] for i in range(6)]
 OTHER_PROTOCOLS: dict[str, dict[str, Any]] = {  # used when the server has them
     "/v1/responses": {"input": "hello", "max_output_tokens": 16},
@@ -31,16 +31,16 @@ OTHER_PROTOCOLS: dict[str, dict[str, Any]] = {  # used when the server has them
 
 @dataclass
 class Seen:
-    """What the clients saw."""
+    """Results of the clients."""
 
     statuses: Counter[str] = field(default_factory=Counter)  # "actor status code"
-    responses: Counter[str] = field(default_factory=Counter)  # by status, of complete answers
+    responses: Counter[str] = field(default_factory=Counter)  # complete responses by status
     failures: list[str] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
     compared: int = 0
     completion_tokens: int = 0
     hangups: int = 0
-    sessions: dict[str, int] = field(default_factory=dict)  # name -> messages that were confirmed
+    sessions: dict[str, int] = field(default_factory=dict)  # name -> number of confirmed messages
     deleted: set[str] = field(default_factory=set)
     health: list[float] = field(default_factory=list)
 
@@ -52,7 +52,7 @@ class Traffic:
         self.pause = pause
         self.seen = Seen()
         self.expected: dict[tuple[str, int, str], list[int]] = {}
-        self.last_fault: dict[str, float] = {}  # kind -> when it ended
+        self.last_fault: dict[str, float] = {}  # kind -> end time
         self.stopping = asyncio.Event()
         self.protocols: list[str] = []
         self._clients = {
@@ -75,7 +75,7 @@ class Traffic:
     def recent(self, *kinds: str) -> bool:
         return any(now() - self.last_fault.get(kind, -1e9) < FAULT_GRACE for kind in kinds)
 
-    # ---- the quiet run -------------------------------------------------------------------------
+    # ---- reference run -------------------------------------------------------------------------
 
     def question(self, model: str, number: int, kind: str) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -90,7 +90,7 @@ class Traffic:
         return body | {"temperature": 1.0, "top_p": 0.95, "seed": 1234 + number}
 
     async def quiet_run(self) -> None:
-        """The tokens of every question when nobody else asks."""
+        """Record the reference tokens of every question without other load."""
         paths = (await self.client("alice").get("/openapi.json")).json()["paths"]
         self.protocols = [path for path in OTHER_PROTOCOLS if path in paths]
         for model in self.models:
@@ -105,8 +105,8 @@ class Traffic:
     # ---- bookkeeping ---------------------------------------------------------------------------
 
     def note(self, actor: str, answer: httpx.Response, *allowed: int) -> bool:
-        """Count a complete answer; whether it is a 200. Others must be allowed, or be explained by
-        a fault that is not long ago."""
+        """Count a complete response and return whether it is a 200. Other statuses must be expected
+        or follow a recent fault."""
         status = answer.status_code
         code = ""
         if status >= 400:
@@ -149,7 +149,7 @@ class Traffic:
     # ---- actors --------------------------------------------------------------------------------
 
     async def compare(self) -> None:
-        """The same tokens as in the quiet run, whatever goes on."""
+        """Compare tokens with the reference run."""
         key = (
             self.random.choice(self.models),
             self.random.randrange(len(PROMPTS)),
@@ -174,7 +174,7 @@ class Traffic:
         return {"model": model, "messages": messages, "max_tokens": self.random.randint(1, 24)}
 
     async def streams(self) -> None:
-        """Read to the end, or hang up in the middle."""
+        """Streams that are read to the end or closed midway."""
         body = self.chat_body() | {"stream": True, "max_tokens": 32}
         leave_after = self.random.choice([None, None, 0, 3])
         async with self.client().stream("POST", "/v1/chat/completions", json=body) as answer:
@@ -196,7 +196,7 @@ class Traffic:
                 self.seen.failures.append(f"a stream ended with {last[:100]}")
 
     async def hangups(self) -> None:
-        """Gone before there is an answer."""
+        """Clients that disconnect before the response."""
         body = self.chat_body() | {"max_tokens": 200, "ignore_eos": True}
         try:
             await self.client().post(
@@ -229,7 +229,7 @@ class Traffic:
                 self.seen.mismatches.append(f"tokens of {model} do not come back")
 
     async def wrong(self) -> None:
-        """Requests that must be refused."""
+        """Requests that must be rejected."""
         client = self.client()
         body: Any = self.random.choice(
             [b"{", b'{"messages": 3}', b'{"messages": [], "temperature": 9}', b"[" * 2000]
@@ -237,18 +237,18 @@ class Traffic:
         headers = {"Content-Type": "application/json"}
         answer = await client.post("/v1/chat/completions", content=body, headers=headers)
         self.note("wrong", answer, 400)
-        unknown = {"model": "nobody", "prompt": "x"}
+        unknown = {"model": "unknown", "prompt": "x"}
         self.note("wrong", await client.post("/v1/completions", json=unknown), 404)
         self.note("wrong", await httpx.AsyncClient(base_url=client.base_url).get("/v1/models"), 401)
 
     async def conversations(self) -> None:
-        """A session of a few turns; some are deleted in the end."""
+        """Sessions of a few turns; some are deleted at the end."""
         client, name = self.client("alice"), f"soak-{self.random.getrandbits(48):x}"
         kept = 0
         for _ in range(self.random.randint(1, 4)):
             body = self.chat_body() | {"session_id": name, "max_tokens": 8}
             if kept:
-                body.pop("model")  # the session knows
+                body.pop("model")  # stored in the session
             answer = await client.post("/v1/chat/completions", json=body)
             if self.note("conversations", answer):
                 kept += 2

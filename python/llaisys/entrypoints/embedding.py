@@ -1,4 +1,4 @@
-"""The calls of `LLM` that give vectors of texts, or compare them."""
+"""`LLM.embed` and `LLM.score`: embeddings and their similarity."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llaisys.entrypoints.prompts import Prompt, as_batch
 
 
 class EmbeddingCalls(ABC):
-    """What they need of `LLM`."""
+    """Mixin of `LLM`."""
 
     _pooling: str  # the engine option
 
@@ -35,7 +35,7 @@ class EmbeddingCalls(ABC):
         cache_salt: str | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
-        """The outputs in the order of the work."""
+        """Outputs in the order of `work`."""
 
     def embed(
         self,
@@ -47,9 +47,10 @@ class EmbeddingCalls(ABC):
         cache_salt: str | None = None,
         use_tqdm: bool = False,
     ) -> list[EmbeddingOutput]:
-        """A vector for each prompt (texts or token ids), in their order: the last hidden state of
-        its last token, or the mean of all with `pooling="mean"`; the first `dimensions` numbers of
-        it, brought to length 1 unless `normalize` is false. None: the engine option `pooling`."""
+        """Embeddings of prompts (texts or token ids), in their order: the last hidden state of the
+        last token, or the mean over all tokens with `pooling="mean"` (None: the engine option
+        `pooling`); truncated to `dimensions` values and L2-normalized unless `normalize` is
+        false."""
         form = EmbeddingFormat(dimensions, normalize)
         outputs = self._pooled(prompts, pooling, form, cache_salt, use_tqdm)
         return [
@@ -67,8 +68,8 @@ class EmbeddingCalls(ABC):
         pooling: str | None = None,
         use_tqdm: bool = False,
     ) -> list[float]:
-        """How alike texts are: the cosine of their vectors, of each pair, or of one `text_1` with
-        each `text_2`."""
+        """Cosine similarity of the embeddings of each pair, or of one `text_1` with each
+        `text_2`."""
         first, second = as_batch(text_1, "text_1"), as_batch(text_2, "text_2")
         if len(first) not in (1, len(second)):
             raise invalid_count("text_1", len(first), "texts", f"1 or {len(second)}, as text_2")

@@ -26,17 +26,17 @@ from llaisys.engine.engine_client import EngineClient
 from llaisys.engine.input_processor import normalize_message
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.entrypoints.embedding import EmbeddingCalls
+from llaisys.entrypoints.interrupts import deferred_interrupt, progress_bar
 from llaisys.entrypoints.prompts import Params, Prompt, as_batch, as_params
-from llaisys.entrypoints.running import deferred_interrupt, progress_bar
 
 Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM(EmbeddingCalls, Closing):
-    """A model, ready to answer. Not thread-safe; `close()` or a `with` block frees it.
+    """An engine in this process. Not thread-safe; `close()` or a `with` block frees it.
 
-    `submit`, `step` and `collect` are the parts that `generate` and `stream` are made of: a
-    finished output is kept until `collect` takes it.
+    `generate` and `stream` are built on `submit`, `step` and `collect`: a finished output is
+    retained until `collect` returns it.
     """
 
     def __init__(self, model: str | os.PathLike[str] | None = None, **options: Any) -> None:
@@ -49,8 +49,8 @@ class LLM(EmbeddingCalls, Closing):
         path = os.fspath(model) if isinstance(model, os.PathLike) else model
         config = EngineConfig.of(model=path, **options)
         self._finished: dict[str, RequestOutput] = {}  # until collected
-        self._streams: dict[str, deque[StreamOutput]] = {}  # parts not yet yielded
-        self._dropped: list[str] = []  # streams that nobody holds any more
+        self._streams: dict[str, deque[StreamOutput]] = {}  # outputs not yet yielded
+        self._dropped: list[str] = []  # request ids of garbage-collected streams
         self._style: ChatStyle | None = None
         self._pooling = config.pooling
         self._client: EngineClient | None = None
@@ -60,7 +60,7 @@ class LLM(EmbeddingCalls, Closing):
 
     @property
     def model_path(self) -> str:
-        """Where the model lies on disk."""
+        """Path of the model's files."""
         return self._open().model_info.model_path
 
     @property
@@ -70,12 +70,12 @@ class LLM(EmbeddingCalls, Closing):
 
     @property
     def default_sampling(self) -> dict[str, Any]:
-        """What `generate`, `chat` and `stream` sample with when no SamplingParams are given: the
+        """Sampling defaults of `generate`, `chat` and `stream` without SamplingParams: those of the
         model's generation_config.json, or else temperature 0.8, top-k 40, top-p 0.95, min-p 0.05.
 
-        In SamplingParams of your own, a field that is left out has the model's value or else the
-        neutral one (temperature 1, no truncation); `.with_defaults(llm.default_sampling)` fills it
-        in from here instead."""
+        Fields that are missing in given SamplingParams have the model's value or else the neutral
+        one (temperature 1, no truncation); `.with_defaults(llm.default_sampling)` fills them in
+        from here instead."""
         return sampling_defaults(self.model_info.generation_defaults)
 
     @property
@@ -85,7 +85,7 @@ class LLM(EmbeddingCalls, Closing):
 
     @property
     def chat_style(self) -> ChatStyle:
-        """What the chat template tells about tools and reasoning."""
+        """Tool-call and reasoning formats of the chat template."""
         if self._style is None:
             self._style = ChatStyle.of(self._open().tokenizer)
         return self._style
@@ -97,9 +97,9 @@ class LLM(EmbeddingCalls, Closing):
         tools: Sequence[Mapping[str, Any]] | None = None,
         prompt_token_ids: Sequence[int] | None = None,
     ) -> ChatAnswer:
-        """An answer of `chat` taken apart: its `content`, `reasoning` and `tool_calls`, of which
-        there are none without `tools`. `prompt_token_ids` (of the RequestOutput) tell whether the
-        template had opened the reasoning; without them, those of an empty chat do."""
+        """Parse an answer of `chat` into `content`, `reasoning` and, with `tools`, `tool_calls`.
+        `prompt_token_ids` (of the RequestOutput) determine whether the prompt ends inside the
+        reasoning; default: those of an empty chat."""
         style, tokenizer = self.chat_style, self._need_tokenizer()
         if prompt_token_ids is None:
             prompt_token_ids = self.encode_chat([{"role": "user", "content": ""}])
@@ -120,12 +120,12 @@ class LLM(EmbeddingCalls, Closing):
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The token ids of a conversation, as the model's chat template writes it. Where that knows
-        no tools, they are described in the system prompt; see docs/guides/tools.md."""
+        """The token ids of a conversation, rendered by the chat template. For a template without
+        tools, they are described in the system prompt; see docs/guides/tools.md."""
         client = self._open()
         prepared: Messages = messages
         listed = None
-        if isinstance(messages, (list, tuple)):  # else it is refused below
+        if isinstance(messages, (list, tuple)):  # others are rejected below
             plain = [normalize_message(message, number) for number, message in enumerate(messages)]
             prepared, listed = self.chat_style.prepare(plain, read_tools(tools))
         return client.encode_chat(
@@ -140,7 +140,7 @@ class LLM(EmbeddingCalls, Closing):
         text: str = self._need_tokenizer().decode_tokens(token_ids, skip_special_tokens)
         return text
 
-    # ---- whole answers -------------------------------------------------------------------------
+    # ---- complete answers ----------------------------------------------------------------------
 
     def generate(
         self,
@@ -150,7 +150,7 @@ class LLM(EmbeddingCalls, Closing):
         cache_salt: str | None = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
-        """Complete one prompt or many (texts or token ids), the outputs in the prompts' order.
+        """Complete one prompt or many (texts or token ids); outputs are in the order of prompts.
 
         Every prompt is checked before any runs. When it is interrupted, everything that it
         submitted is cancelled and released.
@@ -195,8 +195,8 @@ class LLM(EmbeddingCalls, Closing):
         *,
         cache_salt: str | None = None,
     ) -> TokenStream:
-        """Parts of one answer as they come; a list of messages is a chat. The prompt is checked at
-        once; closing the stream, or dropping it, cancels the request."""
+        """Stream one answer; a list of messages is a chat. The prompt is checked immediately.
+        Closing or dropping the stream cancels the request."""
         client = self._open()
         visible_ids: frozenset[int] = frozenset()
         if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
@@ -210,7 +210,7 @@ class LLM(EmbeddingCalls, Closing):
         self._streams[request_id] = deque()
         return TokenStream(self, request_id)
 
-    # ---- the parts -----------------------------------------------------------------------------
+    # ---- step by step --------------------------------------------------------------------------
 
     def submit(
         self,
@@ -221,13 +221,14 @@ class LLM(EmbeddingCalls, Closing):
         stream: bool = False,
         cache_salt: str | None = None,
     ) -> str:
-        """Queue a prompt and return its id. With `stream`, `step` reports its parts too."""
+        """Queue a prompt and return its request id. With `stream`, `step` returns partial
+        outputs."""
         if request_id is not None and request_id in self._finished:
             raise invalid_value("request_id", request_id, "one without an output to collect")
         return self._open().submit(prompt, sampling_params, request_id, stream, cache_salt)
 
     def step(self) -> list[StreamOutput]:
-        """One step for all running requests; what is new. Without work, nothing."""
+        """Run one step for all running requests and return the new outputs."""
         client = self._open()
         if not client.has_unfinished():
             return []
@@ -237,12 +238,12 @@ class LLM(EmbeddingCalls, Closing):
         return outputs
 
     def collect(self, request_id: str) -> RequestOutput | None:
-        """The output of a finished request, handed out once; None: not finished, or unknown."""
+        """The output of a finished request, returned once; None: not finished or unknown."""
         return self._finished.pop(request_id, None)
 
     def cancel(self, request_id: str) -> bool:
-        """End a request now. Its output so far, with reason `abort`, can be collected. False when
-        it is not running (any more)."""
+        """Cancel a request. Its output so far, with finish_reason `abort`, can be collected. False:
+        not running."""
         outputs = self._open().cancel(request_id)
         self._route(outputs)
         return bool(outputs)
@@ -259,14 +260,14 @@ class LLM(EmbeddingCalls, Closing):
         return self._open().profile(reset)
 
     def close(self) -> None:
-        """Free the model; more than once does nothing."""
+        """Free the model. Idempotent."""
         client, self._client = self._client, None
         self._finished.clear()
         self._streams.clear()
         if client is not None:
             client.close()
 
-    # ---- inside --------------------------------------------------------------------------------
+    # ---- internal ------------------------------------------------------------------------------
 
     def _run(
         self,
@@ -298,7 +299,7 @@ class LLM(EmbeddingCalls, Closing):
             raise
 
     def _abandon(self, names: list[str]) -> None:
-        """Cancel what still runs of `names` and drop what has finished."""
+        """Cancel the running requests of `names` and discard their outputs."""
         with deferred_interrupt():
             for name in names:
                 if self._client is not None:
@@ -338,7 +339,8 @@ LLM.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
 
 
 class TokenStream(Iterator[StreamOutput], Closing):
-    """The parts of one answer; made by `LLM.stream`. Stepping it steps every other request too."""
+    """Iterator over the partial outputs of one request, created by `LLM.stream`. Advancing it steps
+    all requests."""
 
     def __init__(self, llm: LLM, request_id: str) -> None:
         self.request_id = request_id
@@ -351,7 +353,7 @@ class TokenStream(Iterator[StreamOutput], Closing):
         parts = llm._streams.get(self.request_id)
         try:
             while not parts:
-                if not llm.has_unfinished():  # a closed LLM says so here
+                if not llm.has_unfinished():  # raises for a closed LLM
                     raise StopIteration
                 llm.step()
         except BaseException:
@@ -363,12 +365,12 @@ class TokenStream(Iterator[StreamOutput], Closing):
         return part
 
     def close(self) -> None:
-        """Cancel the request if it still runs; more than once does nothing."""
+        """Cancel the request if it still runs. Idempotent."""
         llm, self._llm = self._llm, None
         if llm is not None:
             llm._streams.pop(self.request_id, None)
             llm._abandon([self.request_id])
 
     def __del__(self) -> None:
-        if self._llm is not None:  # perhaps in the middle of a step: leave a note, no more
+        if self._llm is not None:  # possibly during a step: only record the id
             self._llm._dropped.append(self.request_id)

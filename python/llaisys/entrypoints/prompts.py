@@ -1,4 +1,4 @@
-"""What the calls of `LLM` take: one prompt or many, one set of parameters or one for each."""
+"""Normalisation of the prompt and parameter arguments of `LLM`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Params = SamplingParams | Sequence[SamplingParams | None] | None
 
 
 def as_batch(prompts: Prompt | Sequence[Prompt], name: str = "prompts") -> list[Prompt]:
-    """A list of prompts from one prompt (a text, a list of ids) or many. `name`: for the error."""
+    """A list of prompts from one prompt (a text or token ids) or many. `name`: for errors."""
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, (bytes, Mapping)) or not hasattr(prompts, "__iter__"):
@@ -26,7 +26,7 @@ def as_batch(prompts: Prompt | Sequence[Prompt], name: str = "prompts") -> list[
 
 
 def as_params(params: Params, count: int) -> list[SamplingParams | None]:
-    """One entry per prompt; a single one is for all."""
+    """One entry per prompt; a single value applies to all."""
     if params is None or isinstance(params, SamplingParams):
         return [params] * count
     if isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):

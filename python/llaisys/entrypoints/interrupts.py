@@ -1,4 +1,4 @@
-"""While many requests run: Ctrl-C between steps, and a bar that shows how far they are."""
+"""Deferred Ctrl-C and a progress bar for batches of requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def deferred_interrupt() -> Iterator[None]:
-    """Let Ctrl-C wait for the end of a step, so that no bookkeeping is cut in half."""
+    """Defer Ctrl-C to the end of a step, so that it leaves no inconsistent state."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -31,9 +31,9 @@ def deferred_interrupt() -> Iterator[None]:
 
 
 @contextmanager
-def progress_bar(total: int, wanted: bool) -> Iterator[Any]:
-    """A function to call with the number of prompts that have finished."""
-    if not wanted:
+def progress_bar(total: int, enabled: bool) -> Iterator[Any]:
+    """Yield a function to call with the number of finished prompts."""
+    if not enabled:
         yield lambda count: None
         return
     from tqdm import tqdm
