@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
@@ -60,4 +61,9 @@ def run_metered(test: Callable[[MeteredLoop], Coroutine[Any, Any, None]]) -> Non
     with asyncio.Runner(loop_factory=MeteredLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, MeteredLoop)
-        runner.run(test(loop))
+        gc.collect()
+        gc.freeze()  # as the server does: the objects of pytest must not be scanned
+        try:
+            runner.run(test(loop))
+        finally:
+            gc.unfreeze()

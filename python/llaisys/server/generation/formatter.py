@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from llaisys.common.types import RequestOutput, StreamOutput, Usage
 from llaisys.server.errors import ApiError
@@ -26,9 +26,9 @@ class AnswerFormatter(ABC):
         `outputs` has one entry per prompt. Long answers are formatted in a thread."""
 
     @abstractmethod
-    def format_delta(self, number: int, part: StreamOutput) -> list[bytes]:
-        """Return the events of the next delta of prompt `number`. The finish reason is never
-        `error`: `Job` calls `format_error` instead."""
+    def format_delta(self, number: int, part: StreamOutput) -> Iterable[bytes]:
+        """Return the events of the next delta of prompt `number`, as an iterator if they are many.
+        The finish reason is never `error`: `Job` calls `format_error` instead."""
 
     @abstractmethod
     def format_end(self, usage: Usage) -> list[bytes]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ from llaisys.server.service import Service, service_for
 
 MAX_PROMPT_LOGPROBS = 1 << 18  # of one request, top logprobs included
 MAX_STREAMED_PROMPT_LOGPROBS = 4096  # in a stream, where one event has them all
+# A step of a request with many choices has many deltas. Other tasks run after this much formatting.
+MAX_BUSY_SECONDS = 0.005
 CHARS_PER_NAME = 32  # cost of writing a token's text in logprobs, in characters
 
 
@@ -232,6 +236,7 @@ class Job:
     ) -> AsyncGenerator[bytes, None]:
         """Yield the events of the answer. A failure ends them with the API's error event."""
         failed = False
+        pause = Pause()
         try:
             item: tuple[int, StreamOutput] | None = first
             while item is not None:
@@ -240,7 +245,11 @@ class Job:
                     raise engine_error()
                 if delta.output is not None:
                     self._count_reasoning(delta.output)
-                events = formatter.format_delta(number, delta)
+                events = []
+                pause.start()
+                for event in formatter.format_delta(number, delta):
+                    events.append(event)
+                    await pause.if_busy()
                 if delta.output is not None and self.turn is not None:
                     await self.turn.finish(delta.output.outputs[0], self.model)
                 item = None
@@ -284,6 +293,27 @@ class Job:
             cached_tokens=usage.cached_tokens,
             finish_reason=reason,
         )
+
+
+class Pause:
+    """Lets other tasks run after MAX_BUSY_SECONDS of work without suspension."""
+
+    def __init__(self) -> None:
+        self._busy = 0.0  # seconds of work since the last pause
+        self._started = 0.0
+
+    def start(self) -> None:
+        """Work starts now; the time before it is not counted."""
+        self._started = time.monotonic()
+
+    async def if_busy(self) -> None:
+        now = time.monotonic()
+        self._busy += now - self._started
+        if self._busy > MAX_BUSY_SECONDS:
+            self._busy = 0.0
+            await asyncio.sleep(0)
+            now = time.monotonic()
+        self._started = now
 
 
 def add_usage(usages: Sequence[Usage]) -> Usage:

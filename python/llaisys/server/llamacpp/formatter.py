@@ -160,21 +160,20 @@ class LlamaFormatter(AnswerFormatter):
         top = [entry_object(token, value) for token, value in entry.top]
         return {**entry_object(entry.token_id, entry.logprob), "top_logprobs": top}
 
-    def format_delta(self, number: int, part: StreamOutput) -> list[bytes]:
-        index, events = number * self.params.n + part.index, []
+    def format_delta(self, number: int, part: StreamOutput) -> Iterator[bytes]:
+        index = number * self.params.n + part.index
         self._sent[index] = self._sent.get(index, 0) + len(part.token_ids)
         for progress in self._progress[number].objects(part.progress):
-            events.append(sse(self._chunk(number, index, "", []) | {"prompt_progress": progress}))
+            yield sse(self._chunk(number, index, "", []) | {"prompt_progress": progress})
         if part.text or part.logprobs or (part.token_ids and part.finish_reason is None):
             chunk = self._chunk(number, index, part.text, part.token_ids)
             if part.logprobs:
                 probabilities = [self._probabilities(entry) for entry in part.logprobs]
                 chunk["completion_probabilities"] = probabilities
-            events.append(sse(chunk))
+            yield sse(chunk)
         if part.output is not None:
             for output in part.output.outputs:
-                events.append(sse(self._selected(self._final(number, output, ""))))
-        return events
+                yield sse(self._selected(self._final(number, output, "")))
 
     def _chunk(self, number: int, index: int, text: str, tokens: list[int]) -> dict[str, Any]:
         return {
