@@ -30,7 +30,7 @@ fi
 mkdir -p python/llaisys/lib
 ln -sf "$(realpath "$build")"/libllaisys*.so python/llaisys/lib/
 names=(gemv_sm90 gemm_small_m_bulk gemm_tma_splitk gemm_tma_m96 gemm_swiglu_sm90 gemm_small_m_sm80
-  attention_decode attention_prefill sample_rows)
+  attention_decode attention_prefill rope_kv_store sample_rows)
 programs=("${names[@]/#/$build/check_}")
 step="$build"/check_decode_step
 
@@ -65,6 +65,7 @@ for stage in "$@"; do
       if [ "$stage" = time ]; then
         run 120 "$step" time
         run 60 "$step" many
+        run 60 "$build"/check_attention_decode long
         run 60 "$build"/check_cublaslt time
       fi
       ;;

@@ -75,10 +75,35 @@ bool run_m96(const device::Stream &stream, const Tensor &residual, const Norm &n
     return true;
 }
 
+// GEMM of q, k and v into adjacent outputs, without biases; false where cuBLASLt is to be used.
+template <typename T>
+bool project_qkv(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+                 const LinearPart &q, const LinearPart &k, const LinearPart &v) {
+    const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
+    const Tensor &w = q.weight->bytes;
+    if (k.weight->bytes.data() != w.data() + w.bytes() ||
+        v.weight->bytes.data() != k.weight->bytes.data() + k.weight->bytes.bytes()) {
+        return false;
+    }
+    cuda::LinearEpilogue<T> epilogue{};
+    epilogue.w = reinterpret_cast<const T *>(w.data());
+    epilogue.n = q.weight->out_features + k.weight->out_features + v.weight->out_features;
+    epilogue.k = residual.size(1);
+    epilogue.bias = cuda::reals(nullptr);
+    epilogue.out = cuda::reals(*q.out);
+    epilogue.ldo = q.out->stride(0);
+    const int64_t n = residual.size(0);
+    if (n <= cuda::max_fused_rows(cuda_stream)) {
+        cuda::run_gemm_small_m<T>(cuda_stream, gemm_input(stream, residual, norm), epilogue);
+        return true;
+    }
+    return run_m96<T>(stream, residual, norm, epilogue, cuda::m96_qkv_tuning(n, residual.size(1)));
+}
+
 template <typename T>
 void attention_input(const device::Stream &stream, const Tensor &residual, const Norm &norm,
                      const LinearPart &q, const LinearPart &k, const LinearPart &v,
-                     const Placement &placement) {
+                     const HeadNorms &head_norms, const Placement &placement) {
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     const KvLayer &kv = placement.kv;
     const int64_t n = residual.size(0);
@@ -98,20 +123,29 @@ void attention_input(const device::Stream &stream, const Tensor &residual, const
     const auto weights = [](const LinearPart &part) {
         return reinterpret_cast<const T *>(part.weight->bytes.data());
     };
-    const cuda::QkvEpilogue<T> epilogue{
-        pairs, {weights(q), weights(k), weights(v)}, residual.size(1), 0};
-    if (n <= cuda::max_fused_rows(cuda_stream)) {
-        cuda::run_gemm_small_m<T>(cuda_stream, gemm_input(stream, residual, norm), epilogue);
-        return;
+    const cuda::QkNorm qk_norm{cuda::reals(head_norms.q), cuda::reals(head_norms.k), norm.epsilon};
+    bool is_projected = false;
+    if (head_norms.q != nullptr) {
+        is_projected = project_qkv<T>(stream, residual, norm, q, k, v);
+    } else {
+        const cuda::QkvEpilogue<T> epilogue{
+            pairs, {weights(q), weights(k), weights(v)}, residual.size(1), 0};
+        if (n <= cuda::max_fused_rows(cuda_stream)) {
+            cuda::run_gemm_small_m<T>(cuda_stream, gemm_input(stream, residual, norm), epilogue);
+            return;
+        }
+        if (run_m96<T>(stream, residual, norm, epilogue,
+                       cuda::m96_qkv_tuning(n, residual.size(1)))) {
+            return;
+        }
     }
-    if (run_m96<T>(stream, residual, norm, epilogue, cuda::m96_qkv_tuning(n, residual.size(1)))) {
-        return;
+    if (!is_projected) {
+        const LinearPart parts[] = {
+            {q.weight, nullptr, q.out}, {k.weight, nullptr, k.out}, {v.weight, nullptr, v.out}};
+        rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
+        linear(stream, norm.normed, parts, 3);
     }
-    const LinearPart parts[] = {
-        {q.weight, nullptr, q.out}, {k.weight, nullptr, k.out}, {v.weight, nullptr, v.out}};
-    rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
-    linear(stream, norm.normed, parts, 3);
-    cuda::rope_kv_store<T>(cuda_stream, pairs, pairs.q, pairs.q_row, n);
+    cuda::rope_kv_store<T>(cuda_stream, pairs, qk_norm, pairs.q, pairs.q_row, n);
 }
 
 // Norm kernel, then gemm_swiglu_sm90.cuh; false where it is not supported or not the fastest.
@@ -191,29 +225,36 @@ void head(const device::Stream &stream, const Tensor &logits, const Tensor &resi
 
 bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, const Norm &norm,
                           const LinearPart &q, const LinearPart &k, const LinearPart &v,
-                          const Placement &placement) {
+                          const HeadNorms &head_norms, const Placement &placement) {
     const DType dtype = q.weight->bytes.dtype();
     const auto is_adjacent = [](const Tensor &a, const Tensor &b) {
         return b.data() == a.data() + bytes_of(a.dtype(), a.size(1)) && a.stride(0) == b.stride(0);
     };
+    const bool has_qk_norm = head_norms.q != nullptr || head_norms.k != nullptr;
+    if (has_qk_norm && (head_norms.q == nullptr || head_norms.k == nullptr ||
+                        !cuda::can_fuse_qk_norm(placement.kv.head_dim) ||
+                        !is_16_byte_aligned(*head_norms.q) || !is_16_byte_aligned(*head_norms.k))) {
+        return false;
+    }
+    const bool has_rope_kernel =
+        has_qk_norm || residual.size(0) > cuda::max_fused_rows(device::cuda_stream_of(stream));
     if (!is_fast(residual, norm, q) || !is_fast(residual, norm, k) || !is_fast(residual, norm, v) ||
         k.weight->bytes.dtype() != dtype || v.weight->bytes.dtype() != dtype ||
         q.out->dtype() != dtype || placement.kv.k.dtype() != dtype ||
         placement.kv.head_dim != 2 * placement.inv_freq.size(0) ||
         placement.kv.head_dim % 32 != 0 || placement.kv.head_dim > 2 * cuda::kMaxPairs ||
-        (residual.size(0) > cuda::max_fused_rows(device::cuda_stream_of(stream)) &&
-         !(is_adjacent(*q.out, *k.out) && is_adjacent(*k.out, *v.out) &&
-           is_16_byte_aligned(*q.out) && q.out->stride(0) % 8 == 0 &&
-           is_16_byte_aligned(placement.kv.k) && is_16_byte_aligned(placement.kv.v) &&
-           is_bias_16_byte_aligned(q) && is_bias_16_byte_aligned(k) &&
-           is_bias_16_byte_aligned(v)))) {
+        (has_rope_kernel && !(is_adjacent(*q.out, *k.out) && is_adjacent(*k.out, *v.out) &&
+                              is_16_byte_aligned(*q.out) && q.out->stride(0) % 8 == 0 &&
+                              is_16_byte_aligned(placement.kv.k) &&
+                              is_16_byte_aligned(placement.kv.v) && is_bias_16_byte_aligned(q) &&
+                              is_bias_16_byte_aligned(k) && is_bias_16_byte_aligned(v)))) {
         return false;
     }
     if (residual.size(0) == 0) {
         return true;
     }
     cuda::dispatch_half(dtype, [&](auto type) {
-        attention_input<decltype(type)>(stream, residual, norm, q, k, v, placement);
+        attention_input<decltype(type)>(stream, residual, norm, q, k, v, head_norms, placement);
     });
     return true;
 }

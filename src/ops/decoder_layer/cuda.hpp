@@ -8,7 +8,7 @@ namespace llaisys::ops {
 
 bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, const Norm &norm,
                           const LinearPart &q, const LinearPart &k, const LinearPart &v,
-                          const Placement &placement);
+                          const HeadNorms &head_norms, const Placement &placement);
 
 bool mlp_input_cuda(const device::Stream &stream, const Tensor &residual, const Norm &norm,
                     const LinearPart &gate, const LinearPart &up);

@@ -1,5 +1,5 @@
-// Biases, RoPE and KV store after a GEMM of q, k and v. qkv [n, (heads + 2 kv_heads) * d]; q is
-// updated in place.
+// Biases, QK norm, RoPE and KV store after a GEMM of q, k and v. qkv [n, (heads + 2 kv_heads) * d];
+// q is updated in place.
 //
 // 8 pairs per thread; their loads overlap with the sine and cosine of the row. Memory-bound: each
 // value is read and written once.
@@ -41,72 +41,151 @@ __device__ __forceinline__ void load_8(const Reals &from, int64_t i, float (&to)
     }
 }
 
-// One block per row.
-template <typename T>
+// RMS norms of each query and key head before RoPE (QK norm), [d] each. data null: none.
+struct QkNorm {
+    Reals q, k;
+    float epsilon;
+};
+
+// Threads of a head: 8 pairs each.
+constexpr int kPairsPerThread = 8;
+inline int threads_per_head(int64_t head_dim) { return int(head_dim / (2 * kPairsPerThread)); }
+
+// Whether the QK norm of a head is a reduction within an aligned group of lanes.
+inline bool can_fuse_qk_norm(int64_t head_dim) {
+    const int threads = threads_per_head(head_dim);
+    return head_dim % (2 * kPairsPerThread) == 0 && threads <= kWarpSize &&
+           (threads & (threads - 1)) == 0;
+}
+
+// One block per row. Norms: with QK norm.
+template <typename T, bool Norms>
 __global__ void __launch_bounds__(kRopeKvStoreThreads)
-    rope_kv_store_kernel(RopeKvStore<T> pairs, const T *qkv, int64_t ld) {
-    constexpr int kPairs = 8;
+    rope_kv_store_kernel(RopeKvStore<T> pairs, QkNorm norm, const T *qkv, int64_t ld) {
+    constexpr int kPairs = kPairsPerThread;
     __shared__ float2 angles[kMaxPairs];
-    grid_dependency_wait();
-    launch_dependents();
+    __shared__ __align__(16) float weights[Norms ? 4 * kMaxPairs : 4]; // of the norms: [2, d]
     const int row = blockIdx.x;
     const int half = pairs.s.d / 2;
-    const int atoms_per_head = half / kPairs;
-    const int n_items = pairs.s.heads() * atoms_per_head;
+    const int head_threads = half / kPairs;
+    const int n_items = pairs.s.heads() * head_threads;
     __align__(16) T low[kPairs], high[kPairs];
     float low_bias[kPairs], high_bias[kPairs];
     T *to = nullptr;
-    const auto load = [&](int item) {
-        const int head = item / atoms_per_head;
-        const int pair = item % atoms_per_head * kPairs;
+    const auto load_values = [&](int item) {
+        const int head = item / head_threads;
+        const int pair = item % head_threads * kPairs;
         const int section = pairs.s.section_of(head);
         const T *from = qkv + row * ld + head * pairs.s.d + pair;
         *reinterpret_cast<uint4 *>(low) = *reinterpret_cast<const uint4 *>(from);
         *reinterpret_cast<uint4 *>(high) = *reinterpret_cast<const uint4 *>(from + half);
+        to = pairs.destination(head, pair, row, section == 0 ? 0 : pairs.s.slots[row]);
+    };
+    const auto load_biases = [&](int item) {
+        const int head = item / head_threads;
+        const int pair = item % head_threads * kPairs;
+        const int section = pairs.s.section_of(head);
         const int at = (head - pairs.s.first_head(section)) * pairs.s.d + pair;
         const Reals bias = pairs.s.bias_of(section);
         load_8(bias, at, low_bias);
         load_8(bias, at + half, high_bias);
-        to = pairs.destination(head, pair, row, section == 0 ? 0 : pairs.s.slots[row]);
     };
-    if (threadIdx.x < n_items) {
-        load(threadIdx.x);
+    const auto compute_angles = [&] {
+        for (int i = threadIdx.x; i < half; i += blockDim.x) {
+            pairs.sincos(i, row, &angles[i].x, &angles[i].y);
+        }
+    };
+    if constexpr (Norms) {
+        // With few rows this kernel and the start of attention are latency-bound: everything that the
+        // GEMM does not write comes before the wait. Positions were written before the GEMM started.
+        launch_dependents();
+        for (int i = threadIdx.x; i < 4 * half; i += blockDim.x) {
+            weights[i] = i < 2 * half ? norm.q.load(i) : norm.k.load(i - 2 * half);
+        }
+        compute_angles();
+        __syncthreads();
+        grid_dependency_wait();
+        if (threadIdx.x < n_items) {
+            load_values(threadIdx.x);
+        }
+    } else {
+        grid_dependency_wait();
+        launch_dependents();
+        if (threadIdx.x < n_items) {
+            load_values(threadIdx.x);
+            load_biases(threadIdx.x);
+        }
+        compute_angles();
+        __syncthreads();
     }
-    for (int i = threadIdx.x; i < half; i += blockDim.x) {
-        pairs.sincos(i, row, &angles[i].x, &angles[i].y);
-    }
-    __syncthreads();
     for (int i = threadIdx.x; i < n_items; i += blockDim.x) {
         if (i >= blockDim.x) {
-            load(i);
+            load_values(i);
         }
-        if (to == nullptr) {
+        if (Norms || i >= blockDim.x) {
+            load_biases(i);
+        }
+        if (to == nullptr) { // the same for all threads of a head
             continue;
         }
-        const int head = i / atoms_per_head;
-        const int pair = i % atoms_per_head * kPairs;
+        const int head = i / head_threads;
+        const int pair = i % head_threads * kPairs;
+        float x[kPairs], y[kPairs];
 #pragma unroll
         for (int j = 0; j < kPairs; ++j) {
-            float x = to_float(low[j]) + low_bias[j];
-            float y = to_float(high[j]) + high_bias[j];
+            x[j] = to_float(low[j]) + low_bias[j];
+            y[j] = to_float(high[j]) + high_bias[j];
+        }
+        if (Norms && pairs.s.section_of(head) < 2) {
+            const int lane = threadIdx.x % kWarpSize;
+            const unsigned group =
+                (head_threads == kWarpSize ? kFullMask : (1u << head_threads) - 1u)
+                << (lane / head_threads * head_threads);
+            float sum = 0;
+#pragma unroll
+            for (int j = 0; j < kPairs; ++j) {
+                sum += x[j] * x[j] + y[j] * y[j];
+            }
+            for (int step = head_threads / 2; step > 0; step /= 2) {
+                sum += __shfl_xor_sync(group, sum, step);
+            }
+            const float factor = 1.0f / sqrtf(sum / float(pairs.s.d) + norm.epsilon);
+            const auto *low_scale = reinterpret_cast<const float4 *>(
+                weights + pairs.s.section_of(head) * pairs.s.d + pair);
+            const auto *high_scale = low_scale + half / 4;
+            const auto apply = [&](float *values, const float4 &scale) {
+                values[0] *= factor * scale.x;
+                values[1] *= factor * scale.y;
+                values[2] *= factor * scale.z;
+                values[3] *= factor * scale.w;
+            };
+#pragma unroll
+            for (int j = 0; j < kPairs / 4; ++j) {
+                apply(x + 4 * j, low_scale[j]);
+                apply(y + 4 * j, high_scale[j]);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
             const float2 angle = angles[pair + j];
-            pairs.rotate(head, angle.x, angle.y, &x, &y);
-            low[j] = from_float<T>(x);
-            high[j] = from_float<T>(y);
+            pairs.rotate(head, angle.x, angle.y, &x[j], &y[j]);
+            low[j] = from_float<T>(x[j]);
+            high[j] = from_float<T>(y[j]);
         }
         *reinterpret_cast<uint4 *>(to) = *reinterpret_cast<const uint4 *>(low);
         *reinterpret_cast<uint4 *>(to + half) = *reinterpret_cast<const uint4 *>(high);
     }
 }
 
-// qkv: n rows, row stride ld.
+// qkv: n rows, row stride ld. norm: null data for none; otherwise can_fuse_qk_norm(d).
 template <typename T>
-void rope_kv_store(const device::CudaStream &stream, const RopeKvStore<T> &pairs, const T *qkv,
-                   int64_t ld, int64_t n) {
-    const int64_t items = int64_t(pairs.s.heads()) * pairs.s.d / 16;
+void rope_kv_store(const device::CudaStream &stream, const RopeKvStore<T> &pairs,
+                   const QkNorm &norm, const T *qkv, int64_t ld, int64_t n) {
+    const int64_t items = int64_t(pairs.s.heads()) * threads_per_head(pairs.s.d);
     const int64_t threads = std::min<int64_t>(kRopeKvStoreThreads, (items + 31) / 32 * 32);
-    launch(stream, rope_kv_store_kernel<T>, unsigned(n), unsigned(threads), 0, true, pairs, qkv,
-           ld);
+    const auto kernel =
+        norm.q.data != nullptr ? rope_kv_store_kernel<T, true> : rope_kv_store_kernel<T, false>;
+    launch(stream, kernel, unsigned(n), unsigned(threads), 0, true, pairs, norm, qkv, ld);
 }
 
 } // namespace llaisys::ops::cuda

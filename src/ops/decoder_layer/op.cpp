@@ -42,9 +42,9 @@ void attention_input(const device::Stream &stream, Residual *residual, const Nor
                      const LinearPart &q, const LinearPart &k, const LinearPart &v,
                      const HeadNorms &head_norms, const Placement &placement) {
 #if defined(LLAISYS_HAVE_CUDA)
-    if (stream.type() == LLAISYS_DEVICE_NVIDIA && head_norms.q == nullptr &&
-        head_norms.k == nullptr &&
-        attention_input_cuda(stream, settled(stream, residual), norm, q, k, v, placement)) {
+    if (stream.type() == LLAISYS_DEVICE_NVIDIA &&
+        attention_input_cuda(stream, settled(stream, residual), norm, q, k, v, head_norms,
+                             placement)) {
         return;
     }
 #endif

@@ -175,7 +175,7 @@ private:
         }
         const int n = epilogue.pairs.s.heads() * model_.d;
         multiply(epilogue.w[0], in, n, qkv_.get(), false, false);
-        rope_kv_store<bf16>(stream_, epilogue.pairs, qkv_.get(), n, m_);
+        rope_kv_store<bf16>(stream_, epilogue.pairs, {}, qkv_.get(), n, m_);
     }
     void gate_up_large_m(const SwigluEpilogue<bf16> &epilogue) {
         const GemmInput in = norm();
