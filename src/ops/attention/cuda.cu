@@ -155,15 +155,28 @@ void run_exact(device::CudaStream &stream, AttentionArgs args, int64_t n) {
 }
 
 template <typename T, int D>
+void run_singles(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
+                 int64_t n, bool are_long) {
+    if (n > 0 && args.group <= 8) {
+        cuda::run_decode<T, D, 1>(stream, args, tokens, n, are_long);
+    } else if (n > 0) {
+        cuda::run_decode<T, D, 2>(stream, args, tokens, n, are_long);
+    }
+}
+
+template <typename T, int D>
 void run_fast(device::CudaStream &stream, const AttentionArgs &args, int64_t n, int64_t n_slots,
               const AttentionRuns &runs) {
     const int32_t *singles = runs.singles.defined() ? runs.singles.as<int32_t>() : nullptr;
     const int64_t n_singles = runs.are_all_single ? n : runs.n_singles;
-    if (n_singles > 0 && args.group <= 8) {
-        cuda::run_decode<T, D, 1>(stream, args, singles, n_singles);
-    } else if (n_singles > 0) {
-        cuda::run_decode<T, D, 2>(stream, args, singles, n_singles);
-    }
+    // Long sequences come first. They have a launch of their own if it gives them more blocks.
+    const int64_t n_long = singles != nullptr && runs.n_long > 0 &&
+                                   cuda::decode_clusters(stream, runs.n_long * args.kv_heads) > 1
+                               ? std::min(runs.n_long, n_singles)
+                               : 0;
+    run_singles<T, D>(stream, args, singles, n_long, true);
+    run_singles<T, D>(stream, args, n_long > 0 ? singles + n_long : singles, n_singles - n_long,
+                      false);
     if (runs.n_runs > 0 && cuda::has_wgmma(stream)) {
         run_wgmma<T, D>(stream, args, runs, n - n_singles, n_slots);
     } else if (runs.n_runs > 0) {

@@ -21,7 +21,8 @@ constexpr int kDecodeMinTiles = 8;
 
 // Overrides for tuning runs; 0 selects the default.
 struct DecodeTuning {
-    int stages = 0; // pipeline stages per warp, 2 or 3; 0: by number of tokens
+    int clusters = 0; // per token and KV head
+    int stages = 0;   // pipeline stages per warp, 2 or 3; 0: by number of tokens
 };
 
 template <int D, int Stages>
@@ -214,20 +215,22 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
     const int tiles_begin = begin / kDecodeKeys;
     const int tiles_end = (end + kDecodeKeys - 1) / kDecodeKeys;
     const int n_tiles = tiles_end - tiles_begin;
-    const int per_split = max((n_tiles + splits.n - 1) / splits.n, kDecodeMinTiles);
+    const int max_splits = splits.n * splits.clusters;
+    const int per_split = max((n_tiles + max_splits - 1) / max_splits, kDecodeMinTiles);
     const int n_splits = (n_tiles + per_split - 1) / per_split;
     constexpr int kPitch = D + 4;                    // row pitch of `outs`, avoids bank conflicts
     float *outs = reinterpret_cast<float *>(shared); // [warp][head][kPitch]
     const unsigned char *workspace = shared + kDecodePipelineBytes<D, Stages>;
     SplitCombine<T, D, kHeads> combine(args, splits, n_splits, smem_address(workspace),
                                        smem_address(&combine_barrier));
-    if (n_splits > 1) {
+    const bool is_split = n_splits > 1 && combine.has_splits();
+    if (is_split) {
         combine.init();
     }
     if (split >= n_splits) {
-        // every block waits: otherwise the next but one kernel could start too early
+        // Every block waits: otherwise the next but one kernel could start too early.
         grid_dependency_wait();
-        if (n_splits > 1) {
+        if (is_split) {
             combine.wait_peers();
             combine.finish(out, args.out_head, workspace);
         }
@@ -268,7 +271,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
             }
         }
     }
-    if (n_splits > 1) {
+    if (is_split) {
         combine.wait_peers();
     }
     __syncthreads();
@@ -291,12 +294,12 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
             combine.store_partial(i, value, top, sum);
         }
     }
-    if (n_splits > 1) {
+    if (is_split) {
         combine.finish(out, args.out_head, workspace);
     }
 }
 
-// Upper bound of the splits: 2 blocks per SM in all, a power of two within the cluster limit.
+// Splits per cluster: 2 blocks per SM in all, a power of two within the cluster limit.
 // Batch-invariant streams always use kMaxSplits.
 inline int decode_splits(const device::CudaStream &stream, int64_t units) {
     if (stream.is_exact) {
@@ -310,6 +313,17 @@ inline int decode_splits(const device::CudaStream &stream, int64_t units) {
     return n;
 }
 
+// Clusters of kMaxSplits blocks per token and KV head that fill the device, kDecodeBlocksPerSm blocks
+// each. A cluster is placed within one GPC, which has at least 16 SMs.
+constexpr int kDecodeBlocksPerSm = 2; // 3 are slower although they fit
+inline int decode_clusters(const device::CudaStream &stream, int64_t units) {
+    if (stream.is_exact || !stream.has_pdl) {
+        return 1;
+    }
+    const int64_t resident = kDecodeBlocksPerSm * (stream.n_sms / 16 * 16) / kMaxSplits;
+    return int(std::clamp<int64_t>(resident / units, 1, kMaxClusters));
+}
+
 // Shared memory of the largest launch.
 template <int D, int HeadTiles, int Stages> constexpr int max_decode_smem(bool has_clusters) {
     return kDecodePipelineBytes<D, Stages> +
@@ -318,42 +332,49 @@ template <int D, int HeadTiles, int Stages> constexpr int max_decode_smem(bool h
 
 template <typename T, int D, int HeadTiles, int Stages>
 void launch_decode(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
-                   int64_t n_tokens, int n_splits) {
+                   int64_t n_tokens, int n_splits, int clusters) {
     const int64_t units = n_tokens * args.kv_heads;
     SplitKv splits{};
     splits.n = n_splits;
+    splits.clusters = clusters;
     const bool has_clusters = stream.has_pdl;
-    if (!has_clusters) {
-        splits.partial = static_cast<float *>(stream.scratch.at_least(
-            size_t(units * splits.n * 8 * HeadTiles * (D + 2)) * sizeof(float)));
-        splits.counters =
-            static_cast<int32_t *>(stream.counters.at_least(size_t(units) * sizeof(int32_t)));
+    if (!has_clusters || clusters > 1) {
+        const int64_t values =
+            has_clusters ? int64_t(clusters) * args.group : int64_t(splits.n) * 8 * HeadTiles;
+        splits.partial = static_cast<float *>(
+            stream.scratch.at_least(size_t(units * values * (D + 2)) * sizeof(float)));
+        splits.counters = static_cast<int32_t *>(
+            stream.counters.at_least(size_t(units * splits.n) * sizeof(int32_t)));
     }
     const auto kernel = attention_decode_kernel<T, D, HeadTiles, Stages>;
     set_max_dynamic_smem(kernel, size_t(max_decode_smem<D, HeadTiles, Stages>(has_clusters)));
     const int bytes = kDecodePipelineBytes<D, Stages> +
                       (has_clusters ? combine_bytes<D>(args.group, splits.n) : 0);
-    const dim3 grid(unsigned(splits.n), unsigned(args.kv_heads), unsigned(n_tokens));
+    const dim3 grid(unsigned(splits.n * clusters), unsigned(args.kv_heads), unsigned(n_tokens));
     launch(stream, kernel, grid, kDecodeThreads, size_t(bytes),
            {true, has_clusters ? unsigned(splits.n) : 1u}, args, tokens, splits);
 }
 
-// n_tokens decode tokens; `tokens`: their indices, null: 0 .. n_tokens - 1.
+// n_tokens decode tokens; `tokens`: their indices, null: 0 .. n_tokens - 1. are_long: their sequences
+// are long enough for several clusters each.
 template <typename T, int D, int HeadTiles>
 void run_decode(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
-                int64_t n_tokens, const DecodeTuning &tuning = {}) {
+                int64_t n_tokens, bool are_long = false, const DecodeTuning &tuning = {}) {
     const int64_t units = n_tokens * args.kv_heads;
-    const int n = decode_splits(stream, units);
-    // With few tokens the splits are short and the blocks should fit beside those of the previous
-    // kernel. Devices with 99 KB per block have room for two stages only.
+    const int clusters = tuning.clusters > 0 ? tuning.clusters
+                         : are_long          ? decode_clusters(stream, units)
+                                             : 1;
+    const int n = clusters > 1 ? kMaxSplits : decode_splits(stream, units);
+    // With few tokens the blocks should fit beside those of the previous and the next kernel. Devices
+    // with 99 KB per block have room for two stages only.
     constexpr int kOwnShared = 2 << 10; // upper bound of the static shared memory
-    const bool are_few = 2 * stream.n_sms / units >= 4;
+    const bool are_few = clusters > 1 || 2 * stream.n_sms / units >= 4;
     const bool has_room =
         max_decode_smem<D, HeadTiles, 3>(stream.has_pdl) + kOwnShared <= stream.max_shared_bytes;
     if (tuning.stages == 2 || (tuning.stages == 0 && are_few) || !has_room) {
-        launch_decode<T, D, HeadTiles, 2>(stream, args, tokens, n_tokens, n);
+        launch_decode<T, D, HeadTiles, 2>(stream, args, tokens, n_tokens, n, clusters);
     } else {
-        launch_decode<T, D, HeadTiles, 3>(stream, args, tokens, n_tokens, n);
+        launch_decode<T, D, HeadTiles, 3>(stream, args, tokens, n_tokens, n, clusters);
     }
 }
 

@@ -1,10 +1,11 @@
 // Combines the KV splits of a token (split-KV decode, cuda_decode.cuh) in split order.
 //
-// Compute capability 9: the splits of a token and KV head form a cluster. The outputs are divided
-// into parts of 128 values; part p belongs to block p % n. Each block stores its partial results
-// into the shared memory of the owning block (DSMEM), which waits for all splits and combines
-// them. Compute capability 8: partial results go through global memory and the last block to
-// finish combines them.
+// Compute capability 9: up to kMaxSplits splits of a token and KV head form a cluster. The outputs
+// are divided into parts of 128 values; part p belongs to block p % n. Each block stores its partial
+// results into the shared memory of the owning block (DSMEM), which waits for all splits and combines
+// them. Long sequences have several clusters: the owners of a part then store the result of their
+// cluster to global memory, and the last of them to finish combines the clusters in order. Compute
+// capability 8: partial results go through global memory and the last block to finish combines them.
 #pragma once
 
 #include "ops/attention/cuda_args.cuh"
@@ -14,13 +15,18 @@ namespace llaisys::ops::cuda {
 
 constexpr int kDecodeWarps = 4;
 constexpr int kDecodeThreads = kDecodeWarps * kWarpSize;
-constexpr int kMaxSplits = 8; // largest portable cluster
+constexpr int kMaxSplits = 8;    // per cluster: the largest portable size
+constexpr int kMaxClusters = 16; // per token and KV head
 
+// Splits of a token and KV head: at most n * clusters, n of them a cluster. Devices without clusters
+// have clusters = 1.
 struct SplitKv {
-    int n; // upper bound of the splits
-    // Without clusters only:
-    float *partial;    // [tokens, kv_heads, n, heads of 8 * HeadTiles, D + 2]: out, max, sum
-    int32_t *counters; // [tokens, kv_heads], zero between calls
+    int n;
+    int clusters;
+    // With several clusters: [tokens, kv_heads, clusters, group, D + 2]: out, max, sum. Without
+    // clusters: [tokens, kv_heads, n, heads of 8 * HeadTiles, D + 2].
+    float *partial;
+    int32_t *counters; // [tokens, kv_heads, n], zero between calls
 };
 
 // Sum over splits of outputs and denominators, each rescaled to the global maximum.
@@ -44,15 +50,22 @@ template <int D> constexpr int combine_bytes(int group, int n) {
 
 #if __CUDA_ARCH__ >= 900
 
-// For a token and KV head with n_splits > 1; called by all threads of all blocks of the cluster,
-// also by blocks without a split. workspace: combine_bytes, 8-byte aligned; barrier: in shared
-// memory.
+// For a token and KV head with n_splits > 1; called by all threads of all blocks of the clusters,
+// also by blocks without a split. workspace: combine_bytes, 8-byte aligned; barrier: in shared memory.
 template <typename T, int D, int Heads> class SplitCombine {
 public:
     __device__ __forceinline__ SplitCombine(const AttentionArgs &args, const SplitKv &splits,
                                             int n_splits, uint32_t workspace, uint32_t barrier)
-        : group_(args.group), n_(splits.n), n_splits_(n_splits), rank_(int(blockIdx.x)),
-          workspace_(workspace), barrier_(barrier) {}
+        : group_(args.group), n_(splits.n), rank_(int(blockIdx.x) % splits.n),
+          cluster_(int(blockIdx.x) / splits.n), n_clusters_((n_splits + splits.n - 1) / splits.n),
+          n_splits_(min(n_splits - cluster_ * splits.n, splits.n)), workspace_(workspace),
+          barrier_(barrier) {
+        const int64_t unit = int64_t(blockIdx.z) * args.kv_heads + blockIdx.y;
+        partial_ = splits.partial + unit * splits.clusters * group_ * (D + 2);
+        counter_ = splits.counters + unit * splits.n + rank_;
+    }
+    // False: no split of the token belongs to this cluster.
+    __device__ __forceinline__ bool has_splits() const { return n_splits_ > 0; }
     __device__ __forceinline__ void init() {
         if (threadIdx.x == 0) {
             mbarrier_init(barrier_, 1);
@@ -72,7 +85,7 @@ public:
     __device__ __forceinline__ void store_partial(int i, float value, float top, float sum) {
         const int part = i / kDecodeThreads;
         const auto to = uint32_t(part % n_);
-        const uint32_t at = mapa(part_address(part / n_, int(blockIdx.x)), to);
+        const uint32_t at = mapa(part_address(part / n_, rank_), to);
         const uint32_t barrier = mapa(barrier_, to);
         st_async(at + uint32_t(i % kDecodeThreads) * 4, value, barrier);
         if (i % D == 0) {
@@ -111,16 +124,86 @@ public:
             for (int s = 0; s < kMaxSplits; ++s) {
                 all.add(value[s], stats[s].y, exp2f(stats[s].x - highest));
             }
-            out[i / D * out_head + i % D] = from_float<T>(all.value / all.sum);
+            if (n_clusters_ == 1) {
+                out[i / D * out_head + i % D] = from_float<T>(all.value / all.sum);
+                continue;
+            }
+            float *head = partial_ + (int64_t(cluster_) * group_ + i / D) * (D + 2);
+            head[i % D] = all.value;
+            if (i % D == 0) {
+                head[D] = highest;
+                head[D + 1] = all.sum;
+            }
+        }
+        if (n_clusters_ > 1) {
+            finish_clusters(out, out_head);
         }
     }
 
 private:
+    // Combines the clusters: by the last of the blocks of this rank.
+    __device__ __forceinline__ void finish_clusters(T *out, int64_t out_head) {
+        __shared__ bool is_last;
+        if (rank_ * kDecodeThreads >= group_ * D) { // owns no part
+            return;
+        }
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            is_last = atomicAdd(counter_, 1) == n_clusters_ - 1;
+        }
+        __syncthreads();
+        if (!is_last) {
+            return;
+        }
+        __threadfence();
+        for (int own = 0; (own * n_ + rank_) * kDecodeThreads < group_ * D; ++own) {
+            const int i = (own * n_ + rank_) * kDecodeThreads + int(threadIdx.x);
+            if (i >= group_ * D) {
+                break;
+            }
+            const float *first = partial_ + i / D * (D + 2);
+            const int64_t step = int64_t(group_) * (D + 2);
+            // kAtOnce clusters are loaded at a time; the sums are rescaled to the running maximum.
+            constexpr int kAtOnce = 4;
+            float highest = -INFINITY;
+            WeightedSum all;
+            for (int c0 = 0; c0 < n_clusters_; c0 += kAtOnce) {
+                float value[kAtOnce], top[kAtOnce], sum[kAtOnce];
+                float now = highest;
+#pragma unroll
+                for (int j = 0; j < kAtOnce; ++j) {
+                    const float *at = first + min(c0 + j, n_clusters_ - 1) * step;
+                    value[j] = __ldcg(at + i % D);
+                    top[j] = c0 + j < n_clusters_ ? __ldcg(at + D) : -INFINITY;
+                    sum[j] = __ldcg(at + D + 1);
+                }
+#pragma unroll
+                for (int j = 0; j < kAtOnce; ++j) {
+                    now = fmaxf(now, top[j]);
+                }
+                const float rescale = exp2f(highest - now);
+                all.value *= rescale;
+                all.sum *= rescale;
+                highest = now;
+#pragma unroll
+                for (int j = 0; j < kAtOnce; ++j) {
+                    all.add(value[j], sum[j], exp2f(top[j] - now));
+                }
+            }
+            out[i / D * out_head + i % D] = from_float<T>(all.value / all.sum);
+        }
+        if (threadIdx.x == 0) {
+            *counter_ = 0;
+        }
+    }
     __device__ __forceinline__ uint32_t part_address(int own, int split) const {
         return workspace_ + uint32_t((own * n_ + split) * kPartBytes<D>);
     }
-    int group_, n_, n_splits_, rank_;
+    int group_, n_, rank_, cluster_, n_clusters_, n_splits_;
     uint32_t workspace_, barrier_;
+    float *partial_;
+    int32_t *counter_;
 };
 
 #else
@@ -132,8 +215,9 @@ public:
         : group_(args.group), n_splits_(n_splits) {
         const int64_t unit = int64_t(blockIdx.z) * args.kv_heads + blockIdx.y;
         parts_ = splits.partial + unit * splits.n * kPart;
-        counter_ = splits.counters + unit;
+        counter_ = splits.counters + unit * splits.n;
     }
+    __device__ __forceinline__ bool has_splits() const { return true; }
     __device__ __forceinline__ void init() {}
     __device__ __forceinline__ void wait_peers() {}
     __device__ __forceinline__ void store_partial(int i, float value, float top, float sum) {

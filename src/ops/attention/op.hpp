@@ -20,7 +20,13 @@ struct AttentionRuns {
     // i32 [n_singles]: the other tokens in processing order; undefined where all are single
     // (natural order)
     Tensor singles;
+    // The first n_long of singles include every token that sees more than kLongSequence entries; a
+    // device may split these over more blocks. 0: none, more than kMaxLongSequences, or unknown.
+    int64_t n_long = 0;
 };
+
+constexpr int64_t kLongSequence = 4096; // entries
+constexpr int64_t kMaxLongSequences = 16;
 
 // Find the runs of q_rows [n] (host memory): replaces *runs and *singles, flat, and fills the
 // counts of *found.

@@ -117,6 +117,28 @@ void AttentionMetadataBuilder::order_singles() {
     });
 }
 
+int64_t AttentionMetadataBuilder::n_long(int64_t n_padded) const {
+    int64_t count = 0;
+    for (const int32_t token : host_singles_) { // falling by their ends
+        if (host_end_[size_t(token)] <= ops::kLongSequence) {
+            break;
+        }
+        int32_t begin = host_end_[size_t(token)];
+        for (const Group &group : groups_) {
+            begin = std::min(begin, group.host_begin[size_t(token)]);
+        }
+        count += host_end_[size_t(token)] - begin > ops::kLongSequence ? 1 : 0;
+    }
+    if (count == 0 || count > ops::kMaxLongSequences) {
+        return 0;
+    }
+    int64_t rounded = 1;
+    while (rounded < count) {
+        rounded *= 2;
+    }
+    return std::min(rounded, n_padded);
+}
+
 void AttentionMetadataBuilder::part_runs() {
     host_runs_.clear();
     host_singles_.resize(size_t(n_));
@@ -161,6 +183,7 @@ models::AttentionMetadata AttentionMetadataBuilder::put(StepArena *arena, int64_
         lists_of_group_[g].begin = put(groups_[g].host_begin.data(), n_, n_padded, 0);
     }
     lists.runs = runs_;
+    lists.runs.n_long = n_long(runs_.are_all_single ? n_padded : runs_.n_singles);
     if (!runs_.are_all_single) {
         lists.runs.runs = put(host_runs_.data(), 2 * runs_.n_runs, 2 * runs_.n_runs, 0);
     }

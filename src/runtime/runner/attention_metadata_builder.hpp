@@ -36,6 +36,10 @@ public:
     // From here on each token counts as alone in its list: it sees what it saw before.
     void part_runs();
 
+    // Single tokens with long sequences (ops::AttentionRuns::n_long), rounded up to a power of two so
+    // that few captured graphs serve all steps; at most n_padded.
+    int64_t n_long(int64_t n_padded) const;
+
     // What put() takes of the arena for n_padded tokens.
     int64_t bytes(int64_t n_padded) const;
     // What it takes at most for so many tokens and entries of the tables.

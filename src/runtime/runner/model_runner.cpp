@@ -295,7 +295,8 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
     };
     if (bucket > 0) {
         graph_.reserve(params); // before the version is asked for: it may move the workspace
-        captured_.run(has_runs ? -bucket : bucket, memory_version(), body);
+        const int64_t key = bucket + (metadata_.n_long(n_padded) << 32);
+        captured_.run(has_runs ? -key : key, memory_version(), body);
     } else if (range.n == options_.max_ubatch && !has_tried_) {
         has_tried_ = true;
         captured_.run_trying(body);

@@ -2,7 +2,7 @@
 // 128, groups of 1 to 16, empty, short and long sequences, one split and several. Then
 // microseconds of one layer, equal and mixed lengths, against the bytes read.
 //
-//   check_attention_decode [check|small|time|profile]      default: time
+//   check_attention_decode [check|small|time|long|profile]      default: time and long
 #include "common.cuh"
 
 #include "ops/attention/cuda_decode.cuh"
@@ -58,7 +58,7 @@ void check_sequences(CudaStream &stream, int kv_heads, int group, const std::vec
     args.group = group;
     args.scale_log2 = 0.13f;
     args.are_settled = true;
-    run_decode<T, D, HeadTiles>(stream, args, nullptr, n, tuning);
+    run_decode<T, D, HeadTiles>(stream, args, nullptr, n, false, tuning);
 
     std::vector<double> expected(q.size(), 0.0);
     for (int t = 0; t < n; ++t) {
@@ -89,10 +89,11 @@ void check_sequences(CudaStream &stream, int kv_heads, int group, const std::vec
     const Distance found = distance(out.host(), expected);
     const double limit = std::is_same_v<T, bf16> ? 6e-3 : 1e-3;
     report(found.within(limit, 20 * limit),
-           line("decode %s heads %d/%d of %d, %d sequences up to %d, %d stages: relative %.2e, "
+           line("decode %s heads %d/%d of %d, %d sequences up to %d, %d stages, %d clusters: "
+                "relative %.2e, "
                 "largest %.2e",
                 name_of<T>(), heads, kv_heads, D, n, *std::max_element(ends.begin(), ends.end()),
-                tuning.stages, found.relative, found.largest));
+                tuning.stages, tuning.clusters, found.relative, found.largest));
 }
 
 template <typename T> void check_all(CudaStream &stream) {
@@ -102,7 +103,7 @@ template <typename T> void check_all(CudaStream &stream) {
     }
     const std::vector<int32_t> cases[] = {{1}, {2000}, {0, 16, 17, 129, 300, 1000, 5, 640}, many};
     for (const int stages : {2, 3}) {
-        const DecodeTuning tuning{stages};
+        const DecodeTuning tuning{0, stages};
         for (const auto &ends : cases) {
             check_sequences<T, 128, 1>(stream, 2, 6, ends, tuning);
             check_sequences<T, 128, 1>(stream, 4, 7, ends, tuning);
@@ -112,6 +113,16 @@ template <typename T> void check_all(CudaStream &stream) {
             check_sequences<T, 64, 2>(stream, 2, 16, ends, tuning);
         }
     }
+    // Several clusters per token: splits of all clusters, of a few, and one split in all.
+    for (const int clusters : {2, 5, 16}) {
+        const DecodeTuning tuning{clusters, 0};
+        check_sequences<T, 128, 1>(stream, 2, 8, {9000}, tuning);
+        check_sequences<T, 128, 1>(stream, 1, 3, {0, 3000, 17, 129, 5000}, tuning);
+        check_sequences<T, 128, 2>(stream, 1, 16, {4200, 100}, tuning);
+        check_sequences<T, 64, 1>(stream, 2, 7, {8000, 1, 2100}, tuning);
+        check_sequences<T, 64, 2>(stream, 1, 11, {6000}, tuning);
+    }
+    check_sequences<T, 128, 1>(stream, 1, 4, {30000}, {16, 0});
 }
 
 // n sequences of `mean` positions, or of 1/8 to 15/8 of it; KV blocks are shuffled.
@@ -166,7 +177,8 @@ public:
         args.group = heads_ / kv_heads_;
         args.scale_log2 = 0.1f;
         args.are_settled = true;
-        run_decode<bf16, kD, 1>(stream, args, is_ordered ? order_->get() : nullptr, n_, tuning);
+        run_decode<bf16, kD, 1>(stream, args, is_ordered ? order_->get() : nullptr, n_, false,
+                                tuning);
     }
 
 private:
@@ -198,11 +210,40 @@ void time_all(CudaStream &stream) {
                                 100e6 * layers[0]->bytes() / kReadBandwidth / us);
                 };
                 for (const int stages : {2, 3}) {
-                    time({stages}, false);
+                    time({0, stages}, false);
                 }
                 if (!is_even) {
                     time({}, true);
                 }
+            }
+            std::printf("\n");
+            std::fflush(stdout);
+        }
+    }
+}
+
+// Long sequences: splits within one cluster, and over several.
+void time_long(CudaStream &stream) {
+    std::printf(
+        "\ndecode attention of long sequences, bf16, microseconds (percent of 4.39 TB/s): one "
+        "cluster; then clusters for 1, 2 and 3 blocks per SM\n");
+    for (const auto &[heads, kv_heads] : {std::pair(16, 2), std::pair(28, 4), std::pair(32, 8)}) {
+        for (const auto &[n, length] : {std::pair(1, 4200), std::pair(1, 8000), std::pair(1, 30000),
+                                        std::pair(1, 128000), std::pair(4, 30000)}) {
+            std::vector<std::unique_ptr<Sequences>> layers;
+            for (int i = 0; i < 4; ++i) {
+                layers.push_back(std::make_unique<Sequences>(heads, kv_heads, n, length, true));
+            }
+            std::printf("heads %d/%d, %d of %6d:", heads, kv_heads, n, length);
+            for (const int blocks : {0, 1, 2, 3}) { // per SM; 0: one cluster per token and KV head
+                const int64_t fill = blocks * (stream.n_sms / 16 * 16) / kMaxSplits;
+                const int clusters =
+                    int(std::clamp<int64_t>(fill / (int64_t(n) * kv_heads), 1, kMaxClusters));
+                const double us = time_of(stream, int(layers.size()), [&](int i) {
+                    layers[size_t(i)]->run(stream, {clusters, 2});
+                });
+                std::printf("  %2d clusters %7.1f (%2.0f%%)", clusters, us,
+                            100e6 * layers[0]->bytes() / kReadBandwidth / us);
             }
             std::printf("\n");
             std::fflush(stdout);
@@ -226,7 +267,8 @@ int main(int argc, char **argv) {
     };
     const auto small = [](CudaStream &stream) { // for compute-sanitizer
         check_sequences<bf16, 128, 1>(stream, 2, 6, {300, 0, 129, 17}, {});
-        check_sequences<f16, 64, 2>(stream, 1, 11, {2000}, {3});
+        check_sequences<f16, 64, 2>(stream, 1, 11, {2000}, {0, 3});
+        check_sequences<bf16, 128, 1>(stream, 2, 8, {3000, 5}, {3, 0});
     };
     const auto profile = [](CudaStream &stream) {
         Sequences(28, 4, 256, 830, true).run(stream);
@@ -237,5 +279,6 @@ int main(int argc, char **argv) {
                       {{"check", false, check},
                        {"small", false, small},
                        {"time", true, time_all},
+                       {"long", true, time_long},
                        {"profile", false, profile}});
 }
