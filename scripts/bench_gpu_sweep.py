@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Time decode steps, a prefill and a long context on a GPU for several model shapes.
+
+    scripts/bench_gpu_sweep.py [--shapes qwen3-8b ...] [--sequences 1 8 32 256] [--long 30000]
+
+Random bf16 weights, greedy sampling, prompts of 128 tokens. A decode step is the difference of two
+runs that generate a different number of tokens, over that number. The floor is the time to read the
+weights and the KV cache of a step at --bandwidth bytes per second. Prints one JSON line per shape
+and a table at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+CONTEXT = 128
+NEW_TOKENS = (9, 137)  # of the two runs of a difference
+PREFILL = 4000
+SHAPES = ("qwen3-8b", "qwen2.5-3b", "qwen2.5-7b", "qwen2.5-1.5b", "llama-3.1-8b")
+
+
+def floor_ms(config: dict[str, Any], tokens: int, bandwidth: float) -> float:
+    """Milliseconds to read the weights once and the keys and values of `tokens` positions."""
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim", hidden // heads)
+    kv_size = config["num_key_value_heads"] * head_dim
+    layer = hidden * (2 * heads * head_dim + 2 * kv_size) + 3 * hidden * config["intermediate_size"]
+    layers = config["num_hidden_layers"]
+    weights = 2 * (layers * layer + config["vocab_size"] * hidden)
+    return 1e3 * (weights + 4 * layers * kv_size * tokens) / bandwidth
+
+
+def run_shape(shape: str, options: argparse.Namespace) -> dict[str, Any]:
+    from llaisys import LLM, SamplingParams
+    from llaisys.models.synthetic import SHAPES as CONFIGS
+    from llaisys.models.synthetic import write_shape_model
+
+    start = time.perf_counter()
+    model = write_shape_model(shape, "bf16", options.models / f"{shape}-bf16")
+    chance = random.Random(0)
+    vocabulary = CONFIGS[shape]["vocab_size"] - 1000
+    result: dict[str, Any] = {"shape": shape, "decode_ms": {}, "floor_ms": {}}
+    with LLM(
+        str(model),
+        device="cuda",
+        max_model_len=options.long + 512 if options.long else 8192,
+        max_num_seqs=max(*options.sequences, 1),
+        max_num_batched_tokens=16384,
+        enable_prefix_caching=False,
+    ) as llm:
+
+        def seconds(n: int, length: int, new_tokens: int) -> float:
+            prompts = [[chance.randrange(vocabulary) for _ in range(length)] for _ in range(n)]
+            params = SamplingParams(
+                max_tokens=new_tokens, temperature=0.0, ignore_eos=True, detokenize=False
+            )
+            begin = time.perf_counter()
+            llm.generate(prompts, [params] * n)
+            return time.perf_counter() - begin
+
+        def step_ms(n: int, length: int, repeats: int) -> float:
+            seconds(n, length, NEW_TOKENS[0])  # captures the graph
+            few, many = NEW_TOKENS
+            runs = [
+                (seconds(n, length, many) - seconds(n, length, few)) / (many - few)
+                for _ in range(repeats)
+            ]
+            return round(1e3 * statistics.median(runs), 3)
+
+        seconds(1, 16, 1)
+        result["start_s"] = round(time.perf_counter() - start, 1)
+        generated = sum(NEW_TOKENS) // 2
+        for n in options.sequences:
+            result["decode_ms"][n] = step_ms(n, CONTEXT, options.repeats)
+            tokens = n * (CONTEXT + generated)
+            result["floor_ms"][n] = round(floor_ms(CONFIGS[shape], tokens, options.bandwidth), 3)
+        result["prefill_ms"] = round(
+            1e3 * statistics.median(seconds(1, PREFILL, 1) for _ in range(3)), 2
+        )
+        if options.long:
+            ms = step_ms(1, options.long, 1)
+            result["long_tok_s"] = round(1e3 / ms, 1)
+            result["long_floor_tok_s"] = round(
+                1e3 / floor_ms(CONFIGS[shape], options.long, options.bandwidth), 1
+            )
+    return result
+
+
+def print_table(results: list[dict[str, Any]], options: argparse.Namespace) -> None:
+    names = [f"{n} seq" for n in options.sequences]
+    print(f"{'shape':14}" + "".join(f"{name:>16}" for name in names) + "   prefill    long tok/s")
+    for r in results:
+        cells = []
+        for n in (str(n) for n in options.sequences):
+            ms, floor = r["decode_ms"][n], r["floor_ms"][n]
+            cells.append(f"{ms:9.2f} ({100 * floor / ms:3.0f}%)")
+        line = f"{r['shape']:14}" + "".join(f"{cell:>16}" for cell in cells)
+        line += f"{r['prefill_ms']:10.1f}"
+        if "long_tok_s" in r:
+            share = 100 * r["long_tok_s"] / r["long_floor_tok_s"]
+            line += f"{r['long_tok_s']:10.0f} ({share:.0f}%)"
+        print(line, flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES))
+    parser.add_argument("--sequences", nargs="+", type=int, default=[1, 8, 32, 256])
+    parser.add_argument("--long", type=int, default=30000, help="context; 0: none")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--bandwidth", type=float, default=4.39e12, help="bytes per second")
+    parser.add_argument("--models", type=Path, default=Path("/dev/shm/llaisys-models"))
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # the shape of a subprocess
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(run_shape(options.one, options)), flush=True)
+        return 0
+    results, status = [], 0
+    for shape in options.shapes:  # one process each: the memory of a model is freed
+        ended = subprocess.run(
+            [sys.executable, __file__, "--one", shape, *sys.argv[1:]],
+            stdout=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+        print(ended.stdout, end="", flush=True)
+        if ended.returncode != 0:
+            status = 1
+            continue
+        results.append(json.loads(ended.stdout.splitlines()[-1]))
+    print_table(results, options)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
