@@ -1,5 +1,4 @@
-"""What a template tells about tools and reasoning, and prompts written through templates in the
-manner of well-known models."""
+"""Detection of tool and reasoning formats, and prompts rendered with templates of common models."""
 
 from __future__ import annotations
 
@@ -49,7 +48,7 @@ def tokenizer_of(folder: Path, template: str, more: dict[str, bool] | None = Non
 
 
 def rendered(tokenizer: Tokenizer, messages: list[Any], tools: Any = None, **others: Any) -> str:
-    """The prompt as the model sees it: from its tokens."""
+    """The prompt text, decoded from its tokens."""
     style = ChatStyle.of(tokenizer)
     prepared, listed = style.prepare(messages, read_tools(tools))
     ids = tokenizer.encode_chat(prepared, tools=listed, **others)
@@ -67,7 +66,7 @@ def rendered(tokenizer: Tokenizer, messages: list[Any], tools: Any = None, **oth
         ("R1_DISTILL", "json", False, True),
     ],
 )
-def test_the_style_is_picked_from_the_template(
+def test_style_is_detected_from_the_template(
     tmp_path: Path, template: str, format_: str, lists_tools: bool, reasons: bool
 ) -> None:
     style = ChatStyle.of(tokenizer_of(tmp_path, getattr(chat_templates, template)))
@@ -75,7 +74,7 @@ def test_the_style_is_picked_from_the_template(
     assert (style.markers is not None) is reasons
 
 
-def test_a_named_parser_comes_first(tmp_path: Path) -> None:
+def test_named_parser_overrides_detection(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, chat_templates.QWEN3)
     assert ChatStyle.of(tokenizer, "llama3").tool_format == "llama3_json"
     assert ChatStyle.of(tokenizer, reasoning_parser="none").markers is None
@@ -84,7 +83,7 @@ def test_a_named_parser_comes_first(tmp_path: Path) -> None:
         ChatStyle.of(tokenizer, "x")
 
 
-def test_arguments_reach_a_template_as_an_object(tmp_path: Path) -> None:
+def test_arguments_are_objects_in_templates(tmp_path: Path) -> None:
     text = rendered(tokenizer_of(tmp_path, chat_templates.QWEN25), HISTORY, [WEATHER])
     assert json.dumps(WEATHER) in text
     call = (
@@ -94,51 +93,51 @@ def test_arguments_reach_a_template_as_an_object(tmp_path: Path) -> None:
     assert "<tool_response>\n21 degrees <|im_end|>\n</tool_response>" in text
 
 
-def test_control_tokens_in_arguments_and_results_stay_text(tmp_path: Path) -> None:
+def test_control_tokens_in_arguments_and_results_are_text(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, chat_templates.QWEN25)
     prepared, listed = ChatStyle.of(tokenizer).prepare(HISTORY, read_tools([WEATHER]))
     ids = tokenizer.encode_chat(prepared, tools=listed)
     end, call = tokenizer.token_id("<|im_end|>"), tokenizer.token_id("<tool_call>")
-    assert ids.count(end) == 5 and ids.count(call) == 2  # the template's own
+    assert ids.count(end) == 5 and ids.count(call) == 2  # written by the template
 
 
-def test_arguments_reach_deepseek_as_text(tmp_path: Path) -> None:
+def test_deepseek_arguments_are_text(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, chat_templates.DEEPSEEK, chat_templates.DEEPSEEK_TOKENS)
     text = rendered(tokenizer, HISTORY, [WEATHER])
     assert '<｜tool▁sep｜>weather\n```json\n{"city": "Paris <|im_end|>"}\n```' in text
 
 
-def test_ids_become_as_short_as_mistral_wants_them(tmp_path: Path) -> None:
+def test_mistral_call_ids_are_short(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, chat_templates.MISTRAL, chat_templates.MISTRAL_TOKENS)
     text = rendered(tokenizer, HISTORY, [WEATHER])
     first = text.split('"id": "')[1][:9]
     assert first.isalnum() and f'"call_id": "{first}"' in text
 
 
-def test_a_call_of_llama_is_written_with_parameters(tmp_path: Path) -> None:
+def test_llama_calls_use_parameters(tmp_path: Path) -> None:
     text = rendered(tokenizer_of(tmp_path, chat_templates.LLAMA3), HISTORY, [WEATHER])
     assert '{"name": "weather", "parameters": {"city": "Paris <|im_end|>"}}' in text
 
 
 @pytest.mark.parametrize("template", [CHATML, chat_templates.R1_DISTILL])
-def test_a_template_without_tools_is_told_in_words(tmp_path: Path, template: str) -> None:
+def test_template_without_tools_gets_instructions(tmp_path: Path, template: str) -> None:
     tokenizer = tokenizer_of(tmp_path, template)
     text = rendered(tokenizer, [{"role": "system", "content": "Be kind."}, *HISTORY], [WEATHER])
     assert text.index("Be kind.") < text.index(json.dumps(WEATHER["function"]))
     assert "<|im_start|>user\n<tool_response>\n21 degrees" in text
     assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris' in text
     assert "<|im_start|>tool" not in text
-    without = rendered(tokenizer, HISTORY)  # the history of tools that are gone
+    without = rendered(tokenizer, HISTORY)  # tool calls in the history, no tools in the request
     assert "<tools>" not in without and "<tool_response>" in without
 
 
-def test_results_that_follow_each_other_are_one_message(tmp_path: Path) -> None:
+def test_consecutive_results_are_one_message(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, CHATML)
     text = rendered(tokenizer, [*HISTORY[:3], HISTORY[2], HISTORY[3]])
     assert text.count("<|im_start|>user") == 3
 
 
-def test_reasoning_of_the_history_and_the_switch(tmp_path: Path) -> None:
+def test_reasoning_in_history_and_thinking_switch(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, chat_templates.QWEN3)
     history = [
         {"role": "user", "content": "a"},
@@ -152,7 +151,7 @@ def test_reasoning_of_the_history_and_the_switch(tmp_path: Path) -> None:
     assert ChatStyle.of(tokenizer_of(tmp_path, CHATML)).effort_variables("high") == {}
 
 
-def test_a_prompt_that_opens_the_reasoning_is_seen(tmp_path: Path) -> None:
+def test_prompt_that_opens_reasoning_is_detected(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, chat_templates.R1_DISTILL)
     style = ChatStyle.of(tokenizer)
     ids = tokenizer.encode_chat([{"role": "user", "content": "a"}])
@@ -162,7 +161,7 @@ def test_a_prompt_that_opens_the_reasoning_is_seen(tmp_path: Path) -> None:
     assert (answer.reasoning, answer.content) == ("I\nthink", "Yes.\n")
 
 
-def test_control_tokens_that_the_parsers_need_are_shown(tmp_path: Path) -> None:
+def test_control_tokens_needed_by_parsers_are_visible(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(tmp_path, chat_templates.MISTRAL, chat_templates.MISTRAL_TOKENS)
     style, tools = ChatStyle.of(tokenizer), read_tools([WEATHER])
     assert style.visible_ids(tokenizer, tools) == {tokenizer.token_id("[TOOL_CALLS]")}
@@ -176,7 +175,7 @@ def tool(name: str = "f", **fields: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **fields}}
 
 
-def test_the_choice_of_a_tool() -> None:
+def test_tool_choice() -> None:
     assert read_tools(None) is None and read_tools([]) is None
     assert read_tools([tool()], "none") is None
     assert read_tools([], "auto") is None
@@ -214,13 +213,13 @@ for _ in range(60):
         ([tool()], {"type": "function"}, "tool_choice"),
     ],
 )
-def test_bad_tools_are_refused_by_their_path(tools: Any, choice: Any, field: str) -> None:
+def test_invalid_tools_are_named_by_path(tools: Any, choice: Any, field: str) -> None:
     with pytest.raises(InvalidInputError) as error:
         read_tools(tools, choice)
     assert error.value.field == field
 
 
-def test_a_door_may_call_the_place_of_a_name_otherwise() -> None:
+def test_protocol_adapter_sets_the_path_in_errors() -> None:
     from llaisys.chat.records import Tool
 
     with pytest.raises(InvalidInputError) as error:

@@ -1,4 +1,4 @@
-"""Answers held to their tools: what the grammar lets through, and that the parsers read it."""
+"""Constraints for tool calls: accepted answers, which the parsers can read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 
 
 def allows(text: str, choice: Any, tagged: bool, markers: Any = None, opened: bool = False) -> bool:
-    """Whether the grammar takes `text` as a whole answer."""
+    """Whether the grammar accepts `text` as a complete answer."""
     tools = read_tools(TOOLS, choice)
     assert tools is not None
     held = call_constraint(tools, tagged, markers, opened)
@@ -46,7 +46,7 @@ def allows(text: str, choice: Any, tagged: bool, markers: Any = None, opened: bo
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "expected"),
     [
         (CALL, True),
         (f"{CALL}\n<tool_call>\n{PING}\n</tool_call>", True),
@@ -59,18 +59,18 @@ def allows(text: str, choice: Any, tagged: bool, markers: Any = None, opened: bo
         (CALL[:-1], False),
     ],
 )
-def test_a_required_call_is_a_call_of_a_tool(text: str, wanted: bool) -> None:
-    assert allows(text, "required", tagged=True) is wanted
+def test_required_choice_forces_a_call(text: str, expected: bool) -> None:
+    assert allows(text, "required", tagged=True) is expected
 
 
-def test_the_named_tool_and_no_other() -> None:
+def test_named_choice_allows_only_that_tool() -> None:
     assert allows(CALL, NAMED, tagged=True)
     assert not allows(f"{CALL}\n{CALL}", NAMED, tagged=True)
     assert not allows(CALL.replace("weather", "ping"), NAMED, tagged=True)
     assert allows(BARE, NAMED, tagged=False)
 
 
-def test_reasoning_may_come_first() -> None:
+def test_reasoning_may_precede_a_forced_call() -> None:
     thought = "hm, <tool_call>?\n</think>\n\n"
     assert allows(f"<think>\n{thought}{CALL}", "required", True, THINK)
     assert allows(CALL, "required", True, THINK)
@@ -80,7 +80,7 @@ def test_reasoning_may_come_first() -> None:
 
 
 @pytest.mark.parametrize("format_", sorted(TOOL_FORMATS))
-def test_every_parser_reads_what_is_written_without_tags(format_: str) -> None:
+def test_every_parser_reads_bare_json_calls(format_: str) -> None:
     text = f"[{BARE}, {PING}]"
     assert allows(text, "required", tagged=False)
     parser = TOOL_FORMATS[format_](["weather", "ping"])
@@ -88,7 +88,7 @@ def test_every_parser_reads_what_is_written_without_tags(format_: str) -> None:
     assert names == ["weather", "ping"]
 
 
-def test_strict_tools_are_held_to_their_schemas_inside_of_tags() -> None:
+def test_strict_tools_are_constrained_inside_tags() -> None:
     tools = read_tools(TOOLS)
     assert tools is not None
     held = call_constraint(tools, True, None, False)

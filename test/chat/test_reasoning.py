@@ -1,4 +1,4 @@
-"""Reasoning taken apart from answers."""
+"""Splitting of reasoning and content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def split(text: str, opened: bool = False, keep: bool = True) -> tuple[str, str]
 
 
 @pytest.mark.parametrize(
-    ("text", "opened", "wanted"),
+    ("text", "opened", "expected"),
     [
         ("<think>\nhm\n\nso\n</think>\n\nYes.", False, ("hm\n\nso", "Yes.")),
         ("\n<think>hm</think>Yes.", False, ("hm", "Yes.")),
@@ -31,16 +31,16 @@ def split(text: str, opened: bool = False, keep: bool = True) -> tuple[str, str]
         ("<think>a</think>b</think>c", False, ("a", "b</think>c")),
     ],
 )
-def test_reasoning_and_answer(text: str, opened: bool, wanted: tuple[str, str]) -> None:
-    assert split(text, opened) == wanted
+def test_reasoning_and_answer(text: str, opened: bool, expected: tuple[str, str]) -> None:
+    assert split(text, opened) == expected
     stream = AnswerReader(ReasoningSplitter(REASONING_FORMATS["think"], opened))
     for character in text:
         stream.feed(character)
     stream.finish()
-    assert (stream.answer.reasoning, stream.answer.content) == wanted
+    assert (stream.answer.reasoning, stream.answer.content) == expected
 
 
-def test_reasoning_comes_as_it_is_written() -> None:
+def test_reasoning_is_streamed() -> None:
     stream = AnswerReader(ReasoningSplitter(REASONING_FORMATS["think"]))
     stream.feed("<think>\n")
     assert stream.feed("first") == [ReasoningText("first")]
@@ -48,5 +48,5 @@ def test_reasoning_comes_as_it_is_written() -> None:
     assert stream.feed("b") == [ReasoningText(" </b")]
 
 
-def test_reasoning_can_be_left_out() -> None:
+def test_reasoning_can_be_omitted() -> None:
     assert split("<think>hm</think>Yes.", keep=False) == ("", "Yes.")

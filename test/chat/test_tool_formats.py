@@ -1,5 +1,5 @@
-"""Calls of tools in answers: every format, what is nearly a call, and that it does not matter where
-a stream is cut. Hostile texts: test/attack."""
+"""Tool-call parsers: every format, invalid calls, and independence of stream chunks. Hostile texts:
+test/attack."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def reader(format_: str, reasoning: bool = False, opened: bool = False, **option
     return AnswerReader(splitter, TOOL_FORMATS[format_](NAMES, **options))
 
 
-def told(answer: Any) -> tuple[str, str, list[tuple[str, str]]]:
-    """An answer without the ids of its calls, which are random."""
+def without_ids(answer: Any) -> tuple[str, str, list[tuple[str, str]]]:
+    """An answer without its call ids, which are random."""
     calls = [(call.name, call.arguments) for call in answer.tool_calls]
     return answer.content, answer.reasoning, calls
 
 
 def read(format_: str, text: str, **options: Any) -> tuple[str, str, list[tuple[str, str]]]:
-    return told(reader(format_, **options).read(text))
+    return without_ids(reader(format_, **options).read(text))
 
 
 # ---- the formats ---------------------------------------------------------------------------------
@@ -46,19 +46,19 @@ def test_tagged_calls_with_content_before_them() -> None:
     assert read("hermes", text) == ("I look.", "", [("weather", ARGUMENTS), ("add", "{}")])
 
 
-def test_a_list_of_calls_in_one_pair_of_tags() -> None:
+def test_list_of_calls_in_one_tag() -> None:
     text = f'<tool_call>[{CALL}, {{"arguments": {{"a": 1}}, "name": "add"}}]</tool_call>'
     assert read("json", text) == ("", "", [("weather", ARGUMENTS), ("add", '{"a": 1}')])
 
 
-def test_llama_writes_parameters_and_nothing_around_them() -> None:
+def test_llama_calls_without_tags() -> None:
     text = '{"type": "function", "name": "add", "parameters": {"a": 1}}'
     one = ("add", '{"a": 1}')
     assert read("llama3_json", text) == ("", "", [one])
     assert read("llama3_json", f"<|python_tag|>{text}; {text}\n{text}") == ("", "", [one] * 3)
 
 
-def test_mistral_old_and_new() -> None:
+def test_both_mistral_formats() -> None:
     text = f'[TOOL_CALLS] [{CALL}, {{"name": "add", "arguments": {{}}}}]'
     assert read("mistral", text) == ("", "", [("weather", ARGUMENTS), ("add", "{}")])
     text = f"Well.[TOOL_CALLS]weather[CALL_ID]abcdefghi[ARGS]{ARGUMENTS}[TOOL_CALLS]add{{}}"
@@ -67,7 +67,7 @@ def test_mistral_old_and_new() -> None:
     assert all(len(name) == 9 and name.isalnum() for name in ids) and ids[0] != ids[1]
 
 
-def test_deepseek_old_and_new() -> None:
+def test_both_deepseek_formats() -> None:
     call = f"function<｜tool▁sep｜>weather\n```json\n{ARGUMENTS}\n```<｜tool▁call▁end｜>"
     new = "add<｜tool▁sep｜>{}<｜tool▁call▁end｜>"
     begin = "<｜tool▁call▁begin｜>"
@@ -77,17 +77,17 @@ def test_deepseek_old_and_new() -> None:
 
 @pytest.mark.parametrize("text", [CALL, f"\n```json\n{CALL}\n```\n", f"```\n[{CALL}]\n```"])
 @pytest.mark.parametrize("format_", ["hermes", "json", "llama3_json", "mistral"])
-def test_bare_json_is_a_call_when_it_names_a_tool(format_: str, text: str) -> None:
+def test_bare_json_with_a_tool_name_is_a_call(format_: str, text: str) -> None:
     assert read(format_, text) == ("", "", [("weather", ARGUMENTS)])
 
 
-def test_calls_as_openai_writes_them() -> None:
+def test_openai_style_calls_are_parsed() -> None:
     inner = {"name": "add", "arguments": '{"a": 1}'}
     text = json.dumps({"id": "x", "type": "function", "function": inner})
     assert read("json", f"<tool_call>{text}</tool_call>") == ("", "", [("add", '{"a": 1}')])
 
 
-def test_small_slips_are_put_right() -> None:
+def test_common_json_mistakes_are_corrected() -> None:
     text = (
         '<tool_call>{"name": "add", "arguments": {"a": True, "b": None, "c": "x\ny"}}}</tool_call>'
     )
@@ -95,7 +95,7 @@ def test_small_slips_are_put_right() -> None:
     assert json.loads(arguments) == {"a": True, "b": None, "c": "x\ny"}
 
 
-# ---- what is no call -----------------------------------------------------------------------------
+# ---- invalid calls -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -121,16 +121,16 @@ def test_small_slips_are_put_right() -> None:
         "",
     ],
 )
-def test_a_broken_call_is_content_as_it_was_written(text: str) -> None:
+def test_invalid_call_is_content(text: str) -> None:
     assert read("hermes", text) == (text, "", [])
 
 
-def test_a_call_behind_a_broken_one_is_found() -> None:
+def test_call_after_an_invalid_one_is_found() -> None:
     text = f"<tool_call>no <tool_call>{CALL}</tool_call>"
     assert read("hermes", text) == ("<tool_call>no", "", [("weather", ARGUMENTS)])
 
 
-def test_arguments_that_break_off_stay_with_their_call() -> None:
+def test_truncated_arguments_stay_with_their_call() -> None:
     text = '<tool_call>{"name": "add", "arguments": {"a": }}</tool_call> Done. '
     assert read("hermes", text) == ("Done.", "", [("add", '{"a": }}')])
     assert read("hermes", f"<tool_call>{CALL}</tool_ca") == ("", "", [("weather", ARGUMENTS)])
@@ -138,7 +138,7 @@ def test_arguments_that_break_off_stay_with_their_call() -> None:
     assert read("hermes", text) == ("", "", [("add", '{"a": "cut')])
 
 
-def test_no_more_calls_than_asked_for() -> None:
+def test_max_calls_limits_the_calls() -> None:
     text = f"<tool_call>{CALL}</tool_call>" * 3
     assert len(read("hermes", text, max_calls=1)[2]) == 1
     assert len(read("hermes", f"<tool_call>{CALL}</tool_call>" * 200)[2]) == 128
@@ -147,7 +147,7 @@ def test_no_more_calls_than_asked_for() -> None:
 # ---- streams -------------------------------------------------------------------------------------
 
 
-def test_a_call_is_told_as_it_is_written() -> None:
+def test_call_arguments_are_streamed() -> None:
     stream = reader("hermes")
     events = [stream.feed(c) for c in f"<tool_call>\n{CALL}"]
     flat = [event for found in events for event in found]
@@ -156,7 +156,7 @@ def test_a_call_is_told_as_it_is_written() -> None:
     assert "".join(event.text for event in flat[1:]) == ARGUMENTS
 
 
-# Texts made of what parsers look for are the ones that find their faults.
+# Random texts are built from the delimiters that parsers search for.
 PIECES = st.sampled_from(
     [
         *("<tool_call>", "</tool_call>", "<tool_", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"),
@@ -177,15 +177,20 @@ TEXTS = st.lists(st.one_of(PIECES, st.text(max_size=4)), max_size=25).map("".joi
 
 @settings(max_examples=400, deadline=None)
 @given(text=TEXTS, cuts=st.lists(st.integers(1, 7), max_size=40), data=st.data())
-def test_any_cut_of_a_text_gives_the_same(text: str, cuts: list[int], data: st.DataObject) -> None:
+def test_result_is_independent_of_stream_chunks(
+    text: str, cuts: list[int], data: st.DataObject
+) -> None:
     format_ = data.draw(st.sampled_from(sorted(TOOL_FORMATS)))
-    options = {"reasoning": data.draw(st.booleans()), "opened": data.draw(st.booleans())}
-    whole = told(reader(format_, **options).read(text))
+    options = {
+        "reasoning": data.draw(st.booleans()),
+        "opened": data.draw(st.booleans()),
+    }
+    whole = without_ids(reader(format_, **options).read(text))
     stream, at = reader(format_, **options), 0
     for cut in [*cuts, *[3] * len(text)]:
         stream.feed(text[at : at + cut])
         at += cut
     stream.finish()
-    assert told(stream.answer) == whole
+    assert without_ids(stream.answer) == whole
     if not options["reasoning"] and not whole[2]:
         assert whole[0] == text  # nothing is lost

@@ -1,4 +1,4 @@
-"""A model directory for the command line."""
+"""Fixture: a model directory for the command line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llaisys bench perplexity` against the same sums taken plainly, and what it refuses."""
+"""`llaisys bench perplexity` against a direct computation, and rejected input."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_second_halves_of_chunks_are_scored(
     losses = []
     params = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, ignore_eos=True)
     with LLM(model) as llm:
-        for start in (0, CONTEXT):  # a byte of the text is a token
+        for start in (0, CONTEXT):  # each byte of the text is a token
             output = llm.generate([TEXT[start : start + CONTEXT]], params)[0]
             assert output.prompt_logprobs is not None
             losses += [-entry.logprob for entry in output.prompt_logprobs[CONTEXT // 2 + 1 :]]
@@ -48,9 +48,7 @@ def test_second_halves_of_chunks_are_scored(
     assert "kl_divergence" not in result
 
 
-def test_a_reference_is_held_against_the_model(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_kl_divergence_from_reference(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     same = run(model, capsys, "--reference-dtype", "f32", "--chunks", "1")
     assert same["perplexity"] == same["reference_perplexity"]
     assert (same["kl_divergence"], same["top1_agreement"]) == (0, 1)
@@ -67,7 +65,7 @@ def test_a_reference_is_held_against_the_model(
         (["--context", "1"], "context is 1"),
     ],
 )
-def test_what_cannot_be_scored_is_refused(
+def test_invalid_perplexity_input_is_rejected(
     arguments: list[str], words: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["bench", "perplexity", str(model), "--file", str(model / "text.txt")]
@@ -75,7 +73,7 @@ def test_what_cannot_be_scored_is_refused(
     assert words in capsys.readouterr().err
 
 
-def test_pieces_cover_a_chunk_but_its_last_token() -> None:
+def test_steps_cover_a_chunk_except_its_last_token() -> None:
     for context in (4, 5, 65, 66, 512):
         pieces = steps_of(context)
         assert pieces[0] == (0, context // 2) and pieces[-1][1] == context - 1

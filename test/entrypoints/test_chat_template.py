@@ -1,4 +1,4 @@
-"""--chat-template: a file or a text that says how chats become prompts, instead of the model's."""
+"""--chat-template: a file or a text that replaces the model's chat template."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_text_or_a_file_takes_the_place_of_the_models_own(model: Path, tmp_path: Path) -> None:
+def test_template_text_or_file_replaces_the_model_template(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "own.jinja"
     file.write_text(OWN)
     for given in (OWN, str(file)):
@@ -32,7 +32,7 @@ def test_a_text_or_a_file_takes_the_place_of_the_models_own(model: Path, tmp_pat
             assert llm.tokenizer.chat_template == OWN
 
 
-def test_the_server_takes_it_too(model: Path, tmp_path: Path) -> None:
+def test_server_uses_the_chat_template(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "own.jinja"
     file.write_text(OWN)
     with (
@@ -52,18 +52,18 @@ def test_the_server_takes_it_too(model: Path, tmp_path: Path) -> None:
         (5, "chat_template is 5"),
     ],
 )
-def test_what_cannot_be_one_is_refused_at_once(given: object, text: str) -> None:
+def test_invalid_template_is_rejected_at_start(given: object, text: str) -> None:
     with pytest.raises(InvalidInputError, match=text):
         EngineConfig(chat_template=given)  # type: ignore[arg-type]
 
 
-def test_a_file_without_a_template_is_refused(tmp_path: Path) -> None:
+def test_missing_template_file_is_rejected(tmp_path: Path) -> None:
     for name, content in (("plain", b"no braces"), ("bytes", b"\xff{")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(InvalidInputError, match=r"chat_template is .*Jinja template"):
             EngineConfig(chat_template=str(tmp_path / name))
 
 
-def test_a_template_that_is_none_fails_at_the_start(model: Path) -> None:
+def test_template_with_syntax_error_fails_at_start(model: Path) -> None:
     with pytest.raises(ModelLoadError, match="chat template: TemplateSyntaxError"):
         LLM(model, chat_template="{% for %}")

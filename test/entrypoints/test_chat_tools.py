@@ -20,10 +20,10 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"ty
 ASKED = [{"role": "user", "content": [{"type": "text", "text": "the weather?"}]}]
 
 
-class Speaker(FakeAdapter):
-    """Writes `said`, in any answer, and ends."""
+class ScriptedModel(FakeAdapter):
+    """Generates `answer_ids` for every prompt, then EOS."""
 
-    said: tuple[int, ...] = ()
+    answer_ids: tuple[int, ...] = ()
     start = 0
 
     def sample(self, sampling: SamplingMetadata) -> Any:
@@ -32,12 +32,12 @@ class Speaker(FakeAdapter):
         cls = type(self)
         cls.start = cls.start or int(sampling.positions[0])
         at = [int(position) - cls.start for position in sampling.positions]
-        self._drawn = [cls.said[i] if i < len(cls.said) else 0 for i in at]
-        return np.array(self._drawn, dtype=np.int32)
+        self._sampled = [cls.answer_ids[i] if i < len(cls.answer_ids) else 0 for i in at]
+        return np.array(self._sampled, dtype=np.int32)
 
 
 def ids_of(tokenizer: Tokenizer, *pieces: str) -> tuple[int, ...]:
-    """Ids of pieces, each of which is a token or a text."""
+    """Token ids of pieces, each a token name or a text."""
     found: list[int] = []
     for piece in pieces:
         known = tokenizer.token_id(piece) if len(piece) > 1 else None
@@ -58,21 +58,25 @@ def ids_of(tokenizer: Tokenizer, *pieces: str) -> tuple[int, ...]:
         ("LLAMA3", "LLAMA_TOKENS", ("<|python_tag|>", '{"name": "weather"}'), ""),
     ],
 )
-def test_calls_are_read_from_an_answer(
+def test_read_answer_parses_tool_calls(
     tmp_path: Path, template: str, tokens: str, pieces: tuple[str, ...], reasoning: str
 ) -> None:
     more = getattr(chat_templates, tokens)
     write_tiny_tokenizer(tmp_path, getattr(chat_templates, template), more)
     tokenizer = Tokenizer.from_directory(tmp_path)
-    Speaker.said, Speaker.start = ids_of(tokenizer, *pieces), 0
-    options: dict[str, Any] = {"adapter_class": Speaker, "tokenizer": tokenizer, "warmup": False}
+    ScriptedModel.answer_ids, ScriptedModel.start = ids_of(tokenizer, *pieces), 0
+    options: dict[str, Any] = {
+        "adapter_class": ScriptedModel,
+        "tokenizer": tokenizer,
+        "warmup": False,
+    }
     with LLM("mock", num_kv_blocks=256, **options) as llm:
         params = SamplingParams(temperature=0, max_tokens=80)
         (output,) = llm.chat(ASKED, params, tools=TOOLS)
         answer = llm.read_answer(output.outputs[0], tools=TOOLS)
         assert [(call.name, call.arguments) for call in answer.tool_calls] == [("weather", "{}")]
         assert answer.reasoning == reasoning
-        Speaker.start = 0
+        ScriptedModel.start = 0
         result = {"role": "tool", "tool_call_id": answer.tool_calls[0].id, "content": "sunny"}
         follow = [*ASKED, answer.to_message(), result, {"role": "user", "content": "so?"}]
         text = tokenizer.decode_tokens(llm.encode_chat(follow, tools=TOOLS), False)

@@ -1,4 +1,4 @@
-"""The command line, in process and as a program."""
+"""The command line, in process and as a subprocess."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_version_and_help_as_a_program() -> None:
         assert text in done.stdout
 
 
-def test_nothing_heavy_is_imported_for_help() -> None:
+def test_help_imports_no_heavy_modules() -> None:
     code = (
         "import sys; from llaisys.entrypoints.cli import build_parser; build_parser(); "
         "print([m for m in ('numpy', 'fastapi', 'tokenizers', 'jinja2') if m in sys.modules])"
@@ -67,7 +67,7 @@ def test_generate_prints_text(model: str, capsys: pytest.CaptureFixture[str]) ->
         ["bench", "serve", "-m", "{}"],
     ],
 )
-def test_every_command_takes_the_model_as_a_position_and_by_name(command: list[str]) -> None:
+def test_every_command_accepts_model_as_positional_and_flag(command: list[str]) -> None:
     parser = build_parser()
     assert parser.parse_args([word.format("some/model") for word in command]).model == "some/model"
     without = [word for word in command if word not in ("{}", "-m", "--model")]
@@ -75,7 +75,7 @@ def test_every_command_takes_the_model_as_a_position_and_by_name(command: list[s
 
 
 @pytest.mark.parametrize("command", [["serve"], ["chat"], ["bench", "latency"], ["pull"]])
-def test_a_model_given_twice_is_refused(
+def test_model_given_twice_is_rejected(
     command: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in (["a", "-m", "b"], ["-m", "a", "b"], ["-m", "a", "--model", "b"]):
@@ -84,7 +84,7 @@ def test_a_model_given_twice_is_refused(
         assert "MODEL is given twice: a and b" in capsys.readouterr().err
 
 
-def test_generate_takes_the_model_before_the_prompt(
+def test_generate_accepts_model_before_prompt(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "in.txt"
@@ -113,14 +113,14 @@ def test_generate_in_a_terminal_prints_the_same_text(
     assert main(arguments) == 0
     with Terminal(*arguments) as terminal:
         assert terminal.wait() == 0
-    assert "loading weights [" in terminal.output  # while nothing else was there
+    assert "loading weights [" in terminal.output  # before any other output
     assert terminal.screen == capsys.readouterr().out
 
 
-def test_generate_in_a_terminal_prints_every_part_as_it_comes(
+def test_generate_in_a_terminal_streams(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without the white space around the answer, which the whole text does not have either."""
+    """White space around the answer is omitted, as in the non-streamed text."""
     parts = ["\n", " Good ", "mor", "ning", " \n", "you", " \n"]
     shown = []
     master, slave = pty.openpty()
@@ -167,7 +167,7 @@ def test_generate_reads_jsonl_and_writes_jsonl(model: str, tmp_path: Path) -> No
 
 
 def test_line_separators_inside_a_prompt_do_not_split_it(model: str, tmp_path: Path) -> None:
-    """U+2028 and the like may stand in JSON as they are."""
+    """U+2028 and similar characters may be unescaped in JSON."""
     target = tmp_path / "out.jsonl"
     arguments = ["generate", "--output", str(target), "--json", "--raw", "--model", model]
     prompt = "a\u2028b\u2029c\x85d\x0ce"
@@ -197,7 +197,7 @@ def test_failed_request_is_reported_and_others_are_written(
     assert reasons[0] != "error" and reasons[1:] == ["error"]
 
 
-def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+def test_unwritable_output_is_rejected_before_the_work(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def work(options: object) -> None:
@@ -210,7 +210,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_output_is_not_touched_when_nothing_was_generated(
+def test_output_file_is_unchanged_when_nothing_was_generated(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, target = tmp_path / "in.jsonl", tmp_path / "out.txt"
@@ -251,7 +251,7 @@ def test_generate_reads_standard_input(
         (["bench", "perplexity", "--file", "x", "--seed", "1"], "seed is 1; it must be left out"),
     ],
 )
-def test_user_faults_are_one_line_and_status_1(
+def test_user_errors_are_one_line_and_status_1(
     arguments: list[str], text: str, model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if arguments[0] == "generate":
@@ -264,7 +264,7 @@ def test_user_faults_are_one_line_and_status_1(
     assert "Traceback" not in error
 
 
-def test_bad_jsonl_names_file_and_line(
+def test_invalid_jsonl_error_has_file_and_line(
     model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "in.jsonl"
@@ -282,7 +282,7 @@ def test_bad_jsonl_names_file_and_line(
         assert error.startswith(f"error: {source}:2: ") and text in error
 
 
-def test_numpy_is_not_given_threads_that_it_has_no_use_for() -> None:
+def test_numpy_blas_has_one_thread() -> None:
     code = (
         "import os; from llaisys.entrypoints.cli import build_parser, main; main([]); "
         "print(os.environ['OPENBLAS_NUM_THREADS'])"
@@ -306,7 +306,7 @@ def test_env_and_pull(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.strip() == model
 
 
-def test_env_says_why_there_are_no_kernels() -> None:
+def test_env_reports_why_there_are_no_kernels() -> None:
     command = [sys.executable, "-m", "llaisys", "env"]
     done = subprocess.run(
         command, env={**os.environ, "LLAISYS_CPU_ISA": "vax"}, capture_output=True, text=True

@@ -1,4 +1,4 @@
-"""`llaisys bench`: what each measurement prints."""
+"""`llaisys bench`: output of each benchmark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROBED: dict[str, float] = {}
 
 @pytest.fixture(autouse=True)
 def probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each limit of the machine is measured once for all tests: what is reported matters here."""
+    """Measure each hardware limit once for all tests."""
     probe = Stream.probe
 
     def probe_once(stream: Stream, name: str) -> float:
@@ -32,9 +32,7 @@ def probed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Stream, "probe", probe_once)
 
 
-def test_bench_latency_has_the_promised_fields(
-    model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_latency_fields(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "latency", model, "--json", "--prompt-tokens", "20", "--new-tokens", "4"]
     assert main(arguments) == 0
     result = json.loads(capsys.readouterr().out)
@@ -45,18 +43,14 @@ def test_bench_latency_has_the_promised_fields(
     assert result["decode_tok_s"] > 0 and "stage_ms_per_token" not in result
 
 
-def test_bench_latency_profiles_the_stages_of_the_model(
-    model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_latency_profile(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "latency", model, "--json", "--prompt-tokens", "20", "--new-tokens", "4"]
     assert main([*arguments, "--profile"]) == 0
     stages = json.loads(capsys.readouterr().out)["stage_ms_per_token"]
     assert set(stages) == set(NATIVE_STAGES) and stages["forward"] > 0
 
 
-def test_bench_throughput_has_the_promised_fields(
-    model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_throughput_fields(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "throughput", "--model", model, "--json", "--concurrency", "1,3"]
     arguments += ["--prompt-tokens", "20", "--new-tokens", "4", "--repeats", "1"]
     assert main(arguments) == 0
@@ -68,9 +62,7 @@ def test_bench_throughput_has_the_promised_fields(
     assert "prefix_cache" in result and "stage_ms_per_step" not in result["runs"][0]
 
 
-def test_bench_throughput_profiles_the_stages(
-    model: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_throughput_profile(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", "throughput", "--model", model, "--json", "--concurrency", "2"]
     arguments += ["--prompt-tokens", "20", "--new-tokens", "4", "--repeats", "1", "--profile"]
     assert main(arguments) == 0
@@ -81,7 +73,7 @@ def test_bench_throughput_profiles_the_stages(
     assert native < stages["run_model_forward"] + stages["sample"]
 
 
-def test_bench_speculative_sets_drafts_against_none(
+def test_bench_speculative_compares_with_plain_decoding(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["bench", "speculative", model, "--json", "--concurrency", "1,2"]
@@ -96,7 +88,7 @@ def test_bench_speculative_sets_drafts_against_none(
     assert sum(run["draft_tokens"] for run in runs) > 0
 
 
-def test_bench_speculative_simulates_drafts_of_a_given_quality(
+def test_bench_speculative_simulates_an_acceptance_rate(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["bench", "speculative", model, "--json", "--concurrency", "1,2"]
@@ -126,7 +118,7 @@ def test_bench_speculative_samples_from_random_weights(
     assert all(run["same_tokens"] and run["tok_s"] > 0 for run in runs)
 
 
-def test_bench_throughput_refuses_what_the_cache_cannot_hold(
+def test_bench_throughput_rejects_requests_beyond_the_kv_cache(
     model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["bench", "throughput", "--model", model, "--concurrency", "9999"]
@@ -137,7 +129,7 @@ def test_bench_throughput_refuses_what_the_cache_cannot_hold(
 def test_bench_ops_reports_every_operator(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With tiny sizes: what is reported, not how fast it is."""
+    """Tiny sizes: checks the report, not the speed."""
     monkeypatch.setattr(ops, "LINEAR_SHAPES", {"qwen2.5-0.5b": [(40, 24), (40, 256)]})
     monkeypatch.setattr(ops, "cold_bytes", lambda: 1 << 16)
     monkeypatch.setattr(target, "MIN_SECONDS", 1e-4)
@@ -171,5 +163,5 @@ def test_bench_ops_reports_every_operator(
         ("", platform.machine()),
     ],
 )
-def test_the_processor_has_a_name(cpuinfo: str, name: str) -> None:
+def test_cpu_name_is_found(cpuinfo: str, name: str) -> None:
     assert cpu_name_of(cpuinfo).endswith(name)

@@ -1,4 +1,4 @@
-"""`llaisys chat`: answers as they come, the commands of a conversation, a real terminal."""
+"""`llaisys chat`: streamed answers, commands, a real terminal."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SETTINGS = ["--max-tokens", "3", "--temperature", "0"]
 
 @pytest.fixture
 def say(model: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Say:
-    """Has a conversation of these lines; what was printed."""
+    """Run a conversation with these input lines; returns the output."""
 
     def say(*lines: str, options: tuple[str, ...] = ()) -> str:
         remaining = iter([*lines, "/exit"])
         monkeypatch.setattr("builtins.input", lambda prompt: next(remaining))
         assert main(["chat", model, *SETTINGS, *options]) == 0
-        assert next(remaining, None) is None  # every line was taken
+        assert next(remaining, None) is None  # every line was consumed
         return capsys.readouterr().out
 
     return say
@@ -34,7 +34,7 @@ def saved(path: Path) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in messages]
 
 
-def test_chat_remembers_until_it_is_reset(say: Say, tmp_path: Path) -> None:
+def test_chat_keeps_history_until_reset(say: Say, tmp_path: Path) -> None:
     first, second, third = (tmp_path / f"{name}.json" for name in "abc")
     printed = say(
         "hello", f"/save {first}", "again", f"/save {second}", "/reset", "anew", f"/save {third}"
@@ -48,7 +48,7 @@ def test_chat_remembers_until_it_is_reset(say: Say, tmp_path: Path) -> None:
         assert answer in printed
 
 
-def test_chat_survives_a_full_context(say: Say) -> None:
+def test_chat_continues_after_full_context(say: Say) -> None:
     printed = say("x" * 600, "hello")
     assert "it must have at most 511" in printed and "/reset starts again.\n" in printed
 
@@ -60,13 +60,13 @@ def test_help_lists_every_command_and_unknown_ones_are_reported(say: Say) -> Non
     assert "unknown command /nonsense; /help lists the commands" in printed
 
 
-def test_a_line_that_begins_with_a_path_is_a_question(say: Say, tmp_path: Path) -> None:
+def test_line_starting_with_a_path_is_a_question(say: Say, tmp_path: Path) -> None:
     file = tmp_path / "chat.json"
     say("/etc/hosts is what?", f"/save {file}")
     assert saved(file)[0] == ("user", "/etc/hosts is what?")
 
 
-def test_the_system_prompt_is_shown_changed_and_kept_by_reset(say: Say, tmp_path: Path) -> None:
+def test_system_prompt_is_shown_changed_and_kept_by_reset(say: Say, tmp_path: Path) -> None:
     file = tmp_path / "chat.json"
     printed = say(
         "/system", "/system  Be brief. ", "hello", "/reset", "hi", f"/save {file}",
@@ -77,7 +77,7 @@ def test_the_system_prompt_is_shown_changed_and_kept_by_reset(say: Say, tmp_path
     assert "system prompt: none" in say("/system")
 
 
-def test_save_writes_markdown_and_never_over_another_file(say: Say, tmp_path: Path) -> None:
+def test_save_writes_markdown_and_never_overwrites_other_files(say: Say, tmp_path: Path) -> None:
     mine, other = tmp_path / "chat.md", tmp_path / "precious.md"
     other.write_text("precious")
     printed = say(
@@ -91,7 +91,7 @@ def test_save_writes_markdown_and_never_over_another_file(say: Say, tmp_path: Pa
     assert f"not saved: {other}: File exists" in printed
     assert "needs a file name" in printed
     assert "no/chat.md: No such file or directory" in printed
-    assert f"not saved: {mine}: File exists" in printed  # another conversation by now
+    assert f"not saved: {mine}: File exists" in printed  # another conversation after /reset
 
 
 def test_chat_in_a_terminal(model: str, tmp_path: Path) -> None:

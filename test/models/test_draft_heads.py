@@ -1,4 +1,4 @@
-"""Heads that draft: their files, and what they compute, against numpy."""
+"""Draft heads: their files, and their forward pass against numpy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llaisys.models.draft_head_files import open_draft_head
 from llaisys.models.families import open_checkpoint
 
 KINDS = ("eagle", "eagle3", "mtp")
-# Odd on purpose.
+# Odd sizes on purpose.
 CONFIG = tiny_config(
     hidden_size=60,
     num_hidden_layers=7,
@@ -49,7 +49,7 @@ def step_of(tokens: list[int], start: int = 0, last_only: bool = False) -> Model
 
 @pytest.mark.parametrize("draft_vocab", [None, 37])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_head_is_what_numpy_makes_of_it(
+def test_draft_head_equals_numpy_reference(
     tmp_path: Path, target: tuple[Path, dict[str, Any]], kind: str, draft_vocab: int | None
 ):
     path, weights = target
@@ -86,7 +86,7 @@ def test_a_head_is_what_numpy_makes_of_it(
         np.testing.assert_allclose(further[0], expected[0][-1], rtol=2e-4, atol=2e-5)
 
 
-def test_an_mtp_layer_is_found_in_the_models_own_files(tmp_path: Path):
+def test_mtp_layer_is_found_in_the_model_files(tmp_path: Path):
     config = {**CONFIG, "model_type": "mimo", "tie_word_embeddings": False}
     tensors = head_tensors("mtp", config)
     weights = write_hf_model(tmp_path, config, tokenizer=False)
@@ -108,9 +108,7 @@ def test_an_mtp_layer_is_found_in_the_models_own_files(tmp_path: Path):
     np.testing.assert_allclose(logits, expected, rtol=2e-4, atol=2e-5)
 
 
-def test_what_is_no_head_for_this_model_is_refused(
-    tmp_path: Path, target: tuple[Path, dict[str, Any]]
-):
+def test_unsuitable_draft_head_is_rejected(tmp_path: Path, target: tuple[Path, dict[str, Any]]):
     path, _ = target
     eagle3 = head_tensors("eagle3", CONFIG, 37)
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
@@ -135,7 +133,7 @@ def test_what_is_no_head_for_this_model_is_refused(
         assert open_draft_head(directory, model).layers == (1, 3, 7)
 
 
-def test_steps_of_a_head_are_checked(tmp_path: Path, target: tuple[Path, dict[str, Any]]):
+def test_draft_head_checks_step_inputs(tmp_path: Path, target: tuple[Path, dict[str, Any]]):
     write_head(tmp_path, CONFIG, head_tensors("eagle3", CONFIG, 37))
     with open_checkpoint(target[0]) as model:
         files = open_draft_head(tmp_path, model)
@@ -154,7 +152,7 @@ def test_steps_of_a_head_are_checked(tmp_path: Path, target: tuple[Path, dict[st
             adapter.capture_hidden_states((0,))
 
 
-def test_a_head_without_an_output_matrix_has_the_models_rows(
+def test_draft_head_without_output_matrix_uses_model_rows(
     tmp_path: Path, target: tuple[Path, dict[str, Any]]
 ):
     path, weights = target

@@ -1,4 +1,4 @@
-"""The records of the model families: names on both sides, shapes, slots."""
+"""Model families: Hugging Face and GGUF tensor names, shapes, weight fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SLOTS = {name for name, _ in LlaisysDecoderWeights._fields_}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_every_tensor_has_a_slot_and_comes_back_from_its_gguf_name(name: str) -> None:
+def test_every_tensor_has_a_weight_field_and_a_gguf_name(name: str) -> None:
     family = FAMILIES[name]
     config = parse_config(model_files.tiny_config(name))
     used = set()
@@ -28,19 +28,19 @@ def test_every_tensor_has_a_slot_and_comes_back_from_its_gguf_name(name: str) ->
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_is_known_everywhere(name: str) -> None:
+def test_family_is_registered_everywhere(name: str) -> None:
     assert FAMILIES[name].name == name
     assert name in MODEL_REGISTRY
 
 
-def test_tensors_of_other_models_have_no_name() -> None:
+def test_unknown_gguf_tensors_have_no_name() -> None:
     for family in FAMILIES.values():
         for name in ("blk.0.ffn_gate_exps.weight", "blk.0.attn_qkv.weight", "blk.x.attn_q.weight"):
             assert family.name_from_gguf(name) is None
     assert FAMILIES["qwen2"].name_from_gguf("blk.0.attn_q_norm.weight") is None
 
 
-def test_only_llama_files_are_permuted() -> None:
+def test_only_llama_gguf_files_are_permuted() -> None:
     config = parse_config(model_files.tiny_config("llama"))
     name = "model.layers.0.self_attn.{}_proj.weight"
     found = {f: FAMILIES[f].permuted_heads(name.format("q"), config) for f in FAMILIES}
@@ -49,7 +49,7 @@ def test_only_llama_files_are_permuted() -> None:
     assert FAMILIES["llama"].permuted_heads(name.format("v"), config) is None
 
 
-def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
+def test_unknown_family_error_lists_known_families() -> None:
     known = r"f: unknown architecture 'gpt9'; known: llama, .*qwen2"
     with pytest.raises(ModelLoadError, match=known):
         parse_config({"model_type": "gpt9"}, where="f")

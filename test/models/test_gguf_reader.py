@@ -1,4 +1,4 @@
-"""The header reader: the same values wherever a field lies in the file, in linear memory."""
+"""The GGUF header reader: correct values at every offset, linear memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def text(content: str) -> bytes:
 
 
 def fields() -> dict[str, tuple[bytes, Any]]:
-    """One metadata entry of every kind: its bytes and the value that they stand for."""
+    """One metadata entry of every kind: its bytes and its value."""
     entries: dict[str, tuple[bytes, Any]] = {}
     for name, (kind, code, value) in SCALARS.items():
         packed = struct.pack(code, value)
@@ -58,7 +58,7 @@ def tensor_row(name: str) -> bytes:
 
 
 def write(path: Path, start: int, name: str) -> Path:
-    """A file whose field `name` (or whose tensor row) begins at byte `start`."""
+    """A file whose field `name` (or tensor row) starts at byte `start`."""
     entry = FIELDS[name][0] if name in FIELDS else b""
     keys = [padding(start - 24), entry] if entry else [padding(start - 24)]
     out = b"GGUF" + struct.pack("<IQQ", 3, 1, len(keys)) + b"".join(keys) + tensor_row("t.weight")
@@ -76,9 +76,7 @@ def check(header: GgufHeader, path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("boundary", BOUNDARIES)
 @pytest.mark.parametrize("name", [*FIELDS, "tensor row"])
-def test_every_kind_of_field_may_straddle_a_power_of_two(
-    tmp_path: Path, name: str, boundary: int
-) -> None:
+def test_fields_across_window_boundaries_are_read(tmp_path: Path, name: str, boundary: int) -> None:
     """The field moves over the boundary byte by byte."""
     size = len(FIELDS[name][0] if name in FIELDS else tensor_row("t.weight"))
     for before in range(0, size + 1, 1 if boundary == BOUNDARIES[0] else 5):
@@ -87,7 +85,7 @@ def test_every_kind_of_field_may_straddle_a_power_of_two(
 
 
 @pytest.mark.parametrize("name", [*FIELDS, "tensor row"])
-def test_the_size_of_the_window_changes_nothing(
+def test_window_size_does_not_change_results(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "m.gguf", 100, name)
@@ -104,8 +102,8 @@ def vocabularies(seed: int) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_files_with_large_vocabularies_equal_the_library(tmp_path: Path, seed: int) -> None:
-    """Random vocabularies of 0.5 to 5 MiB: what the gguf library wrote is what is read."""
+def test_large_vocabularies_equal_gguf_library(tmp_path: Path, seed: int) -> None:
+    """Random vocabularies of 0.5 to 5 MiB, written by the gguf library."""
     rng = random.Random(seed)
     words = vocabularies(seed)
     tokens = [next(words) for _ in range(rng.randrange(20_000, 200_000))]

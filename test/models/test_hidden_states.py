@@ -1,4 +1,4 @@
-"""The hidden states that a model keeps when it is asked to, against transformers."""
+"""Captured hidden states, against transformers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llaisys.common.errors import InvalidInputError
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama"])
-def test_hidden_states_are_those_of_transformers(tmp_path: Path, kind: str):
+def test_hidden_states_equal_transformers(tmp_path: Path, kind: str):
     model = make_reference(Tiny(kind=kind))
     save(model, tmp_path)
     tokens = random_tokens(23, 313)
@@ -32,7 +32,7 @@ def test_hidden_states_are_those_of_transformers(tmp_path: Path, kind: str):
         for index, layer in enumerate((2, 3, 0)):
             part = hidden[:, 60 * index : 60 * index + 60]
             np.testing.assert_allclose(part, expected[layer], rtol=2e-4, atol=2e-5)
-        np.testing.assert_array_equal(kept, plain)  # to the last bit
+        np.testing.assert_array_equal(kept, plain)  # bitwise identical
         with pytest.raises(InvalidInputError, match=r"layers\[1\] must be in \[-1, 3\], got 4"):
             adapter.capture_hidden_states((0, 4))
         adapter.capture_hidden_states(())

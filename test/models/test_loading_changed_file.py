@@ -37,7 +37,7 @@ def overwrite(path: Path) -> None:
 
 
 def write_model(directory: Path, kind: str) -> Path:
-    """The file that holds the weights."""
+    """The file with the weights."""
     if kind == "gguf":
         model_files.write_gguf(directory / "m.gguf", kind="Q8_0")
         return directory / "m.gguf"
@@ -45,8 +45,8 @@ def write_model(directory: Path, kind: str) -> Path:
     return directory / "model.safetensors"
 
 
-class Meddled:
-    """A checkpoint whose file changes when the n-th tensor is asked for."""
+class ChangingCheckpoint:
+    """A checkpoint whose file changes when the n-th tensor is read."""
 
     def __init__(self, checkpoint: Checkpoint, at: int, meddle: Callable[[], None]) -> None:
         self.checkpoint, self.at, self.meddle = checkpoint, at, meddle
@@ -71,7 +71,7 @@ class Meddled:
 
 @pytest.mark.parametrize("meddle", [truncate, overwrite])
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
-def test_a_file_that_changes_during_the_load_is_an_error(
+def test_file_change_during_load_is_an_error(
     tmp_path: Path, kind: str, meddle: Callable[[Path], None]
 ) -> None:
     for at in (1, 2, 3, 9, 20):
@@ -81,16 +81,16 @@ def test_a_file_that_changes_during_the_load_is_an_error(
             pytest.raises(ModelLoadError, match=r"changed while it was being loaded"),
         ):
             adapter_class = get_adapter_class(checkpoint.config.model_type)
-            meddled = Meddled(checkpoint, at, lambda path=path: meddle(path))  # type: ignore[misc]
+            meddled = ChangingCheckpoint(checkpoint, at, lambda path=path: meddle(path))  # type: ignore[misc]
             adapter_class.load(meddled, OPTIONS).close()
 
 
 @pytest.mark.parametrize("meddle", [truncate, overwrite])
 @pytest.mark.parametrize("stride", [0, 3000])
-def test_a_file_that_changes_in_the_middle_of_a_tensor_is_an_error(
+def test_file_change_within_a_tensor_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stride: int, meddle: Callable[[Path], None]
 ) -> None:
-    """Between two reads of one tensor, or behind the last of them: its bytes may be of both."""
+    """The file changes between two reads of one tensor, or after the last read."""
     path, width = tmp_path / "weights", 2000
     read, asked = os.preadv, 0
 
@@ -121,7 +121,7 @@ def test_a_file_that_changes_in_the_middle_of_a_tensor_is_an_error(
 
 @pytest.mark.parametrize("meddle", [truncate, overwrite, os.remove])
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
-def test_a_loaded_model_does_not_need_its_file(
+def test_loaded_model_does_not_need_its_file(
     tmp_path: Path, kind: str, meddle: Callable[[Path], None]
 ) -> None:
     path = write_model(tmp_path, kind)
@@ -130,7 +130,7 @@ def test_a_loaded_model_does_not_need_its_file(
         greedy = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
         before = llm.generate([prompt], greedy)[0].outputs[0].token_ids
         meddle(path)
-        prompt = [*prompt[::-1], 100]  # rows of the table that nobody has touched yet
+        prompt = [*prompt[::-1], 100]  # rows of the table that were not used before
         after = llm.generate([prompt], greedy)[0].outputs[0].token_ids
         assert len(before) == len(after) == 8
         name = str(path)
@@ -138,7 +138,7 @@ def test_a_loaded_model_does_not_need_its_file(
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1"])
-def test_blocks_are_those_of_the_file(tmp_path: Path, kind: str) -> None:
+def test_read_blocks_returns_the_file_contents(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "m.gguf"
     model_files.write_gguf(path, kind=kind)
     stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}

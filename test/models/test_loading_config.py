@@ -1,4 +1,4 @@
-"""config.json: both dialects of transformers, every key checked, errors that name the key."""
+"""config.json of transformers 4 and 5: every key is checked, errors name the key."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parse(**changes: Any) -> Any:
     return parse_config(model_files.tiny_config(**changes))
 
 
-def test_sizes_and_defaults() -> None:
+def test_config_sizes_and_defaults() -> None:
     config = parse(num_key_value_heads=None, rope_theta=None)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 4, 16)
     assert config.rope_theta == 10000.0 and config.rope_scaling is None
@@ -38,7 +38,7 @@ def test_sizes_and_defaults() -> None:
     assert biased.attention_bias and biased.output_bias
 
 
-def test_configs_saved_by_transformers_are_read(tmp_path: Path) -> None:
+def test_transformers_configs_are_parsed(tmp_path: Path) -> None:
     from transformers import LlamaConfig, Qwen2Config
 
     sizes = {k: model_files.tiny_config()[k] for k in ("hidden_size", "intermediate_size")}
@@ -56,19 +56,19 @@ def test_configs_saved_by_transformers_are_read(tmp_path: Path) -> None:
     assert config.rope_scaling == Llama3RopeScaling(8.0, 1.0, 4.0, 8192)
 
 
-def test_a_mistral_has_one_window_for_all_layers_or_none() -> None:
+def test_mistral_window_applies_to_all_layers() -> None:
     def windows(**changes: Any) -> list[int | None]:
         config = parse_config(model_files.tiny_config("mistral") | changes)
         return [config.layer_window(layer) for layer in range(config.num_layers)]
 
     assert windows(sliding_window=7) == [7, 7] and windows(sliding_window=None) == [None, None]
-    assert windows() == [4096, 4096]  # as transformers has it
+    assert windows() == [4096, 4096]  # transformers' default
     assert not parse_config(model_files.tiny_config("mistral", attention_bias=True)).attention_bias
     with pytest.raises(ModelLoadError, match=r"sliding_window is 0; it must be an integer from 1"):
         windows(sliding_window=0)
 
 
-def test_old_and_new_names_of_rope_and_dtype() -> None:
+def test_rope_and_dtype_keys_of_transformers_4_and_5() -> None:
     old = parse(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2}, torch_dtype="float16")
     new = parse(
         rope_theta=None,
@@ -80,7 +80,7 @@ def test_old_and_new_names_of_rope_and_dtype() -> None:
     assert parse(rope_scaling={"rope_type": "default"}).rope_scaling is None
 
 
-def test_sliding_window_only_where_it_is_switched_on() -> None:
+def test_sliding_window_needs_use_sliding_window() -> None:
     assert parse(sliding_window=8).sliding_window is None
     on = {"sliding_window": 8, "use_sliding_window": True}
     assert parse(**on, max_window_layers=0).window_layers == (0, 1)
@@ -107,7 +107,7 @@ REQUIRED = (
 
 
 @pytest.mark.parametrize("key", REQUIRED)
-def test_a_missing_key_is_named(key: str) -> None:
+def test_missing_key_is_named(key: str) -> None:
     with pytest.raises(ModelLoadError, match=f"{key} is missing"):
         parse_config({**model_files.tiny_config(), key: None})
 
@@ -171,7 +171,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
         ),
     ],
 )
-def test_a_bad_value_is_named(changes: dict[str, Any], text: str) -> None:
+def test_invalid_value_is_named(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(ModelLoadError) as caught:
         parse(**changes)
     assert text in str(caught.value)
@@ -180,13 +180,13 @@ def test_a_bad_value_is_named(changes: dict[str, Any], text: str) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"[]", b"{", b'{"a": ' + b"[" * 100_000, b"\xff\xfe", b"1" * 10_000, b"null"]
 )
-def test_a_damaged_config_file_is_a_load_error(tmp_path: Path, content: bytes) -> None:
+def test_damaged_config_is_a_load_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ModelLoadError, match=r"config\.json"):
         open_checkpoint(tmp_path)
 
 
-def test_code_beside_a_model_is_never_imported(tmp_path: Path) -> None:
+def test_code_in_model_directory_is_never_imported(tmp_path: Path) -> None:
     config = model_files.tiny_config(auto_map={"AutoConfig": "payload.Config"})
     model_files.write_hf_model(tmp_path, config)
     marker = tmp_path / "ran"

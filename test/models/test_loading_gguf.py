@@ -1,4 +1,4 @@
-"""GGUF: equal to the gguf library on good files, a load error on every bad one."""
+"""GGUF: equal to the gguf library on valid files, a load error on every invalid one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4}
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1", "TQ2_0", "MXFP4"])
-def test_tensors_equal_the_library(tmp_path: Path, arch: str, kind: str) -> None:
+def test_tensors_equal_gguf_library(tmp_path: Path, arch: str, kind: str) -> None:
     path = tmp_path / "m.gguf"
     config = model_files.tiny_config(arch, **WIDE)
     weights = model_files.write_gguf(path, config, kind=kind)
@@ -52,7 +52,7 @@ def test_tensors_equal_the_library(tmp_path: Path, arch: str, kind: str) -> None
                 assert raw == checkpoint.read(name, record.dtype).tobytes()
 
 
-def test_every_type_the_library_can_dequantise_is_read() -> None:
+def test_every_ggml_type_is_dequantised() -> None:
     rng = np.random.default_rng(0)
     done = []
     for name, block, size in GGML_TYPES.values():
@@ -70,7 +70,7 @@ def test_every_type_the_library_can_dequantise_is_read() -> None:
     assert len(done) >= 24
 
 
-def test_unpermuting_undoes_the_converter() -> None:
+def test_unpermute_inverts_the_converter() -> None:
     for heads, dim in ((1, 2), (3, 8), (5, 14)):
         values = np.arange(heads * dim * 3, dtype=np.float32).reshape(heads * dim, 3)
         permuted = model_files.permute_rows(values, heads)
@@ -79,7 +79,7 @@ def test_unpermuting_undoes_the_converter() -> None:
             assert not np.array_equal(permuted, values)
 
 
-def test_the_default_model_equals_transformers_reading_of_it() -> None:
+def test_default_model_equals_transformers() -> None:
     from transformers.modeling_gguf_pytorch_utils import LlamaTensorProcessor
 
     path = resolve_model(DEFAULT_MODEL, progress=False)
@@ -100,7 +100,7 @@ def test_the_default_model_equals_transformers_reading_of_it() -> None:
     assert opened < 2.0
 
 
-def test_tokenizer_and_template_come_from_the_metadata(tmp_path: Path) -> None:
+def test_tokenizer_and_template_from_metadata(tmp_path: Path) -> None:
     model_files.write_gguf(tmp_path / "m.gguf")
     with open_checkpoint(tmp_path) as checkpoint:
         assert checkpoint.config.eos_token_ids == (2,) and checkpoint.config.vocab_size == 320
@@ -135,7 +135,7 @@ def raw_gguf(
     data: int = 0,
     **header: Any,
 ) -> Path:
-    """A GGUF file by hand: any field may be wrong."""
+    """A GGUF file with arbitrary, possibly invalid fields."""
     pairs = list(keys.items()) if isinstance(keys, dict) else keys
     out = header.get("magic", b"GGUF") + struct.pack("<I", header.get("version", 3))
     out += struct.pack("<Q", header.get("num_tensors", len(infos)))
@@ -196,7 +196,9 @@ BAD_FILES: list[tuple[str, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("message", "parts"), BAD_FILES)
-def test_a_bad_field_is_refused(tmp_path: Path, message: str, parts: dict[str, Any]) -> None:
+def test_invalid_gguf_field_is_rejected(
+    tmp_path: Path, message: str, parts: dict[str, Any]
+) -> None:
     path = raw_gguf(tmp_path / "m.gguf", **parts)
     started = time.process_time()
     with pytest.raises(ModelLoadError) as caught:
@@ -211,8 +213,8 @@ def tiny_file(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def open_or_refuse(path: Path, data: bytes) -> float:
-    """The processor's seconds for opening it (tokenizer included) or refusing it rightly."""
+def open_or_reject(path: Path, data: bytes) -> float:
+    """CPU seconds to open the file (with tokenizer) or to raise ModelLoadError."""
     path.write_bytes(data)
     started = time.process_time()
     try:
@@ -226,7 +228,7 @@ def open_or_refuse(path: Path, data: bytes) -> float:
     return time.process_time() - started
 
 
-def test_truncated_files_are_refused(tmp_path: Path) -> None:
+def test_truncated_gguf_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     good = tiny_file(path)
     for length in range(0, len(good), 64):
@@ -235,7 +237,7 @@ def test_truncated_files_are_refused(tmp_path: Path) -> None:
             open_checkpoint(path)
 
 
-def test_damaged_files_give_load_errors_only(tmp_path: Path) -> None:
+def test_damaged_files_raise_only_load_errors(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     good = tiny_file(path)
     header = min(t.offset for t in read_gguf_header(path).tensors.values())
@@ -250,7 +252,7 @@ def test_damaged_files_give_load_errors_only(tmp_path: Path) -> None:
             word = rng.choice([0, 1, 0x7FFFFFFF, 0xFFFFFFFF, (1 << 63) - 1, (1 << 64) - 1, 4, 9])
             size = rng.choice([1, 4, 8])
             data[at : at + size] = (word & ((1 << 8 * size) - 1)).to_bytes(size, "little")
-        slowest = max(slowest, open_or_refuse(path, bytes(data)))
+        slowest = max(slowest, open_or_reject(path, bytes(data)))
     assert slowest < 1.0
 
 
@@ -268,7 +270,7 @@ def test_damaged_files_give_load_errors_only(tmp_path: Path) -> None:
         ({"tokenizer.ggml.eos_token_id": 320}, "tokenizer.ggml.eos_token_id is 320"),
     ],
 )
-def test_metadata_that_does_not_fit_is_named(
+def test_inconsistent_metadata_is_named(
     tmp_path: Path, changes: dict[str, int], message: str
 ) -> None:
     path = tmp_path / "m.gguf"
@@ -279,7 +281,7 @@ def test_metadata_that_does_not_fit_is_named(
         if old in data:
             at = data.index(old) + len(old) + 4
             data = data[:at] + struct.pack("<I", number) + data[at + 4 :]
-        else:  # give another key this name: same length, so that nothing moves
+        else:  # rename another key of the same length, so that no offset changes
             spare = text("general.architecture") + value(8, text("llama"))
             new = spare + old + u32(number)
             data = data.replace(spare, new, 1)

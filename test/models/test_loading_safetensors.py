@@ -1,4 +1,4 @@
-"""safetensors directories: what is right is mapped in place, what is wrong is named."""
+"""safetensors directories: valid files are read, errors name the fault."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def entry(dtype: str, shape: list[Any], begin: Any, end: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_records_point_at_the_bytes(tmp_path: Path, dtype: str, shards: int) -> None:
+def test_records_locate_tensor_bytes(tmp_path: Path, dtype: str, shards: int) -> None:
     weights = model_files.write_hf_model(tmp_path, dtype=dtype, shards=shards)
     with open_checkpoint(tmp_path) as checkpoint:
         assert set(checkpoint.names()) == set(weights)
@@ -47,18 +47,16 @@ def test_records_point_at_the_bytes(tmp_path: Path, dtype: str, shards: int) -> 
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-def test_weights_are_computed_in_their_own_dtype_where_the_config_names_none(
-    tmp_path: Path, dtype: str
-) -> None:
+def test_dtype_of_weights_is_used_without_config_dtype(tmp_path: Path, dtype: str) -> None:
     model_files.write_hf_model(tmp_path, model_files.tiny_config(torch_dtype=None), dtype=dtype)
     with open_checkpoint(tmp_path) as checkpoint:
         assert checkpoint.config.dtype == dtype
     (tmp_path / "config.json").write_text(json.dumps(model_files.tiny_config(dtype="float16")))
     with open_checkpoint(tmp_path) as checkpoint:
-        assert checkpoint.config.dtype == "f16"  # what it says counts
+        assert checkpoint.config.dtype == "f16"  # the config takes precedence
 
 
-def test_files_written_by_the_safetensors_library_are_read(tmp_path: Path) -> None:
+def test_files_of_the_safetensors_library_are_read(tmp_path: Path) -> None:
     from safetensors.numpy import save_file
 
     model_files.write_hf_model(tmp_path)
@@ -69,7 +67,7 @@ def test_files_written_by_the_safetensors_library_are_read(tmp_path: Path) -> No
             np.testing.assert_array_equal(checkpoint.read(name, "f32"), values)
 
 
-def test_bf16_rounding_is_to_nearest_even_as_in_torch() -> None:
+def test_bf16_rounding_equals_torch() -> None:
     import torch
 
     bits = np.random.default_rng(0).integers(0, 1 << 32, 100_000, dtype=np.uint64)
@@ -84,7 +82,7 @@ def test_bf16_rounding_is_to_nearest_even_as_in_torch() -> None:
     assert np.isnan(bf16_to_f32(f32_to_bf16(payload))).all()
 
 
-def test_an_unused_tensor_of_another_type_does_no_harm(tmp_path: Path) -> None:
+def test_unused_tensor_of_unsupported_dtype_is_ignored(tmp_path: Path) -> None:
     path = header_file(tmp_path / "x.safetensors", {"a": entry("I64", [2], 0, 16)}, bytes(16))
     assert read_header(path)["a"].dtype == "I64"
 
@@ -121,7 +119,7 @@ F32 = entry("F32", [2], 0, 8)
         (b"[]", 0, "not a JSON object"),
     ],
 )
-def test_a_header_that_breaks_the_format_is_refused(
+def test_invalid_safetensors_header_is_rejected(
     tmp_path: Path, header: Any, size: int, text: str
 ) -> None:
     path = header_file(tmp_path / "x.safetensors", header, bytes(size))
@@ -131,14 +129,14 @@ def test_a_header_that_breaks_the_format_is_refused(
 
 
 @pytest.mark.parametrize("length", [0, 1, 3, 1 << 20, 100_000_001, (1 << 64) - 1])
-def test_an_absurd_header_length_is_refused(tmp_path: Path, length: int) -> None:
+def test_excessive_header_length_is_rejected(tmp_path: Path, length: int) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(length.to_bytes(8, "little") + b"{}")
     with pytest.raises(ModelLoadError):
         read_header(path)
 
 
-def test_missing_pieces_are_named(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     model_files.write_hf_model(tmp_path, shards=3)
     index_path = tmp_path / "model.safetensors.index.json"
     index = json.loads(index_path.read_text())
@@ -162,7 +160,7 @@ def test_missing_pieces_are_named(tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
-def test_tensors_that_do_not_fit_the_config_are_named(tmp_path: Path) -> None:
+def test_misshaped_tensors_are_named(tmp_path: Path) -> None:
     weights = model_files.write_hf_model(tmp_path)
     file = tmp_path / "model.safetensors"
     name = "model.layers.1.self_attn.k_proj.weight"
@@ -179,7 +177,7 @@ def test_tensors_that_do_not_fit_the_config_are_named(tmp_path: Path) -> None:
         check_coverage(open_checkpoint(tmp_path))
 
 
-def test_directories_without_weights_say_what_is_there(tmp_path: Path) -> None:
+def test_directory_without_weights_error_lists_files(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"config\.json is missing"):
         check_coverage(open_checkpoint(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(model_files.tiny_config()))
@@ -200,8 +198,8 @@ def accepted_by_the_library(data: bytes) -> bool:
         return False
 
 
-def test_damaged_files_give_load_errors_only(tmp_path: Path) -> None:
-    """Truncations and bit flips of the header; what we accept, the reference accepts too."""
+def test_damaged_files_raise_only_load_errors(tmp_path: Path) -> None:
+    """Truncations and bit flips of the header; accepted files are accepted by the reference too."""
     path = tmp_path / "x.safetensors"
     tensors = {name: np.ones((2, 3), np.float32) for name in ("a", "model.norm.weight", "é")}
     model_files.write_safetensors(path, tensors)

@@ -1,4 +1,4 @@
-"""A model file that was cut short says so, wherever it was cut."""
+"""Truncated model files are reported as truncated, at any offset."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llaisys.models.families import open_checkpoint
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
-def test_a_truncated_file_is_called_truncated(tmp_path: Path, kind: str) -> None:
+def test_truncated_file_error_mentions_truncation(tmp_path: Path, kind: str) -> None:
     if kind == "gguf":
         model = file = tmp_path / "model.gguf"
         write_gguf(file)

@@ -1,4 +1,4 @@
-"""Which adapter serves which model type: by name, on demand, and never twice."""
+"""The registry of adapters by model type, and the mock adapter."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def untouched(monkeypatch: pytest.MonkeyPatch) -> None:
         ("mock", "MockAdapter"),
     ],
 )
-def test_a_type_is_routed_by_its_name(model_type: str, name: str) -> None:
+def test_adapter_is_found_by_model_type(model_type: str, name: str) -> None:
     adapter = get_adapter_class(model_type)
     assert adapter.__name__ == name
     assert issubclass(adapter, ModelAdapter)
 
 
 @pytest.mark.parametrize("model_type", ["", "gpt2", "QWEN2", "qwen2 ", "unknown", "qwen9"])
-def test_an_unknown_type_is_refused_with_the_known_ones(model_type: str) -> None:
+def test_unknown_model_type_error_lists_known_types(model_type: str) -> None:
     with pytest.raises(InvalidInputError) as caught:
         get_adapter_class(model_type)
     text = str(caught.value)
@@ -48,7 +48,7 @@ def test_an_unknown_type_is_refused_with_the_known_ones(model_type: str) -> None
         assert known in text
 
 
-def test_registering() -> None:
+def test_register_model() -> None:
     register_model("echo", "llaisys.models.mock:MockAdapter")
     assert get_adapter_class("echo") is MockAdapter
     for taken in ("echo", "qwen2"):
@@ -62,7 +62,7 @@ def test_registering() -> None:
     assert "other" not in model_registry.MODEL_REGISTRY
 
 
-def test_adapters_are_imported_when_they_are_asked_for() -> None:
+def test_adapters_are_imported_on_demand() -> None:
     program = (
         "import sys\n"
         "from llaisys.common.model_registry import get_adapter_class\n"
@@ -79,7 +79,7 @@ def test_adapters_are_imported_when_they_are_asked_for() -> None:
     assert done.returncode == 0, done.stderr
 
 
-# -- The adapter that the registry gives, over the native library ---------------------------------
+# -- The mock adapter over the native library -----------------------------------------------------
 
 
 @pytest.fixture
@@ -97,27 +97,27 @@ def step_of(*tokens: int, seq: int = 0) -> ModelStepInput:
     )
 
 
-def test_the_mock_adapter_works(adapter: ModelAdapter) -> None:
+def test_mock_adapter_generates(adapter: ModelAdapter) -> None:
     assert (adapter.vocab_size, adapter.max_model_len, adapter.kv_capacity_tokens) == (64, 4096, 32)
     output = adapter.forward(step_of(1, 2, 3), None)
     assert output.n_outputs == 3 and output.output_ids.tolist() == [0, 1, 2]
     logits = adapter.logits()
     assert logits.shape == (3, 64)
-    drawn = adapter.sample(
+    sampled = adapter.sample(
         SamplingMetadata(np.array([2], np.int32), numbers={
             "temperature": np.zeros(1), "n_logprobs": np.ones(1)})
     )  # fmt: skip
-    assert drawn.tolist() == [int(logits[2].argmax())]
+    assert sampled.tolist() == [int(logits[2].argmax())]
     found = adapter.logprobs(0)
-    assert found is not None and found.sampled_rank == 1 and found.top_ids == drawn.tolist()
+    assert found is not None and found.sampled_rank == 1 and found.top_ids == sampled.tolist()
     adapter.sampler_reset(0, [1, 2])
     adapter.sampler_accept(0, [3])
     adapter.sampler_forget(0)
     assert adapter.kv_bytes_per_token(MockShape(), AdapterOptions(dtype="bf16")) == 2 * 2 * 8 * 2
 
 
-def test_the_adapter_checks_what_c_cannot(adapter: ModelAdapter) -> None:
-    """Lengths, dtypes and layouts of arrays: C would read past their ends."""
+def test_adapter_checks_array_lengths_and_dtypes(adapter: ModelAdapter) -> None:
+    """Lengths, dtypes and layouts of arrays; the C side would read out of bounds."""
     good = step_of(1, 2, 3)
     for name in ("positions", "seq_ids", "logits_mask"):
         bad = step_of(1, 2, 3)
@@ -160,14 +160,14 @@ def test_the_adapter_checks_what_c_cannot(adapter: ModelAdapter) -> None:
         {"chain_offsets": np.array([0, 1, 2], np.int32), "chain": np.zeros(1, np.uint8)},
     ],
 )  # fmt: skip
-def test_short_sampling_arrays_are_refused(adapter: ModelAdapter, short: dict) -> None:
+def test_short_sampling_arrays_are_rejected(adapter: ModelAdapter, short: dict) -> None:
     adapter.forward(step_of(1, 2), None)
     rows = np.arange(2, dtype=np.int32)
     with pytest.raises(InvalidInputError):
         adapter.sample(SamplingMetadata(rows, **short))
 
 
-def test_the_adapter_after_close() -> None:
+def test_adapter_raises_after_close() -> None:
     made = get_adapter_class("mock").load(None, AdapterOptions(kv_cache_layout="slot", n_threads=1))
     made.close()
     made.close()
@@ -190,6 +190,6 @@ def test_the_adapter_after_close() -> None:
         ({"max_model_len": 5000}, "max_model_len"),
     ],
 )
-def test_options_that_are_refused(options: dict, words: str) -> None:
+def test_invalid_adapter_options_are_rejected(options: dict, words: str) -> None:
     with pytest.raises((InvalidInputError, RuntimeError), match=words):
         get_adapter_class("mock").load(None, AdapterOptions(**options))

@@ -1,4 +1,4 @@
-"""Heads that come with the package: found by the model's file, and quantised as the model is."""
+"""Packaged draft heads: found by the model file, and quantised like the model."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from llaisys.models.draft_head import DraftHeadAdapter
 from llaisys.models.draft_head_files import open_draft_head
 from llaisys.models.families import open_checkpoint
 
-# Rows of whole blocks of 32.
+# Rows are multiples of 32, the block size.
 CONFIG = tiny_config(
     "llama", hidden_size=64, num_attention_heads=4, num_key_value_heads=2, intermediate_size=96,
     num_hidden_layers=7, vocab_size=300, tie_word_embeddings=True,
 )  # fmt: skip
 
 
-def test_what_is_packaged_is_small_and_says_what_it_is_for() -> None:
+def test_packaged_heads_are_small_and_name_their_model() -> None:
     folders = [config.parent for config in packaged_heads.DIRECTORY.glob("*/config.json")]
     assert folders
     for folder in folders:
@@ -35,7 +35,7 @@ def test_what_is_packaged_is_small_and_says_what_it_is_for() -> None:
         assert made_for["file"] in (folder / "README.md").read_text()
 
 
-def test_a_packaged_head_is_found_by_the_file_and_has_the_models_blocks(
+def test_packaged_head_is_found_and_shares_model_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "model.gguf"
@@ -65,6 +65,6 @@ def test_a_packaged_head_is_found_by_the_file_and_has_the_models_blocks(
     assert np.abs(logits - expected).max() < 0.2 * np.abs(expected).max()  # 4 bits
     assert np.corrcoef(logits.ravel(), expected.ravel())[0, 1] > 0.99
 
-    other = path.rename(tmp_path / "other.gguf")  # another name, and it is another model
+    other = path.rename(tmp_path / "other.gguf")  # another file name: no packaged head
     with open_checkpoint(other) as model, pytest.raises(ModelLoadError, match="no draft head"):
         open_draft_head(None, model)

@@ -1,5 +1,5 @@
-"""GPTQ, AWQ and compressed-tensors directories: every value is the one that their definition gives,
-in blocks that keep it exactly; what does not fit is refused by name."""
+"""GPTQ, AWQ and compressed-tensors directories: repacked values are exact, and inconsistent tensors
+are named."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PROMPTS = [[5, 9, 200, 31], [7] * 19]
 
 
 def values_of(blocks: TensorBlocks) -> Array:
-    """f32 of blocks, by their definition in include/llaisys/types.h."""
+    """Dequantised f32 values of blocks, as defined in include/llaisys/types.h."""
     n, k = blocks.shape
     rows = blocks.rows.reshape(n, -1, blocks.block_bytes)
     s = np.ascontiguousarray(rows[:, :, :4]).view("<f4")
@@ -51,7 +51,7 @@ def values_of(blocks: TensorBlocks) -> Array:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
-def test_every_value_is_kept_exactly(scheme: Scheme, tmp_path: Path) -> None:
+def test_repacked_values_are_exact(scheme: Scheme, tmp_path: Path) -> None:
     worth, _ = write_quantised(tmp_path, scheme)
     span = 128 if scheme.group % 128 == 0 else 32
     with open_checkpoint(tmp_path) as checkpoint:
@@ -68,7 +68,7 @@ def test_every_value_is_kept_exactly(scheme: Scheme, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES[::3], ids=str)
 @pytest.mark.parametrize("part", [Shard(0, 32, 64), Shard(1, 128, 256), Shard(1, 32, 64)], ids=str)
-def test_a_rank_gets_its_rows_or_columns(scheme: Scheme, part: Shard, tmp_path: Path) -> None:
+def test_rank_reads_its_rows_or_columns(scheme: Scheme, part: Shard, tmp_path: Path) -> None:
     worth, _ = write_quantised(tmp_path, scheme)
     with open_checkpoint(tmp_path) as checkpoint:
         blocks = checkpoint.read_blocks(DOWN + ".weight", part)
@@ -84,7 +84,7 @@ def best_logprobs(llm: LLM) -> list[dict[int, float]]:
 
 
 @pytest.mark.parametrize("scheme", [SCHEMES[0], SCHEMES[2], SCHEMES[4], SCHEMES[9]], ids=str)
-def test_a_model_answers_as_its_widened_self(scheme: Scheme, tmp_path: Path) -> None:
+def test_quantised_directory_equals_dequantised_model(scheme: Scheme, tmp_path: Path) -> None:
     worth, _ = write_quantised(tmp_path / "quantised", scheme)
     plain = tmp_path / "plain"
     plain.mkdir()
@@ -130,7 +130,7 @@ def test_a_model_answers_as_its_widened_self(scheme: Scheme, tmp_path: Path) -> 
         ),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(
+def test_inconsistent_tensors_are_named(
     scheme: Scheme, changes: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     names = {"bias_of_o": "model.layers.0.self_attn.o_proj.bias"}
@@ -140,7 +140,7 @@ def test_tensors_that_do_not_fit_are_named(
         pass
 
 
-def test_biases_of_zero_that_gptq_adds_are_left_out(tmp_path: Path) -> None:
+def test_zero_biases_of_gptq_are_ignored(tmp_path: Path) -> None:
     bias = {"model.layers.0.self_attn.o_proj.bias": np.zeros(128, "<f2")}
     write_quantised(tmp_path, SCHEMES[0], **bias)
     with LLM(tmp_path) as llm:

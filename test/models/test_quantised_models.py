@@ -1,5 +1,5 @@
-"""GGUF models whose weights stay quantised: near the same file with its weights widened, smaller in
-memory, and the same bits in any company."""
+"""GGUF models with quantised weights: close to the dequantised model, smaller in memory, and
+batch-invariant."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from llaisys.models.decoder import DecoderAdapter, weight_bytes, weight_dtype
 from llaisys.models.families import open_checkpoint
 
 KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
-LIMITS = {"int8": 0.05, "int4": 0.4}  # of a logprob; the tiny models are all noise
+LIMITS = {"int8": 0.05, "int4": 0.4}  # of a logprob; tiny random models have large errors
 PROMPTS = [[5, 9, 200, 31], [7] * 19, [1, 2, 3]]
 
 
 def best_logprobs(llm: LLM, prompts: list[list[int]]) -> list[Any]:
-    """Of every prompt: {token id: logprob} of the 20 best first tokens."""
+    """{token id: logprob} of the 20 best first tokens per prompt."""
     params = SamplingParams(temperature=0, max_tokens=1, logprobs=20, detokenize=False)
     return [dict(output.outputs[0].logprobs[0].top) for output in llm.generate(prompts, params)]
 
@@ -31,7 +31,7 @@ def best_logprobs(llm: LLM, prompts: list[list[int]]) -> list[Any]:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("model_type", ["llama", "qwen2"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_quantised_model_is_near_its_widened_self(
+def test_quantised_gguf_is_close_to_dequantised_model(
     kind: str, model_type: str, tied: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.gguf"
@@ -47,14 +47,14 @@ def test_a_quantised_model_is_near_its_widened_self(
 
 
 def q4_k_m(name: str, shape: tuple[int, ...]) -> tuple[str, Any]:
-    """As llama.cpp mixes them: more bits for the head, half of the values and down projections."""
+    """llama.cpp's mix: more bits for the output matrix, half of the value and down projections."""
     is_wide = "embed" in name or "layers.0.self_attn.v" in name or "layers.0.mlp.down" in name
     kind = "q6_k" if is_wide else "q5_0" if "layers.1.mlp.up" in name else "q4_k"
     return kind.upper(), random_blocks(kind, *shape, largest=1e-2 if kind == "q5_0" else 1e-4)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2"])
-def test_a_file_of_several_formats_is_what_its_blocks_say(model_type: str, tmp_path: Path) -> None:
+def test_mixed_quantization_file_keeps_its_dtypes(model_type: str, tmp_path: Path) -> None:
     config = tiny_config(
         model_type, hidden_size=256, intermediate_size=256, tie_word_embeddings=True
     )
@@ -76,7 +76,7 @@ def test_a_file_of_several_formats_is_what_its_blocks_say(model_type: str, tmp_p
         assert kinds == {"Q4_K", "Q5_0", "Q6_K", None}
 
 
-def test_a_sequence_keeps_its_bits_in_any_company(tmp_path: Path) -> None:
+def test_results_are_batch_invariant(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(path, tiny_config("qwen2"), kind="Q4_0")
     with LLM(path) as llm:
@@ -85,7 +85,7 @@ def test_a_sequence_keeps_its_bits_in_any_company(tmp_path: Path) -> None:
     assert together == alone * 3
 
 
-def test_a_dtype_that_is_asked_for_widens_the_weights(tmp_path: Path) -> None:
+def test_dtype_option_dequantises_weights(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(path, tiny_config("qwen2"), kind="Q4_0")
     with LLM(path) as llm:
@@ -119,7 +119,7 @@ def test_plain_weights_are_quantised_at_load(
         assert 0 < max(abs(expected[i] - got[i]) for i in shared) < LIMITS[quantization]
 
 
-def test_int4_keeps_what_it_costs_most_in_8_bits(tmp_path: Path) -> None:
+def test_int4_keeps_sensitive_weights_in_8_bits(tmp_path: Path) -> None:
     config = tiny_config("qwen2", hidden_size=80, num_attention_heads=5, num_key_value_heads=1)
     write_hf_model(tmp_path, config)
     options = AdapterOptions(quantization="int4")
@@ -140,7 +140,7 @@ def test_int4_keeps_what_it_costs_most_in_8_bits(tmp_path: Path) -> None:
         assert sizes[layer + "mlp.up_proj.weight"] == 96 * 80 * 4
 
 
-def test_a_quantization_that_does_nothing_is_refused(tmp_path: Path) -> None:
+def test_quantization_without_effect_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(path, tiny_config("qwen2"), kind="Q4_0")
     with pytest.raises(InvalidInputError, match=r"quantization is 'int8'.* quantised already"):

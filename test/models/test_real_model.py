@@ -1,4 +1,4 @@
-"""A model that the user has (--model-path DIR): parity with transformers, offline, served."""
+"""Parity of a user's model (--model-path DIR) with transformers, offline and served."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEW_TOKENS = 12
 
 @pytest.fixture(scope="module")
 def reference(model_path: Path) -> Iterator[Any]:
-    """The model in transformers, computed in f32."""
+    """The transformers model in f32."""
     model = transformers.AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     yield model.eval()
 
@@ -51,10 +51,10 @@ def greedy(model: Any, prompt: list[int]) -> list[int]:
     return ids[len(prompt) :]
 
 
-def test_logits_are_those_of_transformers(
+def test_logits_equal_transformers(
     model_path: Path, reference: Any, prompts: list[list[int]]
 ) -> None:
-    """In f32; the tolerance is relative to the spread of the logits."""
+    """f32; the tolerance is relative to the spread of the logits."""
     with opened(model_path, dtype="f32", kv_cache_layout="slot", max_model_len=512) as adapter:
         for number, prompt in enumerate(prompts):
             ours = run_slot(adapter, [Piece(number, prompt)])
@@ -62,7 +62,7 @@ def test_logits_are_those_of_transformers(
             assert np.abs(ours - expected).max() < 2e-3 * max(1.0, float(expected.std()))
 
 
-def test_offline_greedy_tokens_are_those_of_transformers(
+def test_offline_greedy_tokens_equal_transformers(
     model_path: Path, reference: Any, prompts: list[list[int]]
 ) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
@@ -71,7 +71,7 @@ def test_offline_greedy_tokens_are_those_of_transformers(
     assert found == [greedy(reference, prompt) for prompt in prompts]
 
 
-def test_a_server_answers_with_the_tokens_of_transformers(
+def test_served_tokens_equal_transformers(
     model_path: Path, reference: Any, prompts: list[list[int]]
 ) -> None:
     tokenizer = Tokenizer.from_directory(model_path)

@@ -1,5 +1,5 @@
-"""Rotary frequencies for long contexts: as transformers computes them, from both kinds of files, up
-to the logits, and through moved keys."""
+"""RoPE scaling against transformers: frequencies and logits, from config.json and GGUF, and context
+shift."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
 
 
 def context_of(scheme: dict[str, Any]) -> int:
-    """llama3 configs have the stretched context; in the others it is the original one."""
+    """max_position_embeddings: the scaled context in llama3 configs, the original one in others."""
     return 8 * ORIGINAL if scheme["rope_type"] == "llama3" else ORIGINAL
 
 
@@ -60,12 +60,12 @@ def context_of(scheme: dict[str, Any]) -> int:
 @pytest.mark.parametrize(
     ("kind", "name"), [*(("llama", name) for name in SCHEMES), ("qwen2", "yarn"), ("qwen3", "yarn")]
 )
-def test_logits_at_three_times_the_context_are_those_of_transformers(
+def test_logits_at_three_times_the_context_equal_transformers(
     kind: str, name: str, tmp_path: Path
 ) -> None:
     scheme = SCHEMES[name]
     length = 3 * ORIGINAL
-    factor = 4.0 if name == "dynamic" else scheme["factor"]  # so that the length is allowed
+    factor = 4.0 if name == "dynamic" else scheme["factor"]  # allows the length
     tiny = Tiny(
         kind=kind,
         head_dim=18,
@@ -84,9 +84,7 @@ def test_logits_at_three_times_the_context_are_those_of_transformers(
 @pytest.mark.parametrize("theta", [1e4, 1e6])
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize("name", SCHEMES)
-def test_frequencies_of_real_sizes_are_those_of_transformers(
-    name: str, head_dim: int, theta: float
-) -> None:
+def test_rope_frequencies_equal_transformers(name: str, head_dim: int, theta: float) -> None:
     scheme = SCHEMES[name] | {"rope_theta": theta}
     if "original_max_position_embeddings" in scheme:
         scheme["original_max_position_embeddings"] = 8192
@@ -106,7 +104,7 @@ def test_frequencies_of_real_sizes_are_those_of_transformers(
     assert divisors.max() > 1.0
 
 
-def test_contexts_that_scaling_allows(tmp_path: Path) -> None:
+def test_context_limits_of_rope_scaling(tmp_path: Path) -> None:
     def contexts(scheme: dict[str, Any], **changes: Any) -> tuple[int, int]:
         config = parse_config(model_files.tiny_config(rope_scaling=scheme, **changes))
         return config.max_position_embeddings, config.longest_context
@@ -119,7 +117,7 @@ def test_contexts_that_scaling_allows(tmp_path: Path) -> None:
     assert contexts(stretched) == (512, 512)
     assert contexts({"type": "yarn", "original_max_position_embeddings": 128}) == (512, 512)
     assert contexts(LLAMA3) == (512, 512)
-    # The context before scaling may stand beside the section: then that one counts.
+    # original_max_position_embeddings outside the section takes precedence.
     outside = parse_config(
         model_files.tiny_config(rope_scaling=stretched, original_max_position_embeddings=256)
     )
@@ -139,9 +137,9 @@ def test_contexts_that_scaling_allows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["yarn-attention", "dynamic", "llama3"])
-def test_moved_keys_are_those_of_the_place_they_move_to(name: str, tmp_path: Path) -> None:
-    """In a model of one layer only the position of a key depends on what came before it: what
-    stays after the beginning is dropped must answer like a text that begins there."""
+def test_shifted_keys_equal_recomputed_keys(name: str, tmp_path: Path) -> None:
+    """In a model of one layer only the position of a key depends on earlier tokens: after the first
+    tokens are removed and keys are shifted, results equal those of the remaining text."""
     scheme = SCHEMES[name]
     config = model_files.tiny_config(
         num_hidden_layers=1, max_position_embeddings=context_of(scheme), rope_theta=None,
@@ -169,7 +167,7 @@ def of_gguf(**keys: Any) -> Any:
     return rope_from_gguf(Fields({"llama.context_length": 512, **values}, "f"), "llama", 1e4, None)
 
 
-def test_schemes_from_metadata() -> None:
+def test_rope_scaling_from_gguf_metadata() -> None:
     assert of_gguf() is None and of_gguf(type="linear") is None
     assert of_gguf(type="linear", factor=4.0) == LinearRopeScaling(4.0)
     old = Fields({"llama.rope.scale_linear": 2.0}, "f")
@@ -192,7 +190,7 @@ def test_schemes_from_metadata() -> None:
             of_gguf(**keys)
 
 
-def test_factors_of_a_tensor_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_rope_freqs_tensor_gives_divisors(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     config = model_files.tiny_config("llama")
     factors = np.linspace(1, 8, 8, dtype=np.float32)
@@ -214,7 +212,7 @@ def test_factors_of_a_tensor_are_taken_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["linear", "yarn", "llama3"])
-def test_a_gguf_file_gives_the_logits_of_the_directory(name: str, tmp_path: Path) -> None:
+def test_gguf_logits_equal_those_of_the_directory(name: str, tmp_path: Path) -> None:
     scheme = SCHEMES[name]
     config = model_files.tiny_config(
         "llama", max_position_embeddings=context_of(scheme), rope_scaling=scheme

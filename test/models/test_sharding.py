@@ -1,4 +1,4 @@
-"""What a tensor-parallel rank reads of each weight: its slices and nothing else."""
+"""Weight shards of tensor-parallel ranks: only their bytes are read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llaisys.models.loading.shard import Shard
 from llaisys.models.sharding import SHARD_DIMENSIONS, check_divisibility, lm_head_shard, shard_of
 
 LAYER = "model.layers.0."
-# Hugging Face name -> (slot, shape that a rank of two holds) with the sizes of `wide_config`.
+# Hugging Face name -> (weight field, shard shape with two ranks) for the sizes of `wide_config`.
 LOCAL_SHAPES = {
     "self_attn.q_proj.weight": ("attn_q_w", (32, 64)),
     "self_attn.q_proj.bias": ("attn_q_b", (32,)),
@@ -35,7 +35,7 @@ LOCAL_SHAPES = {
 WHOLE = ("attn_norm_w", "mlp_norm_w", "attn_o_b", "in_embed", "out_embed", "out_norm_w")
 
 
-def test_every_slot_that_is_cut_has_the_shape_of_the_seed(tmp_path: Path) -> None:
+def test_shard_shapes_follow_the_seed(tmp_path: Path) -> None:
     assert {slot for slot, _ in LOCAL_SHAPES.values()} == set(SHARD_DIMENSIONS)
     write_hf_model(tmp_path, tiny_config())
     with open_checkpoint(tmp_path) as checkpoint:
@@ -52,9 +52,7 @@ def test_every_slot_that_is_cut_has_the_shape_of_the_seed(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4, 8])
 @pytest.mark.parametrize("stored", ["f32", "bf16"])
-def test_ranks_hold_runs_that_do_not_overlap_and_leave_nothing_out(
-    tmp_path: Path, tp_size: int, stored: str
-) -> None:
+def test_shards_partition_every_weight(tmp_path: Path, tp_size: int, stored: str) -> None:
     write_hf_model(tmp_path, tiny_config(), dtype=stored)
     with open_checkpoint(tmp_path) as checkpoint:
         for name, (slot, _) in LOCAL_SHAPES.items():
@@ -70,10 +68,10 @@ def test_ranks_hold_runs_that_do_not_overlap_and_leave_nothing_out(
             np.testing.assert_array_equal(np.concatenate(parts, axis=dim), whole)
 
 
-def test_a_rank_takes_the_run_with_its_number(tmp_path: Path) -> None:
+def test_shard_follows_the_rank(tmp_path: Path) -> None:
     config = tiny_config()
     weights = write_hf_model(tmp_path, config)
-    for name, values in weights.items():  # each value says where it lies
+    for name, values in weights.items():  # each value encodes its index
         weights[name] = np.arange(values.size, dtype=np.float32).reshape(values.shape)
     write_safetensors(tmp_path / "model.safetensors", weights)
     with open_checkpoint(tmp_path) as checkpoint:
@@ -86,7 +84,7 @@ def test_a_rank_takes_the_run_with_its_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part", [Shard(0, 24, 48), Shard(1, 24, 48)])
-def test_no_byte_outside_of_the_part_is_read(
+def test_only_bytes_of_the_shard_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: Shard
 ) -> None:
     write_hf_model(tmp_path, tiny_config())
@@ -106,8 +104,8 @@ def test_no_byte_outside_of_the_part_is_read(
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "llama"])
-def test_tensors_that_have_to_be_reordered_are_cut_alike(tmp_path: Path, model_type: str) -> None:
-    """llama files hold the rows of q and k in another order."""
+def test_permuted_tensors_are_sharded_correctly(tmp_path: Path, model_type: str) -> None:
+    """llama GGUF files store the rows of q and k permuted."""
     path = tmp_path / "model.gguf"
     write_gguf(path, tiny_config(model_type))
     with open_checkpoint(path) as checkpoint:
@@ -119,7 +117,7 @@ def test_tensors_that_have_to_be_reordered_are_cut_alike(tmp_path: Path, model_t
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "llama"])
-def test_quantised_tensors_are_cut_in_whole_blocks(tmp_path: Path, model_type: str) -> None:
+def test_quantised_tensors_are_sharded_in_whole_blocks(tmp_path: Path, model_type: str) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(path, tiny_config(model_type, intermediate_size=128), kind="Q8_0")
     with open_checkpoint(path) as checkpoint:
@@ -139,7 +137,7 @@ def test_quantised_tensors_are_cut_in_whole_blocks(tmp_path: Path, model_type: s
         assert checkpoint.read_blocks(f"{LAYER}mlp.down_proj.weight", Shard(1, 16, 64)) is None
 
 
-def test_ranks_that_outnumber_the_key_value_heads_hold_the_same_rows() -> None:
+def test_kv_heads_are_replicated_when_ranks_outnumber_them() -> None:
     parts = [shard_of("k", "attn_k_w", (16, 64), 4, rank, kv_copies=2) for rank in range(4)]
     assert parts == [Shard(0, 0, 8), Shard(0, 0, 8), Shard(0, 8, 16), Shard(0, 8, 16)]
     assert shard_of("q", "attn_q_w", (64, 64), 4, 3, kv_copies=2) == Shard(0, 48, 64)
@@ -148,7 +146,7 @@ def test_ranks_that_outnumber_the_key_value_heads_hold_the_same_rows() -> None:
     assert ParallelConfig(tensor_parallel_size=4).kv_copies(2) == 1
 
 
-def test_the_head_is_cut_into_runs_of_which_the_last_may_be_shorter() -> None:
+def test_last_output_matrix_shard_may_be_shorter() -> None:
     assert [lm_head_shard(10, 4, rank) for rank in range(4)] == [
         Shard(0, 0, 3), Shard(0, 3, 6), Shard(0, 6, 9), Shard(0, 9, 10)
     ]  # fmt: skip
@@ -157,9 +155,7 @@ def test_the_head_is_cut_into_runs_of_which_the_last_may_be_shorter() -> None:
 
 
 @pytest.mark.parametrize(("slot", "shape"), [("attn_q_w", (66, 64)), ("mlp_down_w", (64, 97))])
-def test_a_cut_that_is_not_even_is_refused_with_the_numbers(
-    slot: str, shape: tuple[int, ...]
-) -> None:
+def test_uneven_shard_error_has_the_sizes(slot: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidInputError) as caught:
         shard_of("layers.3.w", slot, shape, 4, 1)
     text = str(caught.value)
@@ -171,7 +167,7 @@ def test_a_cut_that_is_not_even_is_refused_with_the_numbers(
     ("sizes", "name", "value"),
     [((6, 4, 8), "nh", 6), ((8, 2, 8), "nkvh", 2), ((8, 4, 90), "di", 90), ((8, 3, 8), "nkvh", 3)],
 )
-def test_sizes_that_ranks_cannot_share_evenly_are_refused_with_the_numbers(
+def test_indivisible_sizes_error_has_the_sizes(
     sizes: tuple[int, int, int], name: str, value: int
 ) -> None:
     parallel = ParallelConfig(tensor_parallel_size=4, rank=2, local_rank=2)
@@ -185,7 +181,7 @@ def test_sizes_that_ranks_cannot_share_evenly_are_refused_with_the_numbers(
     check_divisibility(8, 4, 8, options)
 
 
-def test_a_rank_keeps_keys_and_values_of_its_own_heads_only(tmp_path: Path) -> None:
+def test_kv_cache_of_a_rank_has_its_own_heads_only(tmp_path: Path) -> None:
     write_hf_model(tmp_path, tiny_config(num_attention_heads=8, num_key_value_heads=8))
     with open_checkpoint(tmp_path) as checkpoint:
         alone, half, quarter = (
@@ -200,10 +196,10 @@ def test_a_rank_keeps_keys_and_values_of_its_own_heads_only(tmp_path: Path) -> N
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("is_cut", [False, True])
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
-def test_the_memory_that_a_rank_needs_is_that_of_its_parts(
+def test_memory_needs_of_a_rank_count_its_shards(
     tmp_path: Path, tp_size: int, is_cut: bool, tied: bool
 ) -> None:
-    """Counted by hand: what is cut, once over the ranks; the rest on each of them."""
+    """Sharded weights count once over all ranks, replicated ones on each."""
     sizes = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32}
     config = tiny_config(**sizes, intermediate_size=256, tie_word_embeddings=tied)
     write_hf_model(tmp_path, config)
@@ -217,7 +213,7 @@ def test_the_memory_that_a_rank_needs_is_that_of_its_parts(
                 whole += size
         head = 320 * 64 if is_cut or not tied or tp_size == 1 else 0
         if tp_size == 1 and tied:
-            head = 0  # the table serves as the head
+            head = 0  # tied: the embedding table is the output matrix
         local = layers // tp_size + whole + head // (tp_size if is_cut else 1)
         for rank in range(tp_size):
             parallel = ParallelConfig(

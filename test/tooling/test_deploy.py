@@ -1,5 +1,5 @@
-"""What deploy/ says about the server is true: every metric that is asked for exists. (A running
-server is asked for them in test/server/test_several_models.py.)"""
+"""deploy/ matches the server: every queried metric exists. (test/server/test_several_models.py
+queries a running server.)"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GROUPED = re.compile(r"by \(([^)]*)\)")
 
 
 def metrics() -> dict[str, set[str]]:
-    """Every name that /metrics has -> its labels, as the server's own registry lists them."""
+    """Metric name -> labels, from the server's registry."""
     entries = entries_of(["mock", "org/two"], {})
     config = ServerConfig(models=entries, api_keys=("k",))
     shared = SharedState(config, SessionStore(":memory:"))
@@ -48,7 +48,7 @@ def test_every_query_names_a_metric_that_exists() -> None:
     assert names <= set(known), sorted(names - set(known))
 
 
-def test_every_label_that_is_selected_is_one_of_the_metric() -> None:
+def test_every_selected_label_exists() -> None:
     known = metrics()
     for text in expressions():
         for name, labels in SELECTED.findall(text):
@@ -63,7 +63,7 @@ def test_queries_are_well_formed() -> None:
             assert all(re.fullmatch(r"\w+", part.strip()) for part in labels.split(","))
 
 
-def test_the_dashboard_is_what_its_script_writes() -> None:
+def test_dashboard_equals_script_output() -> None:
     spec = importlib.util.spec_from_file_location("make_dashboard", DEPLOY / "make_dashboard.py")
     assert spec is not None and spec.loader is not None
     module: Any = importlib.util.module_from_spec(spec)
@@ -88,7 +88,7 @@ def test_the_options_that_are_given_exist(name: str) -> None:
     assert asked and asked <= known, asked - known
 
 
-def test_the_unit_is_one() -> None:
+def test_systemd_unit_is_valid() -> None:
     unit = configparser.ConfigParser(strict=False, interpolation=None)
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read(DEPLOY / "llaisys.service")
@@ -96,8 +96,8 @@ def test_the_unit_is_one() -> None:
     assert "-HUP" in unit["Service"]["ExecReload"]
 
 
-def test_an_image_is_built_from_sources_alone() -> None:
-    """A build folder that is copied along has the paths of another machine in it."""
+def test_image_is_built_from_sources_only() -> None:
+    """A copied build folder would contain paths of another machine."""
     ignored = (DEPLOY.parent / ".dockerignore").read_text().splitlines()
     assert {"build", ".venv", "**/*.so"} <= set(ignored)
 

@@ -34,7 +34,7 @@ def test_named_paths_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     links = LINK.findall(page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
 
@@ -63,7 +63,7 @@ def test_plots_follow_their_tables() -> None:
     assert subprocess.run([sys.executable, str(script), "--check"]).returncode == 0
 
 
-def test_a_path_that_does_not_exist_is_found() -> None:
+def test_missing_path_is_found() -> None:
     """The pattern sees what the pages say, and only that."""
     text = "`engine/nothing.py`, test/none/*.py (src/ops/<op>/op.cpp) https://a.b/src/x ~/docs/y"
     assert NAMED.findall(text) == ["engine/nothing.py", "test/none/*.py"]

@@ -1,4 +1,4 @@
-"""scripts/check_layers.py catches what it must, and the repository passes it."""
+"""scripts/check_layers.py finds planted violations, and the repository passes it."""
 
 import importlib.util
 import sys
@@ -128,7 +128,7 @@ def test_planted_python_violation_is_found(tree, file, line, rule):
     assert all(text.startswith(f"{file}:") for text in found), found
 
 
-def test_modules_that_import_each_other_are_found(tree):
+def test_import_cycle_is_found(tree):
     write(tree, "python/llaisys/models/base.py", "def f():\n    from llaisys.models import qwen2\n")
     write(tree, "python/llaisys/models/qwen2.py", "from llaisys.models import base\n")
     (found,) = violations(tree)
@@ -178,7 +178,7 @@ def test_planted_cpp_violation_is_found(tree, file, line, rule):
     assert found[0].startswith(f"{file}:{3 if line else 1}: "), found
 
 
-def test_public_header_must_not_reach_inside(tree):
+def test_public_header_must_not_include_internal_headers(tree):
     write(tree, "include/llaisys/tensor.h", '#include "base/check.hpp"\n')
     assert violations(tree) == [
         "include/llaisys/tensor.h:1: a public header must not include base/check.hpp"

@@ -1,4 +1,4 @@
-"""scripts/run_tests.py --again: what fails once is named, what fails twice fails the run."""
+"""scripts/run_tests.py --again: reruns failures; a test that fails twice fails the run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(folder: Path, holds: bool, *arguments: str) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=plain)
 
 
-def test_a_test_that_fails_once_is_named_and_one_that_fails_twice_fails_the_run(
+def test_flaky_test_is_reported_and_failing_test_fails_the_run(
     tmp_path: Path,
 ) -> None:
     once = run(tmp_path / "once", True, "--again", "2")
@@ -46,6 +46,6 @@ def test_a_test_that_fails_once_is_named_and_one_that_fails_twice_fails_the_run(
     assert run(tmp_path / "twice", False, "--again", "2").returncode == 1
 
 
-def test_with_more_failures_than_that_the_first_run_counts(tmp_path: Path) -> None:
+def test_too_many_failures_are_not_rerun(tmp_path: Path) -> None:
     many = run(tmp_path / "many", False, "--again", "1")
     assert many.returncode == 1 and "once more" not in many.stdout

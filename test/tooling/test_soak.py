@@ -1,4 +1,4 @@
-"""Nine seconds of scripts/soak.py, so that it works when it is wanted."""
+"""A nine-second run of scripts/soak.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_short_soak_passes(tmp_path: Path) -> None:
+def test_short_soak_passes(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     words = ["--minutes", "0.15", "--pause", "0.5", "--fault-every", "2", "--without-default-model"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""`PackedStrings` is a sequence of str like any other, and goes through messages."""
+"""`PackedStrings`: a sequence of str that can be serialized."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llaisys.common.packed_strings import PackedStrings
 WORDS = ["a", "", "ß€", "🙂 b", "\0", "last"]
 
 
-def test_it_is_a_sequence_of_its_texts() -> None:
+def test_packed_strings_is_a_sequence() -> None:
     texts = PackedStrings.of(WORDS)
     assert list(texts) == WORDS and len(texts) == len(WORDS)
     assert [texts[i] for i in range(-len(WORDS), len(WORDS))] == WORDS * 2
@@ -22,6 +22,6 @@ def test_it_is_a_sequence_of_its_texts() -> None:
             texts[number]
 
 
-def test_messages_carry_it() -> None:
+def test_packed_strings_survive_serialization() -> None:
     texts = PackedStrings.of(WORDS)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(texts), type=PackedStrings) == texts

@@ -1,4 +1,4 @@
-"""The adapters: what they take from a checkpoint, and what they refuse by name."""
+"""The decoder adapter: loading of checkpoints, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_dtype_option_converts_at_load(directory: Path, dtype: str) -> None:
     assert np.abs(ours - expected).max() < tolerance
 
 
-def test_sharded_weights_give_the_same_bits_as_one_file(tmp_path: Path) -> None:
+def test_sharded_files_give_bitwise_identical_logits(tmp_path: Path) -> None:
     model = make_reference(TINY)
     model.save_pretrained(tmp_path / "whole", safe_serialization=True)
     model.save_pretrained(tmp_path / "parts", safe_serialization=True, max_shard_size="30KB")
@@ -66,13 +66,13 @@ def test_sharded_weights_give_the_same_bits_as_one_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(logits[0], logits[1])
 
 
-def test_a_missing_tensor_is_named(directory: Path) -> None:
+def test_missing_tensor_is_named(directory: Path) -> None:
     rewrite(directory, lambda tensors: tensors.pop("model.layers.0.mlp.up_proj.weight"))
     with pytest.raises(ModelLoadError, match=r"model\.layers\.0\.mlp\.up_proj\.weight"):
         open_and_load(directory)
 
 
-def test_a_misshaped_tensor_is_named_with_both_shapes(directory: Path) -> None:
+def test_misshaped_tensor_error_has_both_shapes(directory: Path) -> None:
     def change(tensors: dict[str, torch.Tensor]) -> None:
         tensors["model.norm.weight"] = torch.ones(TINY.hidden + 1)
 
@@ -81,12 +81,12 @@ def test_a_misshaped_tensor_is_named_with_both_shapes(directory: Path) -> None:
         open_and_load(directory)
 
 
-def test_max_model_len_beyond_the_model_is_refused(directory: Path) -> None:
+def test_max_model_len_beyond_the_model_is_rejected(directory: Path) -> None:
     with pytest.raises(InvalidInputError, match="max_model_len"):
         open_and_load(directory, max_model_len=1 << 20)
 
 
-def test_unknown_dtype_and_layout_are_refused(directory: Path) -> None:
+def test_unknown_dtype_and_layout_are_rejected(directory: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"dtype.*int3"):
         open_and_load(directory, dtype="int3")
     with pytest.raises(InvalidInputError, match=r"kv_cache_layout.*ring"):
@@ -99,7 +99,7 @@ def test_kv_bytes_per_token(directory: Path) -> None:
     assert size == 2 * TINY.layers * TINY.kv_heads * TINY.head_dim * 2
 
 
-def test_a_config_that_contradicts_the_weights_is_refused(directory: Path) -> None:
+def test_config_that_contradicts_the_weights_is_rejected(directory: Path) -> None:
     config = json.loads((directory / "config.json").read_text())
     config["intermediate_size"] = TINY.intermediate + 1
     (directory / "config.json").write_text(json.dumps(config))
@@ -107,7 +107,7 @@ def test_a_config_that_contradicts_the_weights_is_refused(directory: Path) -> No
         open_and_load(directory)
 
 
-def test_use_after_close_is_an_exception(directory: Path) -> None:
+def test_use_after_close_raises(directory: Path) -> None:
     with opened(directory, kv_cache_layout="slot", max_model_len=64) as adapter:
         adapter.close()
         adapter.close()

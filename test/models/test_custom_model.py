@@ -1,4 +1,4 @@
-"""A model that is no decoder opens like one: a config, tensor names and a forward of its own."""
+"""A custom model type that is not a decoder: its own config, tensor names and forward."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class ToyFamily(Family):
 
 
 class ToyAdapter(NativeAdapter):
-    """The forward of the mock model, over a table from a file."""
+    """The forward of the mock model with a table from a file."""
 
     @classmethod
     def kv_bytes_per_token(cls, checkpoint: Any, options: AdapterOptions) -> int:
@@ -101,7 +101,7 @@ def write_toy(directory: Path, **changes: Any) -> Path:
 
 
 def mock_tokens(tokens: list[int], count: int) -> list[int]:
-    """What the mock model with the same table draws, each time from the whole sequence anew."""
+    """Tokens that the mock model with the same table samples, recomputing the whole sequence."""
     prompt = len(tokens)
     while len(tokens) < prompt + count:
         with MockAdapter.load(SHAPE, AdapterOptions(kv_cache_layout="slot")) as model:
@@ -112,7 +112,7 @@ def mock_tokens(tokens: list[int], count: int) -> list[int]:
     return tokens[prompt:]
 
 
-def test_it_generates_what_its_forward_says(tmp_path: Path) -> None:
+def test_custom_forward_generates(tmp_path: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     with LLM(write_toy(tmp_path), num_kv_blocks=8) as llm:
         assert llm.model_info.model_type == "toy" and llm.model_info.vocab_size == 40
@@ -120,7 +120,7 @@ def test_it_generates_what_its_forward_says(tmp_path: Path) -> None:
     assert found.token_ids == mock_tokens([1, 2, 3], 6)
 
 
-def test_its_own_config_and_tensors_are_checked(tmp_path: Path) -> None:
+def test_custom_config_and_tensors_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"n_heads is 9; it must be an integer from 1 to 8"):
         open_checkpoint(write_toy(tmp_path, n_heads=9))
     with (
@@ -130,7 +130,7 @@ def test_its_own_config_and_tensors_are_checked(tmp_path: Path) -> None:
         check_coverage(checkpoint)
 
 
-def test_the_dtype_is_that_of_most_matrices(tmp_path: Path) -> None:
+def test_dtype_is_the_most_common_of_the_matrices(tmp_path: Path) -> None:
     write_toy(tmp_path)
     model_files.write_safetensors(tmp_path / "model.safetensors", {TABLE: SHAPE.table()}, "bf16")
     with open_checkpoint(tmp_path) as checkpoint:
@@ -138,7 +138,7 @@ def test_the_dtype_is_that_of_most_matrices(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["toy", "mistral"])
-def test_gguf_files_are_for_families_that_read_them(name: str, tmp_path: Path) -> None:
+def test_family_without_gguf_support_rejects_gguf(name: str, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     writer = gguf.GGUFWriter(path, name)
     writer.write_header_to_file()

@@ -1,4 +1,4 @@
-"""What is said of a GPU's parts that are missing."""
+"""Warning about a missing cuBLASLt."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llaisys.models import device
 
 
 @pytest.mark.parametrize("line", ["a GPU, 1 MiB", "a GPU, 1 MiB, without cuBLASLt"])
-def test_a_missing_cublaslt_is_said_once(
+def test_missing_cublaslt_is_logged_once(
     line: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(device, "describe_devices", lambda _: [line])
@@ -20,5 +20,5 @@ def test_a_missing_cublaslt_is_said_once(
             device.warn_if_cublaslt_missing("cuda")
             device.warn_if_cublaslt_missing("cpu")
     device.warn_if_cublaslt_missing.cache_clear()
-    said = [record.message for record in caplog.records if "cuBLASLt" in record.message]
-    assert len(said) == int(line.endswith("cuBLASLt"))
+    messages = [record.message for record in caplog.records if "cuBLASLt" in record.message]
+    assert len(messages) == int(line.endswith("cuBLASLt"))
