@@ -182,6 +182,23 @@ def test_status_routes(client: httpx.Client) -> None:
     error_of(client.get(CHAT), 405)
 
 
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_probes_are_logged_at_debug_level_only(level: str) -> None:
+    with ServerProcess("--log-level", level) as server:
+        server.wait_ready()
+        with server.client() as client:
+            for path in ("/health", "/live", "/ready", "/metrics", "/version"):
+                assert client.get(path).is_success
+            assert client.post(CHAT, json=chat(max_tokens=1)).is_success
+        assert server.stop() == 0
+        found = [event for event in server.events() if event["message"] == "request"]
+    routes = {event["route"]: event["level"] for event in found}
+    probes = {"/health", "/live", "/ready", "/metrics"}
+    assert routes["/version"] == routes[CHAT] == "info"
+    assert probes & set(routes) == (probes if level == "debug" else set())
+    assert all(routes[path] == "debug" for path in probes & set(routes))
+
+
 def test_metrics_have_vllm_names(client: httpx.Client) -> None:
     with client.stream("POST", CHAT, json=chat(stream=True, max_tokens=20)) as response:
         assert list(sse_events(response))[-1] == "[DONE]"

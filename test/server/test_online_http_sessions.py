@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -16,7 +19,7 @@ import httpx
 import pytest
 from engine_fakes import FakeTokenizer
 from http_helpers import CHAT, KEYS, chat, error_of, reply
-from server_helpers import Gate, ServerProcess
+from server_helpers import HELPERS, PACKAGE, Gate, ServerProcess
 from wire_helpers import sse_events
 
 
@@ -243,6 +246,38 @@ def test_second_server_on_a_session_file_names_the_holder(paused: PausedServer) 
         f"is in use by process {paused.process.process.pid}" in output
         and "--session-file" in output
     )
+
+
+def test_second_server_with_the_default_session_file_uses_another(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(PACKAGE), str(HELPERS)])
+    env = {**os.environ, "PYTHONPATH": path, "XDG_STATE_HOME": str(tmp_path)}
+    command = [sys.executable, str(HELPERS / "fault_server.py"), "--port", "0"]
+    with contextlib.ExitStack() as stack:
+        urls, logs = [], []
+        for number in range(2):
+            log = tmp_path / f"log-{number}"
+            server = stack.enter_context(
+                subprocess.Popen(
+                    command, env=env, text=True, stdout=subprocess.PIPE, stderr=log.open("w")
+                )
+            )
+            stack.callback(server.terminate)
+            assert server.stdout is not None
+            urls.append(next(line for line in server.stdout if "serving" in line).split()[-1])
+            logs.append(log)
+        for number, url in enumerate(urls):
+            with httpx.Client(base_url=url, timeout=60) as client:
+                body = {"messages": [{"role": "user", "content": f"to {number}"}]}
+                assert client.post("/v1/sessions", json=body).is_success
+                assert len(client.get("/v1/sessions").json()["data"]) == 1
+    port = urls[1].rpartition(":")[2]
+    files = {file.name for file in (tmp_path / "llaisys").glob("*.sqlite3")}
+    assert files == {"sessions.sqlite3", f"sessions-{port}.sqlite3"}
+    first, second = (log.read_text() for log in logs)
+    assert "is in use by process" not in first
+    (warning,) = [line for line in second.splitlines() if "is in use by process" in line]
+    assert "WARNING" in warning and warning.endswith(f"sessions-{port}.sqlite3")
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d WARNING ", warning)
 
 
 def test_damaged_session_file_is_rejected_at_start(tmp_path: Path) -> None:

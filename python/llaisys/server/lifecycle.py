@@ -27,6 +27,7 @@ from llaisys.server.models.manager import Models
 from llaisys.server.models.opening import open_models
 from llaisys.server.models.single import SingleModel
 from llaisys.server.service import Service, SharedState, reload_keys
+from llaisys.server.sessions.file import SessionFileInUseError
 from llaisys.server.sessions.store import SessionStore
 from llaisys.server.tracing import TraceRequests, open_tracer
 from llaisys.tokenization import Tokenizer as _Tokenizer  # noqa: F401  (imported while the model loads)
@@ -179,18 +180,28 @@ class Lifecycle:
         return task
 
 
+def open_sessions(config: ServerConfig, port: int) -> SessionStore:
+    """Open the session file. If another server uses the default one, open a file named after the
+    port and log a warning; a configured file is never replaced."""
+    path = config.session_file or default_session_file()
+    limits = config.limits
+    arguments = limits.max_sessions, limits.max_session_bytes, config.max_session_bytes_per_key
+    try:
+        return SessionStore(path, *arguments)
+    except SessionFileInUseError as error:
+        if config.session_file is not None:
+            raise
+        other = path.with_name(f"{path.stem}-{port}{path.suffix}")
+        logger.warning("%s; this server uses %s", str(error).partition(";")[0], other)
+        return SessionStore(other, *arguments)
+
+
 async def run_server(
     config: ServerConfig, process: EngineProcess | None, listener: socket.socket, url: str
 ) -> int:
     """Serve until a signal or the death of the engine; return the exit status. `process`: the
     started engine of a single model; None with several models."""
-    sessions = SessionStore(
-        config.session_file or default_session_file(),
-        config.limits.max_sessions,
-        config.limits.max_session_bytes,
-        config.max_session_bytes_per_key,
-    )
-    shared = SharedState(config, sessions)
+    shared = SharedState(config, open_sessions(config, listener.getsockname()[1]))
     models = open_models(shared, process)
     limits = config.limits
     app, provider = make_app(shared, models), None

@@ -32,6 +32,7 @@ BODIES_FULL = "too_many_bodies"
 FREE_BODY_BYTES = 64 << 10
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 MAX_LOGGED_ORIGINS = 8
+PROBE_ROUTES = frozenset({"/health", "/live", "/ready", "/metrics"})  # logged at debug level
 # Ollama's clients send no Content-Type, or curl's default. `HostGuard` stops forms of web pages.
 UNTYPED = ("", "application/x-www-form-urlencoded")
 UNTYPED_PATHS = ("/api/",)
@@ -154,9 +155,10 @@ class RequestContext:
                 fields=notes.header,
                 count=notes.counts.total(),
             )
+        is_probe = route in PROBE_ROUTES and status in (200, 503)
         log_event(
             logger,
-            logging.INFO,
+            logging.DEBUG if is_probe else logging.INFO,
             "request",
             request_id=request_id,
             method=scope["method"],

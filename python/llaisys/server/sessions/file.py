@@ -65,6 +65,10 @@ class SessionLimitError(LlaisysError, ValueError):
         self.code = code
 
 
+class SessionFileInUseError(InvalidInputError):
+    """Another process has the file open."""
+
+
 class SessionStorageError(LlaisysError, RuntimeError):
     """The file could not be read or written (full disk, damaged page); nothing was changed."""
 
@@ -79,7 +83,7 @@ class SessionFile:
         max_owner_bytes: int | None,
     ) -> None:
         """Open and check the file. Raises InvalidInputError when it is unusable: no permission,
-        damaged, of another release, or in use by another process."""
+        damaged, of another release, or (SessionFileInUseError) in use by another process."""
         self.max_bytes = max_bytes
         self.max_owner_bytes = max_owner_bytes  # per owner; None: no limit per owner
         self._lock = threading.Lock()
@@ -169,8 +173,10 @@ class SessionFile:
         )
 
 
-def file_error(path: Path | str, what: str) -> InvalidInputError:
-    return InvalidInputError(f"session file {path}{what}", field="session_file", value=str(path))
+def file_error(
+    path: Path | str, what: str, kind: type[InvalidInputError] = InvalidInputError
+) -> InvalidInputError:
+    return kind(f"session file {path}{what}", field="session_file", value=str(path))
 
 
 def _make_file(path: Path) -> FileLock:
@@ -183,5 +189,5 @@ def _make_file(path: Path) -> FileLock:
     except OSError as error:
         raise file_error(path, f": {error.strerror}; {USE_ANOTHER}") from error
     if holder is not None:
-        raise file_error(path, f" is in use by {holder}; {USE_ANOTHER}")
+        raise file_error(path, f" is in use by {holder}; {USE_ANOTHER}", SessionFileInUseError)
     return lock
