@@ -47,7 +47,7 @@ class UserView {
 }
 
 const NOTES = {
-	length: "Cut off: token limit reached.",
+	length: "Cut off: token limit reached (Max tokens in the settings).",
 	stopped: "Stopped.",
 	abort: "Stopped by the server.",
 	timeout: "Cut off: time limit reached.",

@@ -15,7 +15,7 @@ const FIELDS = [
 	["repetition_penalty", "Repetition penalty", "number", { min: 0.01, max: 2, step: "any" }, "1 = off"],
 	["presence_penalty", "Presence penalty", "number", { min: -2, max: 2, step: "any" }, "0 = off"],
 	["frequency_penalty", "Frequency penalty", "number", { min: -2, max: 2, step: "any" }, "0 = off"],
-	["max_tokens", "Max tokens", "integer", { min: 1, max: 2147483647 }, "Per answer"],
+	["max_tokens", "Max tokens", "integer", { min: 1, max: 2147483647 }, "Per answer; a cut off answer can be continued"],
 	["seed", "Seed", "integer", { min: 0, max: Number.MAX_SAFE_INTEGER }, "Makes answers reproducible"],
 	["stop", "Stop strings", "lines", { rows: 2 }, "One per line; \\n is a line break"],
 	["custom", "Custom parameters", "json", { rows: 2 }, "A JSON object, sent unchanged"],
@@ -155,8 +155,6 @@ export class Settings {
 			else input.value = value ?? "";
 			input.placeholder = MULTILINE.includes(type) ? "" : String(defaults[name] ?? "default");
 		}
-		const limit = this.#model?.maxLength;
-		if (limit && !defaults.max_tokens) this.#inputs.get("max_tokens").input.placeholder = `up to ${limit}`;
 	}
 
 	/** Saves valid fields; the browser marks invalid ones. */

@@ -53,9 +53,24 @@ def test_chat_continues_after_full_context(say: Say) -> None:
     assert "it must have at most 511" in printed and "/reset starts again.\n" in printed
 
 
+def test_token_limit_is_shown_and_a_cut_off_answer_continues(say: Say, tmp_path: Path) -> None:
+    whole, cut, more = (tmp_path / f"{name}.json" for name in ("whole", "cut", "more"))
+    ignore_eos = ("--ignore-eos",)
+    say("hello", f"/save {whole}", options=("--max-tokens", "9", *ignore_eos))
+    printed = say(
+        "/continue", "hello", f"/save {cut}", "/continue", "/continue", f"/save {more}",
+        "/reset", "/continue", options=ignore_eos,
+    )  # fmt: skip
+    assert "at most 3 tokens (--max-tokens)" in printed
+    assert printed.count("[token limit; /continue continues]") == 3
+    assert printed.count("the last answer is complete") == 2
+    assert saved(more) == saved(whole) and saved(cut) != saved(more)
+    assert saved(more)[1][1].startswith(saved(cut)[1][1])
+
+
 def test_help_lists_every_command_and_unknown_ones_are_reported(say: Say) -> None:
     printed = say("/help", "/nonsense now")
-    for name in ("/reset", "/system", "/save", "/exit"):
+    for name in ("/continue", "/reset", "/system", "/save", "/exit"):
         assert name in printed
     assert "unknown command /nonsense; /help lists the commands" in printed
 

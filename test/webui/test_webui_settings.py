@@ -47,6 +47,30 @@ def test_settings_are_per_chat_and_sent_to_the_server(tester: PageDriver, fake: 
     assert fake.bodies("/v1/chat/completions")[2]["seed"] == 7
 
 
+def test_answers_have_a_default_token_limit(tester: PageDriver, fake: FakeServer) -> None:
+    page = tester.page
+    page.click("#settings-open")
+    assert page.get_attribute("#set-max_tokens", "placeholder") == "1024"
+    page.keyboard.press("Escape")
+    tester.ask("default")
+    fake.model_defaults["max_tokens"] = 77
+    try:
+        page.reload()
+        tester.see("#model-name", "SmolLM2")
+        page.click("#settings-open")
+        assert page.get_attribute("#set-max_tokens", "placeholder") == "77"
+        page.keyboard.press("Escape")
+        tester.ask("of the server")
+        page.click("#settings-open")
+        page.fill("#set-max_tokens", "5")
+        page.keyboard.press("Escape")
+        tester.ask("of the chat")
+    finally:
+        del fake.model_defaults["max_tokens"]
+    limits = [body["max_tokens"] for body in fake.bodies("/v1/chat/completions")]
+    assert limits == [1024, 77, 5]
+
+
 def test_statistics_of_the_answer_and_the_server(tester: PageDriver, fake: FakeServer) -> None:
     fake.replies["q"] = Reply(["a "] * 30, delay=0.005, usage=(80, 60))
     tester.ask("q")

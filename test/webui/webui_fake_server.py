@@ -82,6 +82,7 @@ class FakeServer(ThreadingHTTPServer):
         self.sessions: dict[str, dict[str, Any]] = {}
         self.sessions_full = False
         self.api_key: str | None = None
+        self.model_defaults: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0}
         self.loading: dict[str, Any] | None = None  # body of /health while the model loads
         self.metrics = {
             "num_requests_running": 2.0,
@@ -155,7 +156,7 @@ class Handler(BaseHTTPRequestHandler):
             self._refuse(503, "the model is still being loaded", 1)
         elif path == "/v1/models":
             card = {"id": MODEL, "object": "model", "max_model_len": 8192}
-            card["default_sampling_params"] = {"temperature": 1.0, "top_p": 1.0}
+            card["default_sampling_params"] = self.server.model_defaults
             self._json({"object": "list", "data": [card, {**card, "id": "another-model"}]})
         elif path == "/v1/sessions":
             stored = [{"id": name, **session} for name, session in self.server.sessions.items()]

@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,11 @@ if TYPE_CHECKING:
     from llaisys.entrypoints.llm import LLM
 
 COMMAND = re.compile(r"/[a-z]+")  # a path such as /etc/hosts is not a command
-GREETING = "Ctrl-C stops an answer, Ctrl-D or /exit leaves, /help lists the commands."
+GREETING = """\
+Ctrl-C stops an answer, Ctrl-D or /exit leaves, /help lists the commands.
+An answer has at most {limit} tokens (--max-tokens); /continue continues a longer one."""
 HELP = """\
+/continue      continue the last answer if it was cut off or stopped
 /reset         start again; the system prompt stays (also /clear)
 /system TEXT   the system prompt from now on; without TEXT, show it
 /save FILE     write the conversation: Markdown, or JSON where FILE ends in .json
@@ -51,7 +55,7 @@ def _chat(options: argparse.Namespace) -> int:
             import readline  # noqa: F401  (input() then edits lines and remembers them)
     params = sampling_of(options)
     with open_llm(options) as llm:
-        print(GREETING)
+        print(GREETING.format(limit=params.max_tokens))
         chat = Chat(llm, params.with_defaults(llm.default_sampling), options.system)
         while (text := _ask()) is not None:
             if COMMAND.fullmatch(text.partition(" ")[0]):
@@ -83,6 +87,7 @@ class Chat:
         self.params = params
         self.system = system
         self.turns: list[dict[str, str]] = []  # user, assistant, user, ...
+        self._unfinished: list[int] = []  # prompt and answer ids of a cut off last answer
         self._saved: Path | None = None  # the file of this conversation, which may be overwritten
 
     @property
@@ -93,23 +98,48 @@ class Chat:
     def answer(self, text: str) -> None:
         """Print the answer as it arrives. Ctrl-C ends it and keeps the text so far."""
         question = {"role": "user", "content": text}
+        messages = [*self.messages, question]
+        answer = self._stream(lambda: self.llm.encode_chat(messages))
+        if answer is not None:
+            self.turns += [question, {"role": "assistant", "content": answer}]
+
+    def resume(self) -> None:
+        """Continue a cut off answer."""
+        if not self._unfinished:
+            print("the last answer is complete")
+            return
+        more = self._stream(lambda: self._unfinished)
+        if more is not None:
+            self.turns[-1] = {**self.turns[-1], "content": self.turns[-1]["content"] + more}
+
+    def _stream(self, prompt: Callable[[], list[int]]) -> str | None:
+        """Print and return the text that follows a prompt; None after an error."""
         parts: list[str] = []
+        end = None
         try:
-            stream = self.llm.stream([*self.messages, question], self.params)
+            tokens = list(prompt())
+            stream = self.llm.stream(list(tokens), self.params, is_chat=True)
             try:
                 for part in stream:
                     parts.append(part.text)
+                    tokens += part.token_ids
+                    end = part.finish_reason
                     print(part.text, end="", flush=True)
-                    if part.finish_reason == "error" and part.output is not None:
+                    if end == "error" and part.output is not None:
                         raise _FailedAnswerError(str(part.output.outputs[0].error))
             except KeyboardInterrupt:
                 stream.close()
                 print(" [stopped]", end="")
+                end = "length"
+            else:
+                if end == "length":
+                    print(" [token limit; /continue continues]", end="")
             print()
         except (InvalidInputError, _FailedAnswerError) as error:  # usually a full context
             print(f"{error}\n/reset starts again.")
-            return
-        self.turns += [question, {"role": "assistant", "content": "".join(parts)}]
+            return None
+        self._unfinished = tokens if end == "length" else []
+        return "".join(parts)
 
     def command(self, line: str) -> None:
         """Run a line that begins with a command."""
@@ -117,7 +147,9 @@ class Chat:
         if name == "/help":
             print(HELP)
         elif name in ("/reset", "/clear"):
-            self.turns, self._saved = [], None
+            self.turns, self._unfinished, self._saved = [], [], None
+        elif name == "/continue":
+            self.resume()
         elif name == "/system":
             self.system = rest.strip() or self.system
             print(f"system prompt: {self.system or 'none'}")

@@ -194,16 +194,20 @@ class LLM(EmbeddingCalls, Closing):
         sampling_params: SamplingParams | None = None,
         *,
         cache_salt: str | None = None,
+        is_chat: bool = False,
     ) -> TokenStream:
         """Stream one answer; a list of messages is a chat. The prompt is checked immediately.
-        Closing or dropping the stream cancels the request."""
+        Closing or dropping the stream cancels the request. `is_chat`: `prompt` has the token ids
+        of a chat, whose reasoning markers are part of the text."""
         client = self._open()
         visible_ids: frozenset[int] = frozenset()
         if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
             ids: Prompt = self.encode_chat(prompt)  # type: ignore[arg-type]
-            visible_ids = self.chat_style.visible_ids(self.tokenizer, None)
+            is_chat = True
         else:
             ids = prompt  # type: ignore[assignment]
+        if is_chat:
+            visible_ids = self.chat_style.visible_ids(self.tokenizer, None)
         request_id = client.submit(
             ids, sampling_params, stream=True, cache_salt=cache_salt, visible_ids=visible_ids
         )
