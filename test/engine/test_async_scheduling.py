@@ -97,7 +97,7 @@ def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 1 << 20), order=st.integers(0, 99), num_blocks=st.integers(20, 40))
-def test_random_requests_give_what_they_give_without_steps_ahead(seed, order, num_blocks):
+def test_random_requests_equal_synchronous_scheduling(seed, order, num_blocks):
     sizes = {**SMALL, "num_blocks": num_blocks}
     late = make_late_engine(order, **sizes)
     assert_same(run_random(late, seed), run_random(make_engine(**sizes), seed))
@@ -105,7 +105,7 @@ def test_random_requests_give_what_they_give_without_steps_ahead(seed, order, nu
     assert len(late.core.executor.worker._in_flight) == 0
 
 
-def test_the_native_model_gives_what_it_gives_without_steps_ahead():
+def test_native_model_equals_synchronous_scheduling():
     """The real sampler and the thread of the real pipeline."""
     ahead = make_engine(**NATIVE, **SMALL, async_scheduling="on", n_threads=1)
     behind = make_engine(**NATIVE, **SMALL, async_scheduling="off", n_threads=1)
@@ -118,7 +118,7 @@ def test_the_native_model_gives_what_it_gives_without_steps_ahead():
         behind.close()
 
 
-def test_a_decoding_request_is_launched_before_its_last_token_is_known():
+def test_decoding_request_is_launched_before_its_last_token_is_known():
     engine = make_late_engine()
     engine.submit([1, 2, 3], greedy(6, ignore_eos=True))
     assert [part.token_ids for part in engine.step()] == []  # reported at the end
@@ -128,7 +128,7 @@ def test_a_decoding_request_is_launched_before_its_last_token_is_known():
     assert late_adapter_of(engine).num_launched == 6  # the last token of all is not computed
 
 
-def test_a_stop_is_applied_late_and_its_surplus_is_dropped():
+def test_late_stop_discards_surplus_tokens():
     engine = make_late_engine()
     prompt = next(p for p in ([i, i + 1] for i in range(1, 500)) if _stops_in(p, 4))
     expected = expected_tokens(prompt, 50)
@@ -145,7 +145,7 @@ def _stops_in(prompt: list[int], count: int) -> bool:
     return tokens[-1] == EOS and len(tokens) > 1
 
 
-def test_a_stop_string_ends_the_text_where_it_does_without_steps_ahead():
+def test_stop_string_ends_the_text_as_without_async_scheduling():
     def run(engine: LLMEngine) -> tuple[str, list[int]]:
         engine.submit([5, 6], greedy(60, ignore_eos=True, stop=["e", "k"]), stream=True)
         parts = []
@@ -169,7 +169,7 @@ def test_a_full_context_is_shifted_at_the_same_tokens():
     assert run(**NATIVE, async_scheduling="on") == run(**NATIVE)
 
 
-def test_bound_requests_run_beside_others_without_steps_ahead():
+def test_requests_that_need_sync_run_in_synchronous_steps():
     engine, plain = make_late_engine(), make_engine()
     bound = greedy(8, ignore_eos=True, bad_words=["ab"])
     names = [engine.submit([1, 2], bound), engine.submit([3, 4], greedy(20, ignore_eos=True))]
@@ -183,7 +183,7 @@ def test_bound_requests_run_beside_others_without_steps_ahead():
     ]
 
 
-def test_a_failed_step_ends_its_requests_and_the_step_behind_it_runs():
+def test_failed_step_ends_its_requests_and_the_next_step_runs():
     engine = make_late_engine(max_num_seqs=2, max_num_batched_tokens=2)
     adapter = late_adapter_of(engine)
     broken = engine.submit([1], greedy(9, ignore_eos=True))
@@ -208,7 +208,7 @@ def test_a_failed_step_ends_its_requests_and_the_step_behind_it_runs():
 
 
 @pytest.mark.parametrize("order", range(4))
-def test_steps_that_fail_at_random_leave_the_others_their_tokens(order):
+def test_randomly_failing_steps_keep_other_requests_tokens(order):
     """Whoever is not in a failed step gets exactly its tokens."""
     engine = make_late_engine(order, **SMALL)
     adapter, rng = late_adapter_of(engine), random.Random(order)
@@ -234,7 +234,7 @@ def test_steps_that_fail_at_random_leave_the_others_their_tokens(order):
 
 
 @pytest.mark.parametrize("order", range(4))
-def test_a_sequence_with_nothing_left_to_draw_fails_alone(order):
+def test_sequence_without_a_token_to_sample_fails_alone(order):
     engine = make_late_engine(order)
     adapter = late_adapter_of(engine)
     names = [engine.submit([i, i + 1], greedy(6, ignore_eos=True)) for i in (1, 3, 5)]
@@ -312,7 +312,7 @@ def test_a_preempted_sequence_that_comes_back_is_not_released_by_an_older_failur
     [{"step_timeout": 60.0}, {"tensor_parallel_size": 2}],
     ids=["timeout", "ranks"],
 )
-def test_what_needs_the_host_in_every_step_stays_synchronous(fields, caplog):
+def test_requests_that_need_sync_stay_synchronous(fields, caplog):
     fields = {"tokenizer": FakeTokenizer(), "num_kv_blocks": 32, "warmup": False, **fields}
     fields.setdefault("adapter_class", LateAdapter)
     with LLM(async_scheduling="on", **fields) as llm:
@@ -320,7 +320,7 @@ def test_what_needs_the_host_in_every_step_stays_synchronous(fields, caplog):
         assert len(llm.generate([[1, 2]], greedy(4, ignore_eos=True))[0].token_ids) == 4
 
 
-def test_auto_waits_until_it_was_measured():
+def test_auto_is_off_on_devices_that_were_not_measured():
     assert not make_engine().core.is_async
     with pytest.raises(InvalidInputError, match="async_scheduling"):
         make_engine(async_scheduling="maybe")

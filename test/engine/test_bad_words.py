@@ -61,20 +61,20 @@ def bans_of(rows, *drawn, prompt=3):
     return set() if meta.bias_ids is None else set(meta.bias_ids.tolist())
 
 
-def test_words_are_looked_for_in_drawn_tokens_only():
+def test_bad_words_match_sampled_tokens_only():
     rows = rows_with(((1, 1, 9), (1, 8)))
     assert bans_of(rows) == set()  # the prompt ends with 1 1
     assert bans_of(rows, 1) == {8} and bans_of(rows, 1, 1) == {8, 9}
 
 
-def test_tokens_that_are_taken_back_are_forgotten():
+def test_rolled_back_tokens_do_not_match():
     rows = rows_with(((5, 6, 7),))
     assert bans_of(rows, 5, 6) == {7}
     assert bans_of(rows, 5) == set() and bans_of(rows, 5, 6) == {7}
     assert bans_of(rows, 5, 6) == {7}  # asked twice in a step
 
 
-def test_a_sequence_that_comes_back_catches_up():
+def test_restarted_sequence_catches_up():
     rows = rows_with(((5, 6, 7),), drawn=(5, 6))
     assert bans_of(rows, 5, 6) == {7}
 
@@ -105,7 +105,7 @@ def test_a_token_costs_the_same_however_many_words_there_are(count):
     assert CountingDict.asked <= 300
 
 
-def test_too_many_tokens_of_bad_words_are_refused():
+def test_too_many_bad_word_tokens_are_rejected():
     engine = make_engine()
     words = [f"{i:03d}" + "x" * 200 for i in range(200)]
     with pytest.raises(InvalidInputError, match=r"bad_words has [0-9]+ tokens; it must have") as e:

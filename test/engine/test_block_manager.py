@@ -76,7 +76,7 @@ def test_nothing_is_shared_when_caching_is_off():
     assert numbers(manager) == (10, 6, 0)
 
 
-def test_a_prefix_that_is_being_computed_is_waited_for():
+def test_prefix_in_computation_is_waited_for():
     manager = BlockManager(16, SIZE)
     first, second = make_request("a", list(range(12))), make_request("b", [*range(8), 70, 71])
     start(manager, first)
@@ -91,7 +91,7 @@ def test_a_prefix_that_is_being_computed_is_waited_for():
     assert not manager.match_prefix(second).pending
 
 
-def test_a_computing_request_that_goes_away_releases_those_that_wait():
+def test_cancelling_a_prefix_owner_releases_waiting_requests():
     manager = BlockManager(16, SIZE)
     first, second = make_request("a", list(range(12))), make_request("b", list(range(12)))
     start(manager, first)
@@ -103,7 +103,7 @@ def test_a_computing_request_that_goes_away_releases_those_that_wait():
     numbers(manager)
 
 
-def test_least_recently_used_block_goes_first_and_ends_before_beginnings():
+def test_lru_eviction_removes_suffixes_before_prefixes():
     manager = BlockManager(4, SIZE)
     old, new = make_request("a", list(range(9))), make_request("b", [90, 91, 92, 93, 94])
     start(manager, old)
@@ -135,7 +135,7 @@ def test_short_matches_are_not_used():
     numbers(manager)
 
 
-def test_salts_keep_prefixes_apart():
+def test_salts_separate_prefixes():
     manager = BlockManager(32, SIZE)
     for name, salt, hit in (("a", "x", 0), ("b", "y", 0), ("c", "x", 8), ("d", "", 0)):
         request = make_request(name, list(range(9)), salt)
@@ -167,7 +167,7 @@ def test_out_of_blocks_is_a_value_and_changes_nothing():
     numbers(manager)
 
 
-def test_reset_forgets_the_cached_blocks():
+def test_reset_frees_the_cached_blocks():
     manager = BlockManager(8, SIZE)
     request = make_request("a", list(range(9)))
     start(manager, request)
@@ -178,7 +178,7 @@ def test_reset_forgets_the_cached_blocks():
     assert start(manager, make_request("b", list(range(9)))) == 0
 
 
-def test_integrity_check_sees_a_lost_block():
+def test_integrity_check_detects_a_lost_block():
     manager = BlockManager(8, SIZE)
     manager._free.pop()
     with pytest.raises(RuntimeError, match=r"free 7 \+ used 0 \+ cached 0 != total 8"):
@@ -216,7 +216,7 @@ def test_colliding_hashes_do_not_mix_salts_up():
         compute(manager, request)
 
 
-def test_a_private_copy_does_not_speak_for_the_block_it_equals():
+def test_private_copy_does_not_mark_the_shared_block_ready():
     """Below the threshold a request computes its own copy of a block that another announced."""
     manager = BlockManager(32, SIZE, min_match=8)
     owner = make_request("owner", list(range(9)))
@@ -236,7 +236,7 @@ def test_a_private_copy_does_not_speak_for_the_block_it_equals():
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), collide=st.booleans(), min_match=st.sampled_from([0, 4, 8]))
-def test_any_order_of_events_keeps_the_books(data, collide, min_match):
+def test_random_events_keep_block_counts_valid(data, collide, min_match):
     """Blocks that two requests share hold the same tokens behind the same prefix."""
     hashing = {"hash_function": lambda parent, tokens: hash(tokens) % 2} if collide else {}
     manager = BlockManager(12, SIZE, min_match=min_match, **hashing)

@@ -92,7 +92,7 @@ def test_the_first_tokens_stay_as_n_keep_says(keep: int):
     assert run_all(engine)["a"].token_ids == expected(prompt, 100, kept)
 
 
-def test_more_than_can_be_kept_is_refused():
+def test_n_keep_beyond_the_limit_is_rejected():
     engine = shifting()
     limit = CONTEXT - BLOCK - 1
     with pytest.raises(InvalidInputError, match=f"n_keep is 30; it must be at most {limit}"):
@@ -101,21 +101,21 @@ def test_more_than_can_be_kept_is_refused():
     run_all(engine)
 
 
-def test_without_the_option_the_context_still_ends_the_answer():
+def test_without_context_shift_the_context_ends_the_answer():
     engine = make_engine(adapter_class=ShortAdapter)
     engine.submit(prompt_of(1, 9), endless(100), request_id="a")
     output = run_all(engine)["a"]
     assert len(output.token_ids) == CONTEXT + 3 - 9 and output.finish_reason == "length"
 
 
-def test_without_max_tokens_an_answer_is_as_long_as_a_context():
+def test_without_max_tokens_an_answer_has_one_context():
     engine = shifting()
     params = SamplingParams(temperature=0.0, ignore_eos=True)
     engine.submit(prompt_of(1, 9), params, request_id="a")
     assert len(run_all(engine)["a"].token_ids) == CONTEXT
 
 
-def test_choices_that_share_their_prompt_get_copies_of_what_moves():
+def test_context_shift_copies_blocks_shared_by_choices():
     engine = shifting()
     prompt = prompt_of(3, 30)  # seven full blocks that all choices share
     params = endless(90, temperature=1.0, seed=7, n=3, n_keep=6)
@@ -128,7 +128,7 @@ def test_choices_that_share_their_prompt_get_copies_of_what_moves():
     engine.core.scheduler.check_integrity()
 
 
-def test_moved_blocks_are_no_prefix_and_the_untouched_ones_still_are():
+def test_shifted_blocks_leave_the_prefix_cache():
     engine = shifting()
     prompt = prompt_of(4, 29)
     engine.submit(prompt, endless(80, n_keep=8), request_id="a")
@@ -144,7 +144,7 @@ def test_moved_blocks_are_no_prefix_and_the_untouched_ones_still_are():
 
 
 @pytest.mark.parametrize("blocks", [9, 13, 20])
-def test_a_shifted_request_that_is_preempted_comes_back_as_it_was(blocks: int):
+def test_preempted_request_with_shifted_context_resumes_with_same_tokens(blocks: int):
     engine = shifting(num_blocks=blocks)
     prompts = [prompt_of(seed, 3 + 5 * seed) for seed in range(5)]
     for number, prompt in enumerate(prompts):
@@ -159,7 +159,7 @@ def test_a_shifted_request_that_is_preempted_comes_back_as_it_was(blocks: int):
     engine.core.scheduler.check_integrity()
 
 
-def test_penalties_count_what_has_left_the_context():
+def test_penalties_count_discarded_tokens():
     engine = shifting(num_blocks=12)  # two cannot run at once: they are preempted, too
     prompts = [prompt_of(8, 6), prompt_of(9, 11)]
     for number, prompt in enumerate(prompts):
@@ -207,7 +207,7 @@ def test_bad_words_are_found_across_a_shift():
     assert engine.stats()["num_preemptions"] > 0
 
 
-def test_a_budget_for_reasoning_counts_beyond_the_context():
+def test_thinking_budget_counts_across_context_shifts():
     opening, closing = 300, (301, 302)
     prompt = [*prompt_of(14, 10), opening]
     for blocks, others in ((64, 0), (11, 2)):
@@ -232,7 +232,7 @@ def test_a_stop_token_far_beyond_the_context_ends_the_answer():
     assert output.token_ids == wanted[: last + 1] and output.finish_reason == "stop"
 
 
-def test_a_failed_step_takes_its_requests_and_leaves_the_books_in_order():
+def test_failed_step_ends_its_requests_and_keeps_block_counts_valid():
     engine = shifting()
     adapter = adapter_of(engine)
     engine.submit(prompt_of(12, 20), endless(100), request_id="a")
@@ -251,7 +251,7 @@ def test_a_failed_step_takes_its_requests_and_leaves_the_books_in_order():
     assert run_all(engine)["b"].token_ids == expected(prompt_of(13, 20), 100)
 
 
-def test_random_traffic_gives_everybody_what_is_theirs():
+def test_random_traffic_returns_each_request_its_own_tokens():
     """Everything at once: seats and blocks that do not suffice, choices, cancelled requests."""
     for seed in range(6):
         rng = random.Random(seed)
@@ -276,7 +276,7 @@ def test_random_traffic_gives_everybody_what_is_theirs():
         engine.core.scheduler.check_integrity()
 
 
-def test_a_context_of_one_block_cannot_be_shifted():
+def test_context_of_one_block_cannot_be_shifted():
     scheduler = SchedulerConfig(context_shift=True)
     with pytest.raises(InvalidInputError, match="max_model_len is 31; it must be at least 2 block"):
         LLMEngine(EngineConfig(adapter_class=FakeAdapter, max_model_len=31, scheduler=scheduler))

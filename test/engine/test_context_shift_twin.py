@@ -87,7 +87,7 @@ def sampling_of(count: int, keep: int, seed: int | None) -> SamplingParams:
 
 @pytest.mark.parametrize("kv_dtype", ["f32", "bf16", "f16", "q8"])
 @pytest.mark.parametrize(("keep", "seed"), [(0, None), (6, 11)])
-def test_ten_contexts_are_bit_for_bit_those_of_the_c_api(
+def test_ten_contexts_are_bitwise_identical_to_the_c_api(
     model: Path, kv_dtype: str, keep: int, seed: int | None
 ):
     with opened(
@@ -102,7 +102,7 @@ def test_ten_contexts_are_bit_for_bit_those_of_the_c_api(
     assert len(set(tokens)) > 5  # not one token over and over
 
 
-def test_neighbours_and_preemption_change_no_bit(model: Path):
+def test_batch_and_preemption_do_not_change_results(model: Path):
     params = [sampling_of(3 * CONTEXT, keep, keep) for keep in (0, 3, 9)]
     prompts = [PROMPT, PROMPT[:4], PROMPT * 3]
     with open_llm(model) as llm:

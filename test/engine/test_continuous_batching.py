@@ -18,7 +18,7 @@ from llaisys.common.sampling import SamplingParams
 PROMPTS = [[5 + i, 7, 9 + i, 11] * (1 + i % 3) for i in range(8)]
 
 
-def test_eight_together_need_a_quarter_of_the_forward_calls():
+def test_batch_of_eight_needs_a_quarter_of_the_forward_calls():
     params = greedy(12, ignore_eos=True)
     alone = make_engine()
     in_turn = [run_prompts(alone, [prompt], params)[0] for prompt in PROMPTS]
@@ -57,7 +57,7 @@ def test_a_new_prompt_shares_its_step_with_decoding_requests():
     seats=st.integers(1, 12),
     budget=st.integers(12, 40),
 )
-def test_a_seeded_request_does_not_depend_on_its_neighbours(prompts, seed, seats, budget):
+def test_seeded_request_does_not_depend_on_the_batch(prompts, seed, seats, budget):
     params = SamplingParams(seed=seed, max_tokens=9)
     engine = make_engine(max_num_seqs=seats, max_num_batched_tokens=budget)
     outputs = run_prompts(engine, prompts, params)

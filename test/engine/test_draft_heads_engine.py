@@ -74,9 +74,7 @@ def drafts_of(kind: str, files: dict[str, Path]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["roomy", "tight"])
-def test_a_head_changes_nothing_but_the_number_of_steps(
-    name: str, kind: str, files: dict[str, Path]
-):
+def test_draft_head_changes_only_the_number_of_steps(name: str, kind: str, files: dict[str, Path]):
     tight = {"max_num_seqs": 8, "max_num_batched_tokens": 11, "num_blocks": 24}
     settings = settings_of(files, **({"max_num_seqs": 48} if name == "roomy" else tight))
     drafts = preemptions = 0
@@ -125,7 +123,7 @@ def step_of(tokens: Sequence[int], start: int) -> ModelStepInput:
 
 
 @pytest.mark.parametrize(("kind", "sure"), [*((kind, 0.0) for kind in KINDS), ("eagle3", 0.02)])
-def test_drafts_are_those_of_a_head_that_saw_everything_at_once(
+def test_drafts_equal_those_of_a_head_with_one_prefill(
     kind: str, sure: float, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ):
     """Prompts in pieces, two sequences, refused drafts: what was asked for each time is drafted
@@ -170,7 +168,7 @@ def test_drafts_are_those_of_a_head_that_saw_everything_at_once(
     engine.close()
 
 
-def test_who_does_not_draft_keeps_few_rows_and_a_full_batch_none(files: dict[str, Path]):
+def test_idle_draft_head_keeps_few_rows_and_a_full_batch_none(files: dict[str, Path]):
     """A price that nobody pays, then one that everybody does."""
 
     class TooDear(NothingCosts):
@@ -203,7 +201,7 @@ def test_who_does_not_draft_keeps_few_rows_and_a_full_batch_none(files: dict[str
     engine.close()
 
 
-def test_a_head_goes_on_where_a_known_prefix_ends(files: dict[str, Path]):
+def test_draft_head_starts_after_a_cached_prefix(files: dict[str, Path]):
     prompt = [k * 7 % VOCAB for k in range(40)]
     settings = settings_of(files, speculative_config=drafts_of("eagle", files))
     engine = LLMEngine(make_config(seed=7, **settings))
@@ -219,7 +217,7 @@ def test_a_head_goes_on_where_a_known_prefix_ends(files: dict[str, Path]):
     engine.close()
 
 
-def test_what_heads_need_is_checked_and_counted(files: dict[str, Path]):
+def test_draft_head_requirements_are_checked_and_counted(files: dict[str, Path]):
     with pytest.raises(InvalidInputError, match="of a model with files"):
         LLMEngine(make_config(speculative_config=drafts_of("mtp", files)))
     with pytest.raises(ModelLoadError, match="no draft head"):

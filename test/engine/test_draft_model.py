@@ -64,7 +64,7 @@ def draft_model_of(engine: LLMEngine) -> DraftModel:
 # ---- block tables --------------------------------------------------------------------------------
 
 
-def test_what_was_computed_of_wrong_drafts_is_taken_back():
+def test_draft_model_rolls_back_rejected_drafts():
     sequence = DraftSequence(1)
     sequence.set_tokens(0, [1, 2, 3])
     assert sequence.tokens == [1, 2, 3] and sequence.computed == 0
@@ -138,7 +138,7 @@ def test_drafts_do_not_depend_on_what_was_drafted_before(model: DraftModel):
         model.tables.check_integrity()
 
 
-def test_a_long_prompt_is_caught_up_with_in_pieces(model: DraftModel):
+def test_draft_model_catches_up_with_a_long_prompt_in_chunks(model: DraftModel):
     prompt = [index * 7 % 64 for index in range(40)]
     assert model.draft([DraftRequest(1, 0, prompt, 3)]) == [[]]
     assert model.tables.sequences[1].computed == 24
@@ -148,7 +148,7 @@ def test_a_long_prompt_is_caught_up_with_in_pieces(model: DraftModel):
     assert drafts == [naive_draft(prompt, 3), naive_draft(short, 2)]
 
 
-def test_no_room_and_no_context_mean_no_drafts(model: DraftModel):
+def test_no_drafts_without_blocks_or_context(model: DraftModel):
     first, second = [1] * 20, [2] * 40
     drafts = model.draft([DraftRequest(1, 0, first, 2), DraftRequest(2, 0, second, 2)])
     assert len(drafts[0]) == 2 and drafts[1] == []  # 2 + 3 blocks, and there are 4
@@ -170,9 +170,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("which", ["itself", "stranger"])
-def test_a_draft_model_changes_nothing_but_the_number_of_steps(
-    name: str, which: str, stranger: Path
-):
+def test_draft_model_changes_only_the_number_of_steps(name: str, which: str, stranger: Path):
     drafts = accepted = preemptions = 0
     for seed in range(-(-COUNT // 3)):
         requests = random_requests(seed, MOCK_VOCAB)
@@ -188,7 +186,7 @@ def test_a_draft_model_changes_nothing_but_the_number_of_steps(
     assert preemptions or name == "roomy"
 
 
-def test_a_model_that_drafts_for_itself_is_always_right():
+def test_model_as_its_own_draft_model_is_always_accepted():
     engine = engine_with("mock")
     engine.submit([1, 2, 3], greedy(25, ignore_eos=True), "a")
     engine.submit([9] * 40, greedy(13, ignore_eos=True), "b")
@@ -204,7 +202,7 @@ def test_a_model_that_drafts_for_itself_is_always_right():
     engine.close()
 
 
-def test_a_draft_model_that_fails_costs_nothing_but_its_drafts(
+def test_failed_draft_model_loses_only_its_drafts(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     expected = run([([1, 2, 3], greedy(20, ignore_eos=True), False)], NATIVE)
@@ -250,7 +248,7 @@ def test_ranks_draft_once(tmp_path: Path):
 # ---- what it needs -------------------------------------------------------------------------------
 
 
-def test_a_model_with_another_vocabulary_is_refused(tmp_path: Path):
+def test_draft_model_with_another_vocabulary_is_rejected(tmp_path: Path):
     with pytest.raises(InvalidInputError, match="a vocabulary of 320 tokens; it must be the model"):
         other = tmp_path / "larger"
         write_hf_model(other, tiny_config(), tokenizer=False)
@@ -266,7 +264,7 @@ def test_a_model_with_another_vocabulary_is_refused(tmp_path: Path):
         engine_with(draft, **settings)
 
 
-def test_the_option_names_a_model_where_one_is_needed():
+def test_method_without_a_model_is_rejected():
     assert SpeculativeConfig(method="draft_model", model="x").has_weights
     for bad, message in (
         ({"method": "draft_model"}, "model is None; it must be the model that drafts"),

@@ -86,7 +86,7 @@ def test_blocks_of_a_failed_step_are_not_reused_as_a_prefix():
     assert output.token_ids == expected_tokens(prompt, 3, stops=())
 
 
-def test_worker_errors_carry_the_rank():
+def test_worker_errors_have_the_rank():
     executor = Executor.get_class(make_config())(make_config())
     with pytest.raises(
         WorkerError, match=r"worker rank 0 \(local rank 0\): sample_tokens"
@@ -172,7 +172,7 @@ def test_timeouts_are_counted_apart_from_worker_errors():
     engine.close()
 
 
-def test_the_worker_forgets_the_sequences_of_timed_out_steps():
+def test_worker_releases_the_sequences_of_timed_out_steps():
     """More of them than it has rows; the plan that released some came while it was busy."""
     engine = make_engine(step_timeout=0.05, max_num_seqs=2)
     adapter, executor = adapter_of(engine), engine.core.executor
@@ -228,7 +228,7 @@ def test_kv_cache_memory_becomes_blocks():
     assert (e.value.field, e.value.value) == ("kv_cache_memory_bytes", 10)
 
 
-def test_kv_cache_memory_beyond_the_machine_is_refused_with_both_numbers(monkeypatch):
+def test_kv_cache_memory_beyond_the_machine_is_rejected_with_both_numbers(monkeypatch):
     monkeypatch.setattr("llaisys.engine.worker.model_opening.available_memory", lambda: 99_999)
     with pytest.raises(InvalidInputError, match="is 100000; it must be at most 99999"):
         LLMEngine(make_config(cache=CacheConfig(block_size=16, kv_cache_memory_bytes=100_000)))

@@ -25,7 +25,7 @@ def test_a_registered_model_type_is_used(monkeypatch: pytest.MonkeyPatch) -> Non
     assert model_registry.get_adapter_class("other-mock").__name__ == "MockAdapter"
 
 
-def test_an_unknown_model_type_is_refused_with_the_known_ones(
+def test_unknown_model_type_is_rejected_with_the_known_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fetch(model: str) -> None:

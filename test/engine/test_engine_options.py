@@ -58,7 +58,7 @@ def value_of(config: EngineConfig, section: str | None, name: str) -> Any:
     return getattr(config if section is None else getattr(config, section), name)
 
 
-def test_every_option_is_tried_here():
+def test_every_option_is_covered():
     assert {name for _, name, _, _ in engine_options()} == set(OTHER) | set(FIXED)
     assert all(about.help for _, _, about, _ in engine_options())
 
@@ -72,7 +72,7 @@ def test_options_of_all_sections_by_their_names():
         EngineConfig.of(max_modle_len=5)
 
 
-def test_every_option_crosses_the_wire_and_objects_stay_at_home():
+def test_every_option_survives_the_wire_except_objects():
     config = EngineConfig.of(**OTHER, **FIXED)
     wire = json.loads(json.dumps(config.to_wire()))
     assert EngineConfig.from_wire(wire) == config

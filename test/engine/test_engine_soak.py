@@ -86,7 +86,7 @@ def resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-def test_many_requests_leave_nothing_behind() -> None:
+def test_many_requests_leave_no_state() -> None:
     engine = make_engine()
     levels: list[tuple[int, int]] = []
     run_requests(engine, COUNT, levels)

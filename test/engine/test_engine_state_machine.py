@@ -21,7 +21,7 @@ from llaisys.common.sampling import SamplingParams
 S = RequestStatus
 
 
-def test_the_statuses_are_the_seeds_an_error_and_a_timeout():
+def test_statuses_are_those_of_the_seeds_plus_error_and_timeout():
     assert [status.name for status in S] == (
         "WAITING WAITING_FOR_REMOTE_KVS RUNNING PREEMPTED FINISHED_STOPPED FINISHED_LENGTH_CAPPED "
         "FINISHED_ABORTED FINISHED_IGNORED FINISHED_ERROR FINISHED_TIMED_OUT"
@@ -31,7 +31,7 @@ def test_the_statuses_are_the_seeds_an_error_and_a_timeout():
 
 
 @pytest.mark.parametrize(("old", "new"), list(itertools.product(S, S)), ids=lambda s: s.value)
-def test_only_legal_transitions_are_taken(old, new, caplog):
+def test_only_legal_transitions_are_allowed(old, new, caplog):
     request = Request("r", [1], SamplingParams(), status=old)
     if new in TRANSITIONS[old]:
         request.set_status(new)
@@ -43,7 +43,7 @@ def test_only_legal_transitions_are_taken(old, new, caplog):
     assert f"illegal transition {old.value} -> {new.value}" in caplog.text
 
 
-def test_finished_requests_go_nowhere_and_every_living_one_can_be_cancelled():
+def test_finished_is_terminal_and_unfinished_requests_can_be_cancelled():
     for status in S:
         if status.finished:
             assert not TRANSITIONS[status]
@@ -79,7 +79,7 @@ def test_statuses_and_reasons_at_the_end():
     assert timings.per_token >= 0
 
 
-def test_min_tokens_holds_stop_tokens_off():
+def test_min_tokens_bans_stop_tokens():
     engine = make_engine()
     tokens = expected_tokens([1, 2, 3], 6, stops=())
     name = engine.submit(
@@ -123,7 +123,7 @@ def requests_of(name: str, n: int = 1) -> list[Request]:
     return [Request(f"{name}#{i}", [1, 2], params, group=name, choice=i) for i in range(n)]
 
 
-def test_prompts_that_were_not_started_in_time_expire_whole():
+def test_prompts_not_started_in_time_expire_with_all_choices():
     core = make_engine(max_num_seqs=1).core
     core.add_requests(requests_of("running", 2), deadline=0.0)
     core.step()
@@ -142,7 +142,7 @@ def test_prompts_that_were_not_started_in_time_expire_whole():
 # ---- the engine's edges --------------------------------------------------------------------------
 
 
-def test_refused_input_leaves_no_trace():
+def test_rejected_input_leaves_no_state():
     engine = make_engine(num_blocks=16)
     good = engine.submit([3, 4], greedy(4, ignore_eos=True))
     for prompt, params in (
@@ -170,7 +170,7 @@ def test_refused_input_leaves_no_trace():
     assert run_all(engine)[good].token_ids == expected_tokens([3, 4], 4, stops=())
 
 
-def test_refusing_one_of_several_choices_takes_all_back():
+def test_rejecting_one_choice_rejects_all():
     engine = make_engine()
     engine.submit([1], greedy(2), request_id="a#1")
     with pytest.raises(InvalidInputError, match="in use"):

@@ -53,7 +53,7 @@ def running(scheduler: RequestScheduler) -> Counter[str]:
     return Counter(request.owner + request.job for request in scheduler.running)
 
 
-def test_a_call_of_many_choices_makes_room_at_once():
+def test_large_job_is_preempted_for_a_new_job():
     scheduler = make_scheduler(4000, seats=8, budget=64)
     add_job(scheduler, "many", 128)
     step(scheduler)
@@ -63,7 +63,7 @@ def test_a_call_of_many_choices_makes_room_at_once():
     assert running(scheduler)["many"] >= 7
 
 
-def test_two_calls_of_many_choices_have_half_each_and_leave_it_at_that():
+def test_two_large_jobs_get_half_each_without_further_preemption():
     scheduler = make_scheduler(4000, seats=8, budget=64)
     add_job(scheduler, "first", 32)
     step(scheduler)
@@ -74,7 +74,7 @@ def test_two_calls_of_many_choices_have_half_each_and_leave_it_at_that():
     assert scheduler.queues.num_preemptions == 4
 
 
-def test_keys_share_evenly_however_many_calls_they_make():
+def test_owners_share_evenly_with_any_number_of_jobs():
     scheduler = make_scheduler(4000, seats=8, budget=64)
     for index in range(20):
         add_job(scheduler, f"job{index}", owner="busy")
@@ -84,7 +84,7 @@ def test_keys_share_evenly_however_many_calls_they_make():
     assert Counter(r.owner for r in scheduler.running) == {"busy": 4, "quiet": 4}
 
 
-def test_what_was_preempted_does_not_go_first():
+def test_preempted_request_does_not_start_before_other_owners():
     scheduler = make_scheduler(4000, seats=2, budget=64)
     many = add_job(scheduler, "many", 4)
     step(scheduler)
@@ -97,7 +97,7 @@ def test_what_was_preempted_does_not_go_first():
     assert second.status is RequestStatus.RUNNING and many[1].status is RequestStatus.PREEMPTED
 
 
-def test_a_call_of_many_choices_is_not_starved_by_single_ones():
+def test_large_job_is_not_starved_by_single_requests():
     scheduler = make_scheduler(4000, seats=4, budget=64)
     many = add_job(scheduler, "many", 12, max_tokens=20)
     for index in range(2000):
@@ -109,7 +109,7 @@ def test_a_call_of_many_choices_is_not_starved_by_single_ones():
     raise AssertionError([request.status for request in many])
 
 
-def test_an_owner_with_many_calls_is_not_starved_by_one_with_few():
+def test_owner_with_many_jobs_is_not_starved():
     scheduler = make_scheduler(4000, seats=2, budget=64)
     mine = [add_job(scheduler, f"job{i}", owner="busy", max_tokens=10)[0] for i in range(10)]
     for index in range(600):
@@ -121,7 +121,7 @@ def test_an_owner_with_many_calls_is_not_starved_by_one_with_few():
     raise AssertionError([request.status for request in mine])
 
 
-def test_blocks_are_shared_like_seats():
+def test_blocks_are_shared_fairly_between_owners():
     """The choices of one call fill the pool; another call does not wait until one has finished."""
     scheduler = make_scheduler(64, seats=64, budget=128)
     add_job(scheduler, "many", 16, max_tokens=150)
@@ -132,7 +132,7 @@ def test_blocks_are_shared_like_seats():
     assert single.num_preemptions == 0
 
 
-def test_requests_that_name_nobody_come_and_go_in_their_order():
+def test_requests_without_owner_are_first_come_first_served():
     scheduler = make_scheduler(4000, seats=2, budget=64)
     requests = add_job(scheduler, "", 6, max_tokens=4)
     order = []
@@ -143,7 +143,7 @@ def test_requests_that_name_nobody_come_and_go_in_their_order():
     assert scheduler.queues.num_preemptions == 0
 
 
-def test_nothing_is_kept_of_owners_and_jobs_that_are_gone():
+def test_finished_owners_and_jobs_leave_no_state():
     scheduler = make_scheduler(4000, seats=2, budget=64)
     jobs = [add_job(scheduler, f"j{i}", 3, owner=f"o{i % 3}", max_tokens=3) for i in range(6)]
     scheduler.finish(jobs[5][2].request_id, RequestStatus.FINISHED_ABORTED)

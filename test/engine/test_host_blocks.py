@@ -37,7 +37,7 @@ def use(manager: BlockManager, tokens: list[int], salt: str = "") -> tuple[int, 
 # ---- what is kept, and for whom ------------------------------------------------------------------
 
 
-def test_an_evicted_prefix_comes_back_from_its_places():
+def test_evicted_prefix_is_restored_from_host_slots():
     manager = BlockManager(4, SIZE, num_host_blocks=8)
     old = list(range(13))
     assert use(manager, old) == (0, 0)
@@ -57,7 +57,7 @@ def test_an_evicted_prefix_comes_back_from_its_places():
     assert (manager.stats.hits, manager.stats.host_hits) == (12, 12)
 
 
-def test_what_is_brought_back_is_waited_for_until_its_step_is_done():
+def test_restored_blocks_are_pending_until_their_step_ends():
     manager = BlockManager(8, SIZE, num_host_blocks=8)
     use(manager, list(range(9)))
     use(manager, list(range(100, 132)))
@@ -70,7 +70,7 @@ def test_what_is_brought_back_is_waited_for_until_its_step_is_done():
     assert (match.num_tokens, match.num_host_tokens) == (8, 0)
 
 
-def test_a_block_that_has_a_place_is_not_copied_twice():
+def test_block_with_a_host_slot_is_not_copied_twice():
     manager = BlockManager(3, SIZE, num_host_blocks=8)
     first, second = list(range(9)), list(range(100, 109))
     for tokens in (first, second, first, second, first):
@@ -79,7 +79,7 @@ def test_a_block_that_has_a_place_is_not_copied_twice():
     assert manager.stats.host_hits == 24
 
 
-def test_the_least_recently_used_place_goes_first():
+def test_least_recently_used_host_slot_is_reused_first():
     manager = BlockManager(2, SIZE, num_host_blocks=2)
     one, two, three = ([n] * 5 for n in (1, 2, 3))
     use(manager, one)
@@ -90,14 +90,14 @@ def test_the_least_recently_used_place_goes_first():
     assert use(manager, three) == (4, 4)
 
 
-def test_no_place_is_given_away_that_is_about_to_be_read():
+def test_pinned_host_slots_are_not_reused():
     manager = BlockManager(4, SIZE, num_host_blocks=2)
     use(manager, list(range(9)))
     use(manager, list(range(100, 116)))  # evicts both blocks, which fill the slots
     assert use(manager, list(range(9))) == (8, 8)
 
 
-def test_salts_keep_places_apart():
+def test_salts_separate_host_slots():
     manager = BlockManager(2, SIZE, num_host_blocks=4)
     use(manager, [1] * 5, "x")
     use(manager, [2] * 8, "x")
@@ -105,7 +105,7 @@ def test_salts_keep_places_apart():
     assert use(manager, [1] * 5, "x") == (4, 4)
 
 
-def test_without_places_or_prefix_cache_nothing_is_copied():
+def test_without_host_slots_or_prefix_cache_nothing_is_copied():
     for manager in (
         BlockManager(2, SIZE),
         BlockManager(2, SIZE, enable_prefix_caching=False, num_host_blocks=4),
@@ -115,7 +115,7 @@ def test_without_places_or_prefix_cache_nothing_is_copied():
         assert manager.host.num_saved == manager.host.num_used == 0
 
 
-def test_a_reset_empties_the_places():
+def test_prefix_cache_reset_frees_the_host_slots():
     manager = BlockManager(2, SIZE, num_host_blocks=4)
     use(manager, [1] * 5)
     use(manager, [2] * 8)
@@ -124,7 +124,7 @@ def test_a_reset_empties_the_places():
     assert manager.host.num_used == 0 and use(manager, [1] * 5) == (0, 0)
 
 
-def test_the_integrity_check_sees_a_lost_place():
+def test_integrity_check_detects_a_lost_host_slot():
     manager = BlockManager(2, SIZE, num_host_blocks=4)
     manager.host._free.pop()
     with pytest.raises(RuntimeError, match=r"free 3 \+ used 0 != total 4"):
@@ -135,7 +135,7 @@ def test_the_integrity_check_sees_a_lost_place():
 
 
 @pytest.mark.parametrize("was_launched", [False, True])
-def test_what_a_failed_step_was_to_copy_is_forgotten_unless_it_was_copied(was_launched):
+def test_failed_step_undoes_its_copies_unless_done(was_launched):
     scheduler = make_scheduler(blocks=4, num_host_blocks=8)
     manager = scheduler.block_manager
     for name, first in (("a", 0), ("b", 100)):
@@ -160,7 +160,7 @@ def test_what_a_failed_step_was_to_copy_is_forgotten_unless_it_was_copied(was_la
     assert (found.num_cached_tokens, found.num_host_cached_tokens) == (12, 12)
 
 
-def test_a_short_last_piece_makes_what_was_brought_back_ready():
+def test_short_last_chunk_marks_restored_blocks_ready():
     """No block is filled by the step, and still others may share what it copied."""
     scheduler = make_scheduler(blocks=4, num_host_blocks=8, budget=8)
     for name, first in (("a", 0), ("b", 100)):
@@ -174,7 +174,7 @@ def test_a_short_last_piece_makes_what_was_brought_back_ready():
     assert not match.pending and (match.num_tokens, match.num_host_tokens) == (12, 0)
 
 
-def test_a_request_that_comes_back_after_a_preemption_is_not_computed_anew():
+def test_preempted_request_is_restored_from_host_memory():
     scheduler = make_scheduler(blocks=8, num_host_blocks=16, budget=64)
     first = add(scheduler, "a", list(range(16)), max_tokens=16)
     second = add(scheduler, "b", list(range(100, 112)), max_tokens=16)
@@ -256,7 +256,7 @@ class Twin:
     prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=20), min_size=1, max_size=20),
     widen=st.booleans(),
 )
-def test_the_two_levels_are_those_of_the_twin(sizes, prompts, widen):
+def test_device_and_host_blocks_equal_the_reference(sizes, prompts, widen):
     manager, twin = BlockManager(sizes[0], SIZE, num_host_blocks=sizes[1]), Twin(*sizes)
     for prompt in prompts:
         tokens = [bit for bit in prompt for _ in range(2)][:20] if widen else prompt
@@ -302,7 +302,7 @@ class Memories:
     collide=st.booleans(),
     min_match=st.sampled_from([0, 0, 8]),
 )
-def test_any_order_of_events_brings_back_what_was_saved(data, slots, collide, min_match):
+def test_random_events_restore_the_saved_blocks(data, slots, collide, min_match):
     """Several requests at once; each event is a step, which may fail before it copies."""
     hashing = {"hash_function": lambda parent, tokens: hash(tokens) % 2} if collide else {}
     manager = BlockManager(10, SIZE, min_match=min_match, num_host_blocks=slots, **hashing)

@@ -56,7 +56,7 @@ def alone(model: Path) -> Iterator[list[list[int]]]:
         ]
 
 
-def test_a_batch_chunks_threads_and_the_prefix_cache_change_no_token(
+def test_batch_chunks_threads_and_prefix_cache_change_no_token(
     model: Path, alone: list[list[int]]
 ) -> None:
     with open_llm(model, max_num_batched_tokens=16, n_threads=3) as llm:
@@ -103,6 +103,6 @@ def test_bytes_are_half_of_16_bits_and_a_scale(model: Path) -> None:
         assert llm.stats()["kv_cache_bytes"] == wanted
 
 
-def test_a_gpu_is_refused_by_the_name_of_the_option() -> None:
+def test_gpu_is_rejected_with_the_option_name() -> None:
     with pytest.raises(InvalidInputError, match=r"kv_cache_dtype.*'q8'.*bf16 on device cuda"):
         EngineConfig.of(kv_cache_dtype="q8", device="cuda")

@@ -50,7 +50,7 @@ def test_an_evicted_prompt_is_not_computed_again():
     assert stats["kv_host_blocks_used"] == stats["kv_blocks_saved"]
 
 
-def test_several_choices_share_what_comes_back():
+def test_choices_share_restored_blocks():
     engine = make_engine(num_blocks=20, kv_offload=40 * BLOCK_BYTES)
     first = list(range(1, 38))
     use(engine, first)
@@ -59,7 +59,7 @@ def test_several_choices_share_what_comes_back():
     assert engine.stats()["kv_blocks_brought_back"] == 9
 
 
-def test_a_prompt_in_pieces_and_a_cancelled_one_bring_blocks_back():
+def test_chunked_and_cancelled_prompts_restore_blocks():
     engine = make_engine(num_blocks=14, kv_offload=40 * BLOCK_BYTES, max_num_batched_tokens=16)
     first = list(range(1, 30))
     use(engine, first)
@@ -75,7 +75,7 @@ def test_a_prompt_in_pieces_and_a_cancelled_one_bring_blocks_back():
     assert use(engine, longer) == (44, 44)
 
 
-def test_a_step_that_fails_leaves_no_half_copied_prefix():
+def test_failed_step_leaves_no_partially_copied_prefix():
     engine = make_engine(num_blocks=10, kv_offload=40 * BLOCK_BYTES)
     adapter = adapter_of(engine)
     first, second = list(range(1, 38)), list(range(60, 97))
@@ -185,7 +185,7 @@ def expected(model: Path) -> Iterator[list[tuple[list[int], Any]]]:
     ],
     ids=["one", "threads", "processes", "ahead"],
 )
-def test_evicted_asked_again_the_same_bits(
+def test_restored_prefix_is_bitwise_identical(
     model: Path, expected: list[tuple[list[int], Any]], options: dict[str, Any]
 ) -> None:
     with open_llm(model, **options) as llm:
@@ -201,7 +201,7 @@ def test_evicted_asked_again_the_same_bits(
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "q8"])
-def test_every_kv_dtype_comes_back_as_it_was(model: Path, dtype: str) -> None:
+def test_every_kv_dtype_is_restored_unchanged(model: Path, dtype: str) -> None:
     with open_llm(model, kv_cache_dtype=dtype, num_kv_blocks=13) as llm:
         first = ask(llm, PROMPTS[0])
         ask(llm, PROMPTS[1])

@@ -33,7 +33,7 @@ def test_one_prompt_or_many_text_or_ids(llm):
     assert both[0].prompt == "hey" and both[1].prompt is None
 
 
-def test_numpy_ids_are_taken(llm):
+def test_numpy_ids_are_accepted(llm):
     import numpy as np
 
     ids = np.array([1, 2, 3])
@@ -41,7 +41,7 @@ def test_numpy_ids_are_taken(llm):
     assert llm.generate([ids, ids], greedy(3))[1].token_ids == expected_tokens([1, 2, 3], 3)
 
 
-def test_numbers_that_are_no_ids_are_refused(llm):
+def test_numbers_that_are_not_ids_are_rejected(llm):
     import numpy as np
 
     floats = np.array([1.9, 2.7])
@@ -75,7 +75,7 @@ def test_chat_renders_the_template(llm):
             llm.chat(bad)
 
 
-def test_chat_takes_text_parts_as_the_server_does(llm):
+def test_chat_accepts_text_parts_as_the_server_does(llm):
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     messages = [
         {"role": "user", "content": parts},
@@ -89,7 +89,7 @@ def test_chat_takes_text_parts_as_the_server_does(llm):
     assert messages[0]["content"] is parts  # the caller's own are left alone
 
 
-def test_a_tool_call_keeps_its_missing_content() -> None:
+def test_tool_call_keeps_missing_content() -> None:
     """Templates test for none to tell a call from an answer."""
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}
     assert normalize_message(call, 0) == call
@@ -112,7 +112,7 @@ def test_a_tool_call_keeps_its_missing_content() -> None:
     ],
     ids=str,
 )
-def test_chat_content_that_is_no_text_is_refused(llm, message, text):
+def test_chat_content_that_is_not_text_is_rejected(llm, message, text):
     with pytest.raises(InvalidInputError) as caught:
         llm.chat([{"role": "user", "content": "hi"}, message])
     assert text in str(caught.value)
@@ -145,7 +145,7 @@ def test_cancelling_a_stream_from_outside_ends_it(llm):
     assert is_idle(llm)
 
 
-def test_a_stream_that_is_dropped_is_cancelled(llm):
+def test_stream_without_references_is_cancelled(llm):
     stream = llm.stream([1, 2], greedy(30, ignore_eos=True))
     assert llm.has_unfinished()
     del stream
@@ -177,7 +177,7 @@ def test_stream_checks_its_prompt_at_once(llm):
     ],
     ids=str,
 )
-def test_bad_input_is_refused_with_the_numbers(llm, prompts, params, text):
+def test_invalid_input_is_rejected_with_the_numbers(llm, prompts, params, text):
     other = llm.submit([7, 8], greedy(2, ignore_eos=True))
     with pytest.raises(InvalidInputError) as caught:
         llm.generate(prompts, params)
@@ -195,7 +195,7 @@ def test_typos_are_type_errors():
         LLM("model", "bf16")  # only the model may stand without its name
 
 
-def test_bad_settings_are_refused_before_anything_loads():
+def test_invalid_settings_are_rejected_before_loading():
     with pytest.raises(InvalidInputError, match="max_num_seqs is 0"):
         make_llm(max_num_seqs=0)
     with pytest.raises(InvalidInputError, match="adapter_class: a class cannot be sent"):
@@ -212,7 +212,7 @@ def test_bad_settings_are_refused_before_anything_loads():
         ({"device": "abacus"}, "abacus"),
     ],
 )
-def test_settings_that_the_library_would_refuse_are_refused_by_name(tmp_path, options, value):
+def test_settings_beyond_library_limits_are_rejected_by_name(tmp_path, options, value):
     write_hf_model(tmp_path, tokenizer=False)
     with pytest.raises(InvalidInputError) as caught:
         LLM(str(tmp_path), **options)

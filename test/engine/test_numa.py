@@ -35,7 +35,7 @@ def test_a_rank_gets_whole_nodes_or_a_part_of_one(
     assert [format_cpus(cpus) for cpus in found] == shares
 
 
-def test_nodes_are_those_of_the_system_that_this_thread_may_use(tmp_path: Path) -> None:
+def test_numa_nodes_respect_the_affinity_of_the_thread(tmp_path: Path) -> None:
     usable = sorted(os.sched_getaffinity(0))
     for number, text in ((0, format_cpus(usable)), (1, "100000-100003"), (2, "")):
         (tmp_path / f"node{number}").mkdir()

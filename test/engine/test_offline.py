@@ -99,7 +99,7 @@ def test_stop_string_ends_generate_and_stream_alike(llm):
     assert is_idle(llm)
 
 
-def test_seeds_repeat_and_choices_differ(llm):
+def test_seeds_are_reproducible_and_choices_differ(llm):
     params = SamplingParams(n=3, seed=7, max_tokens=8, ignore_eos=True)
     one, two = llm.generate([[1, 2], [1, 2]], params)
     texts = [choice.token_ids for choice in one.outputs]
@@ -139,7 +139,7 @@ def test_interrupt_in_the_model_releases_everything(llm):
     assert llm.generate([[1, 2]], greedy(5))[0].token_ids == expected_tokens([1, 2], 5)
 
 
-def test_ctrl_c_waits_for_the_step_and_spares_other_requests(llm):
+def test_ctrl_c_waits_for_the_step_and_keeps_other_requests(llm):
     adapter = adapter_of(llm)
     other = llm.submit([5, 6, 7], greedy(12, ignore_eos=True))
 
@@ -172,7 +172,7 @@ def test_a_bad_prompt_in_a_batch_cancels_the_batch_and_nothing_else(llm):
     assert llm.collect(other).token_ids == expected_tokens([5, 6], 4, stops=())
 
 
-def test_a_fault_fails_its_requests_and_the_next_batch_works(llm):
+def test_fault_fails_its_requests_and_the_next_batch_works(llm):
     adapter = adapter_of(llm)
 
     def explode(step):
@@ -189,7 +189,7 @@ NATIVE = {"model": "mock", "adapter_class": None}  # its sampler is the real one
 
 
 @pytest.mark.parametrize("settings", [{}, NATIVE], ids=["fake", "native"])
-def test_a_request_with_nothing_left_to_draw_fails_alone(settings):
+def test_request_without_a_token_to_sample_fails_alone(settings):
     """Its second token would complete a bad word, and no other is allowed."""
     other, nothing_left = (
         greedy(6, ignore_eos=True),
@@ -214,7 +214,7 @@ def test_a_request_with_nothing_left_to_draw_fails_alone(settings):
     ],
     ids=str,
 )
-def test_a_request_that_could_never_draw_is_refused(settings, fields):
+def test_request_without_an_allowed_token_is_rejected(settings, fields):
     with make_llm(**settings) as llm:
         with pytest.raises(InvalidInputError, match="allowed_token_ids has 1 ids; bad_words and"):
             llm.generate([[1, 2]], SamplingParams(**fields))
@@ -222,7 +222,7 @@ def test_a_request_that_could_never_draw_is_refused(settings, fields):
         assert len(llm.generate([[1, 2]], greedy(3, ignore_eos=True))[0].token_ids) == 3
 
 
-def test_end_tokens_that_the_model_has_no_row_for_are_left_out():
+def test_end_tokens_outside_the_vocabulary_are_ignored():
     class Larger(FakeTokenizer):
         eos_token_ids = (EOS, 64, 1000)
 

@@ -45,7 +45,7 @@ def expected() -> list[list[int]]:
         pytest.param({"n_threads": 1}, id="one-thread"),
     ],
 )
-def test_greedy_answers_are_those_of_transformers(
+def test_greedy_answers_equal_transformers(
     directory: Path, expected: list[list[int]], options: dict[str, int]
 ) -> None:
     prompts = [random_tokens(length, TINY.vocab, seed=length) for length in LENGTHS]
@@ -56,7 +56,7 @@ def test_greedy_answers_are_those_of_transformers(
     assert [output.token_ids for output in again] == expected
 
 
-def test_a_seeded_request_is_the_same_alone_in_company_and_after_preemption(
+def test_seeded_request_is_the_same_alone_batched_and_after_preemption(
     directory: Path,
 ) -> None:
     params = SamplingParams(

@@ -65,18 +65,18 @@ def test_stop_string_across_tokens(size, stream):
     assert len(choice.token_ids) == end  # tokens behind the stop string are dropped
 
 
-def test_stop_string_can_be_shown():
+def test_stop_string_can_be_included():
     parts, _ = drive(letters("a STOP b"), stop="STOP", include_stop_str_in_output=True)
     assert final(parts).text == "a STOP"
 
 
-def test_beginning_of_a_stop_string_is_held_back_and_released():
+def test_prefix_of_a_stop_string_is_delayed_and_released():
     parts, _ = drive(letters("aSTx"), stop="STOP")
     assert [part.text for part in parts] == ["a", "", "", "STx"]
     assert final(parts).finish_reason == "length"
 
 
-def test_held_text_comes_out_at_the_end():
+def test_delayed_text_is_output_at_the_end():
     parts, _ = drive(letters("aSTO"), stop="STOP")
     assert final(parts).text == "aSTO" and parts[-1].text == "STO"
 
@@ -93,12 +93,12 @@ def test_stop_strings_wait_for_min_tokens():
     assert final(parts).text == "..a" and len(final(parts).token_ids) == 4
 
 
-def test_stop_string_in_the_last_token_beats_the_length():
+def test_stop_string_in_the_last_token_overrides_length():
     parts, ended = drive(letters("ab"), stop="b")
     assert final(parts).finish_reason == "stop" and ended == []
 
 
-def test_eos_has_no_text_unless_asked_for():
+def test_eos_has_no_text_unless_requested():
     chunks = [[*b"hi"], [EOS]]
     parts, _ = drive(chunks, last=STOPPED)
     assert final(parts).text == "hi" and final(parts).token_ids[-1] == EOS
@@ -115,14 +115,14 @@ def test_no_text_without_detokenize():
     assert final(parts).text == "" and len(final(parts).token_ids) == 3
 
 
-def test_a_character_of_several_tokens_comes_in_one_piece():
+def test_character_of_several_tokens_is_output_whole():
     parts, _ = drive(letters("né世"))
     assert [part.text for part in parts] == ["n", "", "é", "", "", "世"]
     cut, _ = drive(letters("né世")[:-1])
     assert final(cut).text == "né\ufffd"
 
 
-def test_surplus_tokens_of_an_ended_request_are_dropped():
+def test_surplus_tokens_of_a_finished_request_are_discarded():
     processor = OutputProcessor(FakeTokenizer())
     params = SamplingParams(stop="b")
     processor.add("r", None, params, [Request("r", [1], params)], True)
@@ -140,7 +140,7 @@ def watched(reading: OutputOptions, tells: bool = False, stream: bool = True) ->
     return processor
 
 
-def test_a_prompt_says_how_far_it_is_until_the_first_token():
+def test_prompt_progress_is_reported_until_the_first_token():
     processor = watched(OutputOptions(progress=True), tells=True)
     told = [
         part.progress
@@ -160,7 +160,7 @@ def test_a_prompt_says_how_far_it_is_until_the_first_token():
     assert silent.process([TokenUpdate("r", [], RUNNING, num_computed_prompt_tokens=3)]) == ([], [])
 
 
-def test_what_comes_before_the_first_token_is_not_merged_with_it():
+def test_progress_before_the_first_token_is_separate():
     processor = watched(OutputOptions(progress=True), tells=True)
     parts = deque()
     for update in (
@@ -175,7 +175,7 @@ def test_what_comes_before_the_first_token_is_not_merged_with_it():
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_an_answer_whose_time_is_over_ends_at_a_line_break(stream):
+def test_line_seconds_ends_the_answer_at_a_line_break(stream):
     processor = watched(OutputOptions(line_seconds=0.0), stream=stream)
     for token in (97, 98):
         assert processor.process([TokenUpdate("r", [token], RUNNING)])[1] == []
@@ -192,7 +192,7 @@ TEXTS = st.text(alphabet="ab é", min_size=0, max_size=30)
 @given(
     text=TEXTS, stops=st.lists(st.text("ab é", min_size=1, max_size=4), max_size=3), data=st.data()
 )
-def test_streamed_parts_equal_the_whole_whatever_the_pieces(text, stops, data):
+def test_streamed_parts_equal_the_final_text(text, stops, data):
     """The same text in any pieces gives what a search in the whole text gives."""
     tokens = list(text.encode()) or [97]
     chunks, rest = [], tokens
@@ -214,7 +214,7 @@ def test_streamed_parts_equal_the_whole_whatever_the_pieces(text, stops, data):
     pieces=st.lists(st.text("ab", max_size=3), max_size=10),
     stops=st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3),
 )
-def test_shown_text_never_contains_a_stop_string(pieces, stops):
+def test_output_text_never_contains_a_stop_string(pieces, stops):
     finder = StopStringFinder(StopStrings(tuple(stops)), include=False)
     shown = ""
     for piece in pieces:
@@ -232,7 +232,7 @@ def test_shown_text_never_contains_a_stop_string(pieces, stops):
     pieces=st.lists(st.text("abc", max_size=5), max_size=12),
     stops=st.lists(st.text("abc", min_size=1, max_size=9), min_size=1, max_size=5),
 )
-def test_what_is_held_back_is_the_longest_beginning_of_a_stop_string(pieces, stops):
+def test_delayed_text_is_the_longest_prefix_of_a_stop_string(pieces, stops):
     """The naive twin: every end of the text against every beginning of every string."""
     finder = StopStringFinder(StopStrings(tuple(stops)), include=True)
     text = shown = ""
@@ -251,7 +251,7 @@ def test_what_is_held_back_is_the_longest_beginning_of_a_stop_string(pieces, sto
         assert stop is None and shown == text[: len(text) - held]
 
 
-def test_masks_beyond_those_that_are_kept_are_right_too():
+def test_masks_beyond_the_cache_are_correct():
     stop = "".join(chr(0x4E00 + number) for number in range(4 * MAX_MASKS))
     finder = StopStringFinder(StopStrings((stop, "x")), include=False)
     for character in stop[:-1]:
@@ -297,7 +297,7 @@ class CountingTokenizer(FakeTokenizer):
 
 @pytest.mark.parametrize("last", [LENGTH, STOPPED])
 @pytest.mark.parametrize("length", [1, 255, 256, 257, 1000])
-def test_many_choices_that_end_together_cost_no_more_than_any_other_step(length, last):
+def test_many_choices_ending_together_cost_no_more_than_another_step(length, last):
     """Before the end the choices take turns; what is left at the end is a piece of each at most."""
     tokenizer, n = CountingTokenizer(), 128
     processor, sampling = OutputProcessor(tokenizer), SamplingParams(n=n)

@@ -19,7 +19,7 @@ from llaisys.engine.executor import Executor, UniProcExecutor
 from llaisys.engine.executor.mp import MultiprocExecutor
 
 
-def test_the_fields_are_the_seeds_and_three_of_ours():
+def test_fields_are_those_of_the_seeds_and_three_more():
     names = {field.name for field in dataclasses.fields(ParallelConfig)}
     assert names - {"vocab_parallel_head", "replicate_kv_heads", "numa"} == set(
         "pipeline_parallel_size tensor_parallel_size distributed_executor_backend master_addr "
@@ -38,7 +38,7 @@ def test_derived_fields_are_filled():
     assert normalize_parallel_config(config) == config
 
 
-def test_ray_chooses_the_cores_itself():
+def test_numa_is_rejected_with_ray():
     with pytest.raises(InvalidInputError, match="numa is True; it must be off with ray"):
         normalize_parallel_config(ParallelConfig(distributed_executor_backend="ray", numa=True))
 
@@ -60,7 +60,7 @@ def test_ray_chooses_the_cores_itself():
         ({"node_rank": 1}, "node_rank is 1"),
     ],
 )
-def test_bad_values_are_refused_with_field_and_value(changes, text):
+def test_invalid_values_are_rejected_with_field_and_value(changes, text):
     with pytest.raises(ValueError) as caught:
         normalize_parallel_config(ParallelConfig(**changes))
     assert text in str(caught.value)
@@ -71,7 +71,7 @@ def test_bad_values_are_refused_with_field_and_value(changes, text):
     [{"pipeline_parallel_size": 2}, {"nnodes": 2}, {"distributed_backend": "gloo"}],
     ids=str,
 )
-def test_what_is_not_implemented_is_not_silent(changes):
+def test_unimplemented_options_raise(changes):
     with pytest.raises(NotImplementedError, match=next(iter(changes))):
         normalize_parallel_config(ParallelConfig(**changes))
 
@@ -109,7 +109,7 @@ def test_configuration_errors_name_field_and_value(make, text):
     assert text in str(caught.value)
 
 
-def test_dtype_names_of_other_tools_are_understood():
+def test_dtype_names_of_other_tools_are_accepted():
     assert EngineConfig(dtype="bfloat16").dtype == "bf16"
     assert EngineConfig(dtype="float32").dtype == "f32"
 

@@ -56,7 +56,7 @@ def alone(directory: Path) -> dict[str, list[list[float]]]:
 
 @pytest.mark.parity
 @pytest.mark.parametrize("how", ["last", "mean"])
-def test_vectors_are_those_of_transformers(
+def test_embeddings_equal_transformers(
     alone: dict[str, list[list[float]]], expected: dict[str, list[Any]], how: str
 ) -> None:
     for vector, reference in zip(alone[how], expected[how], strict=True):
@@ -65,7 +65,7 @@ def test_vectors_are_those_of_transformers(
 
 @pytest.mark.parity
 @pytest.mark.parametrize("options", SETUPS.values(), ids=list(SETUPS))
-def test_bits_do_not_depend_on_company_pieces_prefixes_or_preemptions(
+def test_results_do_not_depend_on_batch_chunks_prefixes_or_preemptions(
     directory: Path, alone: dict[str, list[list[float]]], options: dict[str, Any]
 ) -> None:
     with LLM(str(directory), max_model_len=128, **options) as llm:
@@ -83,7 +83,7 @@ def test_bits_do_not_depend_on_company_pieces_prefixes_or_preemptions(
 
 @pytest.mark.parity
 @pytest.mark.parametrize("backend", ["uni", "mp"])
-def test_two_ranks_give_the_same_vectors(
+def test_two_ranks_return_the_same_embeddings(
     directory: Path, expected: dict[str, list[Any]], backend: str
 ) -> None:
     options = {"tensor_parallel_size": 2, "distributed_executor_backend": backend}
@@ -106,7 +106,7 @@ def test_only_the_last_token_may_use_the_prefix_cache(directory: Path) -> None:
 
 
 @pytest.mark.parity
-def test_dimensions_are_cut_before_the_length_becomes_1(directory: Path) -> None:
+def test_dimensions_are_truncated_before_normalization(directory: Path) -> None:
     with LLM(str(directory), max_model_len=128) as llm:
         (plain,) = llm.embed(PROMPTS[3], normalize=False)
         (short,) = llm.embed(PROMPTS[3], dimensions=7)
@@ -121,7 +121,9 @@ def test_dimensions_are_cut_before_the_length_becomes_1(directory: Path) -> None
 
 
 @pytest.mark.parity
-def test_scores_are_cosines(directory: Path, alone: dict[str, list[list[float]]]) -> None:
+def test_scores_are_cosine_similarities(
+    directory: Path, alone: dict[str, list[list[float]]]
+) -> None:
     vectors = alone["last"]
     cosines = [math.fsum(a * b for a, b in zip(vectors[0], v, strict=True)) for v in vectors]
     with LLM(str(directory), max_model_len=128) as llm:
@@ -135,7 +137,7 @@ def test_scores_are_cosines(directory: Path, alone: dict[str, list[list[float]]]
 
 
 @pytest.mark.parametrize("how", ["last", "mean"])
-def test_a_prompt_in_pieces_and_a_preempted_one_have_each_token_once(how: str) -> None:
+def test_prompt_logprobs_of_chunked_and_preempted_prompts_are_complete(how: str) -> None:
     engine = make_engine(num_blocks=20, max_num_seqs=8, max_num_batched_tokens=16)
     prompts = [list(range(start + 1, start + 31)) for start in range(0, 60, 10)]
     names = [engine.submit(prompt, pooling_params(how)) for prompt in prompts]
@@ -154,7 +156,7 @@ def test_a_prompt_in_pieces_and_a_preempted_one_have_each_token_once(how: str) -
     assert adapter_of(engine).pools == {}
 
 
-def test_pooling_and_tokens_do_not_go_together() -> None:
+def test_pooling_with_max_tokens_is_rejected() -> None:
     for wrong in ({}, {"max_tokens": 1}, {"max_tokens": 0, "n": 2}):
         with pytest.raises(InvalidInputError, match="pooling is 'mean'; it must be left out"):
             SamplingParams(pooling="mean", **wrong)

@@ -30,7 +30,7 @@ def started(scheduler: RequestScheduler) -> list[str]:
     return [request.request_id for request in scheduler.running]
 
 
-def test_lower_values_start_first_whenever_they_came():
+def test_lower_priority_values_start_first():
     scheduler = make_scheduler(seats=1)
     for name, priority in [("c", 5), ("b", 0), ("a", -3), ("b2", 0)]:
         add(scheduler, name, priority)
@@ -41,7 +41,7 @@ def test_lower_values_start_first_whenever_they_came():
     assert order == ["a", "b", "b2", "c"]
 
 
-def test_what_is_urgent_takes_the_place_of_what_is_not():
+def test_urgent_request_preempts_a_less_urgent_one():
     scheduler = make_scheduler(seats=2)
     add(scheduler, "slow", 5, count=50)
     add(scheduler, "slower", 9, count=50)
@@ -69,7 +69,7 @@ def test_blocks_are_taken_from_the_least_urgent():
     assert preempted and set(preempted) <= {"idle", "plain"} and preempted[0] == "idle"
 
 
-def test_the_priorities_of_one_key_take_nothing_from_another():
+def test_priorities_of_one_owner_do_not_affect_another():
     scheduler = make_scheduler(seats=2)
     for number in range(4):
         add(scheduler, f"loud{number}", -1000, owner="loud", job=str(number), count=20)
@@ -81,7 +81,7 @@ def test_the_priorities_of_one_key_take_nothing_from_another():
             assert sorted(owners) == ["loud", "quiet"]
 
 
-def test_nothing_waits_for_ever_behind_a_stream_of_urgent_requests():
+def test_aging_starts_requests_behind_urgent_ones():
     scheduler = make_scheduler(seats=1, blocks=256)
     add(scheduler, "patient", 2, count=1)
     for number in range(10 * STARTS_PER_LEVEL):
@@ -98,7 +98,7 @@ def test_priorities_have_limits():
             SamplingParams(priority=value)  # type: ignore[arg-type]
 
 
-def test_priorities_change_the_order_and_nothing_of_the_answers():
+def test_priorities_change_the_order_but_not_the_answers():
     engine = make_engine(max_num_seqs=2, num_blocks=12)
     for number in range(6):
         params = greedy(20, ignore_eos=True, priority=-number)
@@ -118,7 +118,7 @@ def let_pass(engine: LLMEngine, seconds: float, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("llaisys.engine.core.time.monotonic", lambda: later)
 
 
-def test_a_running_request_ends_with_what_it_has(monkeypatch: pytest.MonkeyPatch):
+def test_timed_out_request_returns_its_tokens(monkeypatch: pytest.MonkeyPatch):
     engine = make_engine()
     endless = greedy(400, ignore_eos=True)
     engine.submit([1, 2, 3], endless.clone(timeout=60.0, n=2, temperature=1.0), request_id="late")
@@ -135,7 +135,7 @@ def test_a_running_request_ends_with_what_it_has(monkeypatch: pytest.MonkeyPatch
     assert engine.stats()["kv_blocks_used"] == 0
 
 
-def test_a_waiting_request_ends_without_having_begun(monkeypatch: pytest.MonkeyPatch):
+def test_waiting_request_times_out_without_tokens(monkeypatch: pytest.MonkeyPatch):
     engine = make_engine(max_num_seqs=1)
     engine.submit([4, 5, 6], greedy(30, ignore_eos=True), request_id="first")
     engine.submit([1, 2, 3], greedy(30, timeout=0.5), request_id="late")
@@ -147,7 +147,7 @@ def test_a_waiting_request_ends_without_having_begun(monkeypatch: pytest.MonkeyP
     assert adapter_of(engine).num_tokens == 3 + 29
 
 
-def test_a_request_in_time_is_left_alone_and_its_timeout_forgotten():
+def test_request_that_ends_in_time_removes_its_timeout():
     engine = make_engine()
     for number in range(500):
         engine.submit([1, 2, 3], greedy(2, timeout=3600.0), request_id=str(number))

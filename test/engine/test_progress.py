@@ -24,7 +24,7 @@ def every_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.0)
 
 
-def test_a_load_tells_its_stages_in_order(tmp_path: Path) -> None:
+def test_loading_reports_its_stages_in_order(tmp_path: Path) -> None:
     write_hf_model(tmp_path)
     heard: list[tuple[str, int, int]] = []
     with progress_listener(lambda *news: heard.append(news)):
@@ -37,7 +37,7 @@ def test_a_load_tells_its_stages_in_order(tmp_path: Path) -> None:
     assert len({total for _, total in weights}) == 1 and weights[-1][0] < weights[-1][1]
 
 
-def test_nobody_hears_what_is_said_outside_the_block() -> None:
+def test_reports_outside_the_listener_block_are_ignored() -> None:
     heard: list[str] = []
     with progress_listener(lambda stage, done, total: heard.append(stage)):
         report("inside")
@@ -45,7 +45,7 @@ def test_nobody_hears_what_is_said_outside_the_block() -> None:
     assert heard == ["inside"]
 
 
-def test_the_line_is_drawn_over_itself_and_erased() -> None:
+def test_progress_line_is_rewritten_and_erased() -> None:
     out = FakeTerminal()
     with show_progress(out):
         report("opening the model")
@@ -59,7 +59,7 @@ def test_the_line_is_drawn_over_itself_and_erased() -> None:
     assert drawn[3:] == [" " * width, ""] and len(drawn[2]) == width
 
 
-def test_a_line_that_changes_often_is_drawn_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_line_is_refreshed_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "REFRESH_SECONDS", 3600.0)
     out = FakeTerminal()
     line = ProgressLine(out)

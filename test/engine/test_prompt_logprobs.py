@@ -71,7 +71,7 @@ def check_scores(output: RequestOutput, logprobs: Any, top: int = 3) -> None:
         pytest.param({"tensor_parallel_size": 2}, id="two-ranks"),
     ],
 )
-def test_scores_are_the_log_softmax_of_transformers(
+def test_prompt_logprobs_equal_transformers(
     directory: Path, expected: list[Any], options: dict[str, int]
 ) -> None:
     with LLM(str(directory), max_model_len=128, **options) as llm:  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def test_scores_are_the_log_softmax_of_transformers(
 
 
 @pytest.mark.parity
-def test_scores_do_not_depend_on_what_else_runs_or_was_preempted(
+def test_prompt_logprobs_do_not_depend_on_batch_or_preemption(
     directory: Path, expected: list[Any]
 ) -> None:
     both = SCORING.clone(max_tokens=20)
@@ -105,7 +105,7 @@ def test_scores_do_not_depend_on_what_else_runs_or_was_preempted(
 
 
 @pytest.mark.parity
-def test_a_prompt_that_fills_the_context_is_scored(directory: Path, model: Any) -> None:
+def test_prompt_that_fills_the_context_has_logprobs(directory: Path, model: Any) -> None:
     prompt = random_tokens(64, TINY.vocab, seed=9)
     with LLM(str(directory), max_model_len=64) as llm:
         (output,) = llm.generate([prompt], SCORING)
@@ -117,7 +117,7 @@ def test_a_prompt_that_fills_the_context_is_scored(directory: Path, model: Any) 
 
 
 @pytest.mark.parity
-def test_logprobs_of_named_tokens_at_each_new_place(directory: Path, model: Any) -> None:
+def test_logprob_token_ids_are_reported_per_position(directory: Path, model: Any) -> None:
     named = [7, 300, 0]
     params = SamplingParams(
         max_tokens=5, temperature=0.0, ignore_eos=True, logprobs=0, logprob_token_ids=named,
@@ -144,7 +144,7 @@ def test_named_tokens_need_logprobs() -> None:
         SamplingParams(logprob_token_ids=[1])
 
 
-def test_a_step_never_holds_more_scored_rows_than_it_may() -> None:
+def test_step_respects_max_scored_tokens() -> None:
     """Whoever wants them, the logits of a step have a limit; decoding goes on meanwhile."""
     engine = make_engine(max_num_batched_tokens=64)
     scheduler = engine.core.scheduler
@@ -166,7 +166,7 @@ def test_a_step_never_holds_more_scored_rows_than_it_may() -> None:
     engine.close()
 
 
-def test_choices_share_the_scores_of_their_prompt() -> None:
+def test_choices_share_the_prompt_logprobs() -> None:
     engine = make_engine()
     name = engine.submit([5, 6, 7, 8, 9, 10], greedy(3, n=3, prompt_logprobs=1))
     output = run_all(engine)[name]

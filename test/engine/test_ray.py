@@ -115,7 +115,7 @@ def test_ranks_of_a_cluster_give_the_same_tokens_and_leave_nothing(
     assert ray.available_resources().get("CPU") == 2  # the placement group is gone
 
 
-def test_a_cluster_without_room_says_what_it_has(
+def test_cluster_without_room_reports_its_cpus(
     cluster: Any, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray_module, "PLACEMENT_TIMEOUT", 0.5)

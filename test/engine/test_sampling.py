@@ -105,7 +105,7 @@ def logits_of(adapter: MockAdapter) -> Floats:
     return adapter.logits()[0].astype(np.float64)
 
 
-def test_without_truncation_the_full_distribution_is_drawn(adapter: MockAdapter) -> None:
+def test_without_truncation_the_full_distribution_is_sampled(adapter: MockAdapter) -> None:
     check(draw(adapter), softmax(logits_of(adapter)))
 
 
@@ -130,7 +130,7 @@ def test_min_p(adapter: MockAdapter, p: float) -> None:
     check(draw(adapter, min_p=p), keep(probabilities, probabilities >= p * probabilities.max()))
 
 
-def test_the_order_of_the_chain_is_the_callers(adapter: MockAdapter) -> None:
+def test_chain_order_is_that_of_the_request(adapter: MockAdapter) -> None:
     """Top-p before a high temperature keeps fewer tokens than after it."""
     logits, temperature, p = logits_of(adapter), 3.0, 0.6
     after = top_p_of(softmax(logits / temperature), p)
@@ -193,7 +193,7 @@ def test_mask_allows_only_its_tokens(adapter: MockAdapter) -> None:
     check(drawn, keep(softmax(logits_of(adapter)), allowed))
 
 
-def test_a_draw_depends_on_seed_choice_and_position_alone(adapter: MockAdapter) -> None:
+def test_sampled_token_depends_on_seed_choice_and_position_only(adapter: MockAdapter) -> None:
     first = draw(adapter, seed=1, n=500)
     np.testing.assert_array_equal(first, draw(adapter, seed=1, n=500))
     assert (first != draw(adapter, seed=2, n=500)).any()
@@ -214,7 +214,7 @@ def test_a_draw_depends_on_seed_choice_and_position_alone(adapter: MockAdapter) 
     assert alone == first[:50].tolist()
 
 
-def test_greedy_is_the_argmax_whatever_the_rest_says(adapter: MockAdapter) -> None:
+def test_greedy_is_the_argmax_with_any_other_parameters(adapter: MockAdapter) -> None:
     drawn = draw(adapter, n=10, temperature=0.0, top_p=0.1, top_k=7, min_p=0.9)
     assert set(drawn.tolist()) == {int(logits_of(adapter).argmax())}
 
@@ -244,14 +244,14 @@ def test_typical_p_keeps_the_tokens_that_are_as_surprising_as_expected(
     assert set(drawn.tolist()) == set(np.flatnonzero(mask).tolist())
 
 
-def test_top_n_sigma_keeps_the_tokens_near_the_best_logit(adapter: MockAdapter) -> None:
+def test_top_n_sigma_keeps_tokens_near_the_best_logit(adapter: MockAdapter) -> None:
     logits = adapter.logits()[0].astype(np.float64)
     near = np.flatnonzero(logits >= logits.max() - 1.5 * logits.std())
     drawn = draw(adapter, top_n_sigma=1.5)
     assert 1 < len(near) < VOCAB and set(drawn.tolist()) == set(near.tolist())
 
 
-def test_xtc_leaves_out_the_top_choices_but_the_least_of_them(adapter: MockAdapter) -> None:
+def test_xtc_removes_the_top_choices_except_the_least_likely(adapter: MockAdapter) -> None:
     probabilities = softmax(adapter.logits()[0].astype(np.float64))
     threshold = float(np.sort(probabilities)[-3] * 0.999)  # three top choices
     tops = np.flatnonzero(probabilities >= threshold)

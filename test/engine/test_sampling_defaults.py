@@ -26,35 +26,35 @@ def used(info, params=None, defaults=None):
     return {name: getattr(entry.params, name) for name in NEUTRAL}
 
 
-def test_ours_fit_the_table():
+def test_default_sampling_fields_are_in_the_table():
     assert DEFAULT_SAMPLING == OURS and set(OURS) <= set(NEUTRAL)
     SamplingParams(**DEFAULT_SAMPLING)
 
 
-def test_the_models_own_come_before_ours():
+def test_model_defaults_precede_default_sampling():
     assert sampling_defaults({}) == OURS == sampling_defaults({"temperature": None})
     assert sampling_defaults({"temperature": 0.6}) == {"temperature": 0.6}
     assert sampling_defaults({"repetition_penalty": 1.1}) == OURS | {"repetition_penalty": 1.1}
 
 
-def test_what_is_chosen_comes_before_the_models_own():
+def test_chosen_defaults_precede_model_defaults():
     chosen = {"top_k": 5, "samplers": ("top_k",)}
     assert sampling_defaults({"top_k": 20, "top_p": 0.8}, chosen) == {"top_p": 0.8} | chosen
     assert sampling_defaults({}, chosen) == OURS | chosen
 
 
-def test_without_parameters_a_model_without_own_ones_is_sampled_with_ours():
+def test_model_without_defaults_uses_default_sampling():
     assert used(model()) == NEUTRAL | OURS
     assert used(model(temperature=0.6)) == NEUTRAL | {"temperature": 0.6}
 
 
-def test_sampling_params_have_the_models_values_or_neutral_ones_where_they_say_nothing():
+def test_unset_sampling_params_have_model_or_neutral_values():
     assert used(model(), SamplingParams()) == NEUTRAL
     assert used(model(), SamplingParams(top_p=0.5)) == NEUTRAL | {"top_p": 0.5}
     assert used(model(top_k=20), SamplingParams(top_p=0.5)) == NEUTRAL | {"top_p": 0.5, "top_k": 20}
 
 
-def test_values_that_are_sent_are_used_exactly():
+def test_given_values_are_used_exactly():
     defaults = sampling_defaults({})
     assert used(model(), SamplingParams(), defaults) == NEUTRAL | OURS
     sent = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
@@ -68,7 +68,7 @@ def test_a_default_chain():
     assert SamplingParams(samplers=[]).with_defaults({"samplers": ["top_k"]}).samplers == ()
 
 
-def test_they_reach_the_sampler():
+def test_parameters_reach_the_sampler():
     engine = make_engine()
     engine.submit([1, 2])
     engine.step()
@@ -76,7 +76,7 @@ def test_they_reach_the_sampler():
     assert {name: round(float(values[0]), 6) for name, values in numbers.items()} == OURS
 
 
-def test_serve_takes_them_as_flags():
+def test_serve_accepts_them_as_flags():
     flags = ["--temperature", "0.5", "--top-k", "7", "--repetition-penalty", "1.2", "--typical-p",
              "0.9", "--samplers", "top_k;temperature", "--seed", "4"]  # fmt: skip
     config = config_from_args(build_parser().parse_args(["serve", *flags]))

@@ -79,7 +79,7 @@ NAN, INF = math.nan, math.inf
         ("samplers", 7, "a list of names"),
     ],
 )
-def test_refused(field, value, limit):
+def test_rejected(field, value, limit):
     with pytest.raises(InvalidInputError) as caught:
         SamplingParams(**{field: value})
     text = str(caught.value)
@@ -124,7 +124,7 @@ def test_default_samples_and_zero_is_greedy():
     assert SamplingParams(temperature=0).greedy
 
 
-def test_numpy_numbers_and_json_keys_are_fine():
+def test_numpy_numbers_and_json_keys_are_accepted():
     params = SamplingParams(
         top_k=np.int64(5), temperature=np.float32(0.5), logit_bias={"7": 1, np.int32(8): 2}
     )
@@ -136,7 +136,7 @@ def test_top_k_minus_one_is_all():
     assert SamplingParams(top_k=-1).top_k == 0
 
 
-def test_model_defaults_fill_only_what_was_not_said():
+def test_model_defaults_fill_only_unset_fields():
     model = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": None}
     params = SamplingParams(top_p=1.0).with_defaults(model)
     assert (params.temperature, params.top_p, params.top_k) == (0.7, 1.0, 20)
@@ -159,7 +159,7 @@ def test_sampler_order():
     assert SamplingParams(samplers=list(DEFAULT_SAMPLERS)).samplers == DEFAULT_SAMPLERS
 
 
-def test_clone_checks_again():
+def test_clone_validates():
     params = SamplingParams(max_tokens=3, logit_bias={1: 2.0}, stop="x")
     copy = params.clone(max_tokens=4)
     assert copy.max_tokens == 4 and copy.bias_items == params.bias_items and copy.stop == ("x",)
@@ -180,7 +180,7 @@ ANYTHING = st.one_of(
 
 
 @given(st.sampled_from([f.name for f in dataclasses.fields(SamplingParams) if f.init]), ANYTHING)
-def test_any_value_is_taken_or_refused_with_a_value_error(name, value):
+def test_any_value_is_accepted_or_raises_value_error(name, value):
     try:
         params = SamplingParams(**{name: value})
     except InvalidInputError as error:
@@ -189,7 +189,7 @@ def test_any_value_is_taken_or_refused_with_a_value_error(name, value):
         assert params.with_defaults(None).clone() == params.with_defaults(None)
 
 
-def test_every_field_is_in_the_table_and_its_default_is_taken():
+def test_every_field_is_in_the_table_with_a_valid_default():
     names = [f.name for f in dataclasses.fields(SamplingParams)]
     assert list(FIELDS) == names and all(about.help for about in FIELDS.values())
     for name, about in FIELDS.items():

@@ -25,7 +25,7 @@ from llaisys.common.types import StepOutput
 # ---- failed steps ------------------------------------------------------------------------------
 
 
-def test_what_a_failed_step_released_is_told_again():
+def test_released_sequences_of_a_failed_step_are_sent_again():
     """The worker may never have seen that plan, and would keep the rows for ever."""
     scheduler = make_scheduler()
     first = add(scheduler, "a", 3, max_tokens=1)
@@ -38,7 +38,7 @@ def test_what_a_failed_step_released_is_told_again():
     assert set(scheduler.schedule().released_seq_ids) == {first.seq_id, second.seq_id}
 
 
-def test_a_sequence_that_could_draw_nothing_ends_alone():
+def test_sequence_without_a_token_to_sample_ends_alone():
     scheduler = make_scheduler()
     good, bad = add(scheduler, "good", 3), add(scheduler, "bad", 3)
     plan = scheduler.schedule()
@@ -57,7 +57,7 @@ def test_a_sequence_that_could_draw_nothing_ends_alone():
     ("names", "prompts", "message"),
     [(["a", "b", "c"], [3, 3, 900], "900 tokens"), (["a", "b", "a"], [3, 3, 3], "in use")],
 )
-def test_requests_are_taken_all_or_none(names, prompts, message):
+def test_requests_are_added_all_or_none(names, prompts, message):
     scheduler = make_scheduler()
     requests = [
         Request(name, [1] * size, SamplingParams())
@@ -73,7 +73,7 @@ def test_requests_are_taken_all_or_none(names, prompts, message):
 # ---- one budget --------------------------------------------------------------------------------
 
 
-def test_prompt_longer_than_the_budget_comes_in_pieces():
+def test_prompt_longer_than_the_budget_is_chunked():
     scheduler = make_scheduler(budget=10, seats=2)
     add(scheduler, "a", 25)
     plans = [step(scheduler) for _ in range(4)]
@@ -95,7 +95,7 @@ def test_decoding_requests_get_their_token_before_any_prompt():
         assert plan.num_decode_tokens == 2 and plan.num_prefill_tokens == 6
 
 
-def test_a_long_prompt_leaves_room_for_a_short_one():
+def test_long_prompt_leaves_budget_for_a_short_one():
     scheduler = make_scheduler(budget=16, seats=4, blocks=200)
     add(scheduler, "long", list(range(100, 250)))
     assert given_tokens(step(scheduler)) == {"long": 16}  # alone: everything
@@ -103,7 +103,7 @@ def test_a_long_prompt_leaves_room_for_a_short_one():
     assert given_tokens(step(scheduler)) == {"long": 8, "short": 4}
 
 
-def test_several_long_prompts_still_leave_room():
+def test_several_long_prompts_leave_budget():
     scheduler = make_scheduler(budget=64, seats=8, blocks=400)
     for index in range(3):
         add(scheduler, f"long{index}", [index, *range(100, 250)])
@@ -133,7 +133,7 @@ def test_first_come_first_served():
 # ---- what can never fit ------------------------------------------------------------------------
 
 
-def test_what_can_never_fit_is_refused_with_the_numbers():
+def test_request_that_can_never_fit_is_rejected_with_the_numbers():
     scheduler = make_scheduler(blocks=4, size=4, limit=100)
     with pytest.raises(
         InvalidInputError,
@@ -158,14 +158,14 @@ def test_what_can_never_fit_is_refused_with_the_numbers():
         add(scheduler, "f", 1)
 
 
-def test_max_tokens_beyond_the_context_is_cut_to_it():
+def test_max_tokens_is_capped_by_the_context():
     assert add(make_scheduler(limit=20), "a", 15, max_tokens=50).max_total_tokens == 20
 
 
 # ---- preemption --------------------------------------------------------------------------------
 
 
-def test_the_latest_arrival_is_preempted_and_comes_back_first():
+def test_latest_arrival_is_preempted_and_resumes_first():
     scheduler = make_scheduler(blocks=4, size=4, seats=4, enable_prefix_caching=False)
     old = add(scheduler, "old", [1, 2, 3, 4, 5, 6], max_tokens=9)
     young = add(scheduler, "young", [7, 8, 9], max_tokens=4)
@@ -336,7 +336,7 @@ def test_penalties_survive_preemption():
     assert adapter_of(small).histories == {}
 
 
-def test_every_request_gets_on_while_new_ones_keep_coming():
+def test_every_request_progresses_while_new_ones_arrive():
     engine = make_engine(num_blocks=16, max_num_seqs=4, max_num_batched_tokens=16)
     name = engine.submit([1] * 40, greedy(12, ignore_eos=True))
     for index in range(400):

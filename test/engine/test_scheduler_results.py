@@ -37,7 +37,7 @@ def test_results_may_come_one_step_late():
     scheduler.check_integrity()
 
 
-def test_late_result_of_a_cancelled_request_is_dropped():
+def test_late_result_of_a_cancelled_request_is_discarded():
     scheduler = make_scheduler()
     request = add(scheduler, "a", [1, 2])
     plan = scheduler.schedule()
@@ -47,7 +47,7 @@ def test_late_result_of_a_cancelled_request_is_dropped():
     scheduler.check_integrity()
 
 
-def test_late_result_of_a_preempted_request_is_kept():
+def test_late_result_of_a_preempted_request_is_applied():
     scheduler = make_scheduler(blocks=4, size=4, enable_prefix_caching=False)
     old = add(scheduler, "old", [1] * 8, max_tokens=9)
     young = add(scheduler, "young", [2] * 3, max_tokens=5)
@@ -67,7 +67,7 @@ def test_late_result_of_a_preempted_request_is_kept():
     scheduler.check_integrity()
 
 
-def test_a_token_that_is_drawn_twice_counts_once():
+def test_repeated_token_is_counted_once():
     scheduler = make_scheduler()
     request = add(scheduler, "a", [1, 2, 3], max_tokens=3)
     first = scheduler.schedule()
@@ -79,7 +79,7 @@ def test_a_token_that_is_drawn_twice_counts_once():
     assert request.output_token_ids == [6]
 
 
-def test_a_late_result_says_nothing_about_blocks_taken_after_a_preemption():
+def test_late_result_does_not_commit_blocks_after_a_preemption():
     scheduler = make_scheduler(budget=4, seats=4)
     add(scheduler, "a", list(range(12)))
     first = scheduler.schedule()
@@ -91,7 +91,7 @@ def test_a_late_result_says_nothing_about_blocks_taken_after_a_preemption():
     assert match.pending and match.num_tokens == 0
 
 
-def test_a_victim_that_was_planned_already_leaves_the_plan():
+def test_preempted_request_is_removed_from_the_batch():
     scheduler = make_scheduler(blocks=5, size=4, seats=4, enable_prefix_caching=False)
     old = add(scheduler, "old", [1, 2, 3, 4], max_tokens=8)
     young = add(scheduler, "young", [5, 6, 7, 8, 9, 10, 11, 12], max_tokens=8)
@@ -147,7 +147,7 @@ def test_late_results_change_no_output(
     core.scheduler.check_integrity()
 
 
-def test_a_request_is_planned_ahead_of_its_unknown_token():
+def test_request_is_scheduled_behind_its_token_in_flight():
     scheduler = make_scheduler(max_in_flight_tokens=1)
     request = add(scheduler, "a", [1, 2], max_tokens=3)
     plans = [scheduler.schedule(), scheduler.schedule()]
@@ -165,7 +165,7 @@ def test_a_request_is_planned_ahead_of_its_unknown_token():
     scheduler.check_integrity()
 
 
-def test_the_surplus_of_a_request_that_stopped_is_dropped():
+def test_surplus_of_a_stopped_request_is_discarded():
     scheduler = make_scheduler(max_in_flight_tokens=1)
     request = Request("a", [1, 2], SamplingParams(), stop_token_ids=frozenset({9}))
     scheduler.add([request])
@@ -187,7 +187,7 @@ def drafted(scheduler: RequestScheduler, request: Request, draft: list[int]) -> 
     return plan
 
 
-def test_drafts_are_computed_with_the_token_before_them():
+def test_drafts_are_verified_with_the_token_before_them():
     scheduler = make_scheduler(size=4)
     request = add(scheduler, "a", [1, 2, 3], max_tokens=20)
     step(scheduler)  # draws token 3
@@ -200,7 +200,7 @@ def test_drafts_are_computed_with_the_token_before_them():
     assert scheduler.schedule().starts == [6]
 
 
-def test_what_was_computed_for_refused_drafts_is_taken_back():
+def test_computed_tokens_of_rejected_drafts_are_rolled_back():
     scheduler = make_scheduler(size=4)
     request = add(scheduler, "a", [1, 2, 3], max_tokens=20)
     step(scheduler)
@@ -231,7 +231,7 @@ def test_a_stop_inside_accepted_drafts_ends_there():
     scheduler.check_integrity()
 
 
-def test_drafts_take_no_other_requests_token_and_never_pass_the_limit():
+def test_drafts_respect_the_token_budget_and_the_length_limit():
     scheduler = make_scheduler(budget=6, seats=4)
     requests = [add(scheduler, name, [i], max_tokens=4) for i, name in enumerate("abc")]
     step(scheduler)
@@ -246,7 +246,7 @@ def test_drafts_take_no_other_requests_token_and_never_pass_the_limit():
     assert tight.schedule().counts == [1, 2, 1]
 
 
-def test_no_step_is_planned_ahead_of_open_drafts():
+def test_no_step_is_scheduled_behind_drafts_in_flight():
     scheduler = make_scheduler(max_in_flight_tokens=1)
     request = add(scheduler, "a", [1, 2], max_tokens=20)
     step(scheduler)

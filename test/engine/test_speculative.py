@@ -187,7 +187,7 @@ def test_drafts_change_nothing_but_the_number_of_steps(name: str, proposer: type
 
 
 @pytest.mark.parametrize("proposer", [AlwaysWrong, SometimesRight])
-def test_blocks_of_refused_drafts_are_never_shared(proposer: type[Fake]):
+def test_blocks_of_rejected_drafts_are_never_shared(proposer: type[Fake]):
     """The answers become prompts: what the prefix cache kept of them must be theirs."""
     first = [([9, 9, index], greedy(30, ignore_eos=True), False) for index in range(4)]
     plain = run(first, {})
@@ -213,7 +213,7 @@ def test_blocks_of_refused_drafts_are_never_shared(proposer: type[Fake]):
     assert engine.stats()["spec_decode_num_draft_tokens"] > 20
 
 
-def test_a_request_that_is_cancelled_between_drafts_leaves_nothing():
+def test_request_cancelled_between_drafts_leaves_no_state():
     requests = [([1, 2, 3], greedy(60, ignore_eos=True), True) for _ in range(3)]
     truth = truth_of(run(requests, {}))
     engine = LLMEngine(make_config(speculative_config=SPECULATIVE))
@@ -232,7 +232,7 @@ def test_a_request_that_is_cancelled_between_drafts_leaves_nothing():
     assert engine.stats()["kv_blocks_used"] == 0
 
 
-def test_a_failure_behind_accepted_drafts_comes_with_its_own_token():
+def test_failure_after_accepted_drafts_is_reported_with_its_token():
     """Nothing is left to draw from the fifth token on: the four before it are delivered."""
     plain_engine = LLMEngine(make_config())
 
@@ -256,7 +256,7 @@ def test_a_failure_behind_accepted_drafts_comes_with_its_own_token():
     assert engine.stats()["num_steps"] < plain_engine.stats()["num_steps"]
 
 
-def test_numbers_of_drafts_and_what_was_accepted():
+def test_draft_and_acceptance_counts():
     requests = [([1, 2, 3], greedy(15, ignore_eos=True), False)]
     truth = truth_of(run(requests, {}))
     stats = run(requests, {}, truth, AlwaysRight).stats

@@ -69,7 +69,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[SchedulerOutputs]:
     ids=lambda p: p.__name__ if p else "ngram",
 )
 @pytest.mark.parametrize("name", SETTINGS)
-def test_drafts_between_steps_ahead_change_no_answer(
+def test_drafts_with_async_scheduling_change_no_answer(
     name: str, proposer: type[Fake] | None, launched: list[SchedulerOutputs]
 ):
     plain_settings = SETTINGS[name]
@@ -103,7 +103,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("method", ["eagle", "draft_model"])
-def test_what_drafts_with_weights_follows_steps_that_it_has_not_seen(
+def test_draft_weights_follow_unobserved_steps(
     method: str, files: dict[str, Path], launched: list[SchedulerOutputs]
 ):
     """Long answers, so that pauses become long enough for steps ahead; then short ones again."""
@@ -123,7 +123,7 @@ def test_what_drafts_with_weights_follows_steps_that_it_has_not_seen(
         assert launched and all(not plan.num_prefill_tokens for plan in launched)
 
 
-def test_a_head_keeps_nothing_of_sequences_that_went_in_steps_ahead(files: dict[str, Path]):
+def test_draft_head_releases_sequences_of_unobserved_steps(files: dict[str, Path]):
     drafts = {"method": "eagle", "model": str(files["eagle"]), "disable_by_batch_size": 2}
     settings = {"model": str(files["model"]), "adapter_class": None, **AHEAD}
     engine = LLMEngine(make_config(seed=7, speculative_config=drafts, **settings))
@@ -150,13 +150,13 @@ def steps_of(engine: LLMEngine, prompt: list[int], count: int, proposer: Any) ->
     return engine.stats()["num_steps"], late_adapter_of(engine).num_launched
 
 
-def test_an_answer_that_cannot_be_guessed_is_launched_ahead_like_any_other():
+def test_request_without_accepted_drafts_uses_async_scheduling():
     engine = make_late_engine(speculative_config={})
     steps, launched = steps_of(engine, [1, 2, 3], 60, NgramProposer(2, 4))
     assert steps == launched == 60
 
 
-def test_steps_wait_while_drafts_come_true():
+def test_steps_wait_for_drafts_while_accepted():
     prompt, drafts = [1, 2, 3], {"num_speculative_tokens": 4}
     truth = {"r": [*prompt, *expected_tokens(prompt, 60, stops=())]}
     engine = make_late_engine(speculative_config=drafts)
@@ -167,7 +167,7 @@ def test_steps_wait_while_drafts_come_true():
     assert steps == 60 and 50 < launched < 60
 
 
-def test_a_step_with_drafts_is_begun_before_the_one_before_it_is_told():
+def test_step_with_drafts_is_launched_before_the_previous_result_is_returned():
     prompts = {"r": [1, 2, 3], "s": [7, 8]}
     truth = {n: [*p, *expected_tokens(p, 40, stops=())] for n, p in prompts.items()}
     engine = make_late_engine(speculative_config={"num_speculative_tokens": 4})
@@ -189,7 +189,7 @@ def test_a_step_with_drafts_is_begun_before_the_one_before_it_is_told():
     engine.core.scheduler.check_integrity()
 
 
-def test_own_tokens_are_foreseen_when_a_guess_has_come_true():
+def test_ngram_expects_a_draft_after_a_right_prediction():
     proposer = NgramProposer(2, 4)
     request = request_of([1, 2, 3, 4, 5, 1])
     seen = []
@@ -211,7 +211,7 @@ class Foreseeing(NgramProposer):
         return [()] * len(requests)
 
 
-def test_to_wait_for_nothing_counts_as_a_wrong_draft():
+def test_waiting_without_a_draft_counts_as_a_rejected_draft():
     speculator = make_speculator()
     speculator.proposer = Foreseeing(2, 4)
     request = request_of([1, 2, 3])
@@ -227,7 +227,7 @@ def test_to_wait_for_nothing_counts_as_a_wrong_draft():
     assert speculator.stats.num_drafts == 0
 
 
-def test_nobody_waits_for_drafts_that_there_will_not_be():
+def test_no_step_waits_for_unlikely_drafts():
     speculator = make_speculator(disable_by_batch_size=3)
     speculator.proposer = Foreseeing(2, 4)
     request, second, third = (request_of([1, 2, 3], seq_id) for seq_id in range(3))
@@ -242,7 +242,7 @@ def test_nobody_waits_for_drafts_that_there_will_not_be():
     assert not speculator.should_wait([request])  # it ends before a draft would
 
 
-def test_a_head_sees_the_steps_before_its_drafts():
+def test_draft_head_observes_the_steps_before_its_drafts():
     speculator = make_speculator()
     plan = SchedulerOutputs(0, [0], ["r"])
     assert not speculator.needs_sync(plan)  # its own tokens are all that it needs
@@ -261,7 +261,7 @@ def test_a_head_sees_the_steps_before_its_drafts():
     assert not speculator.needs_sync(SchedulerOutputs(0, list(range(32)), ["r"] * 32))
 
 
-def test_a_step_whose_time_is_not_its_own_is_not_timed():
+def test_step_with_unknown_duration_is_not_timed():
     speculator = make_speculator()
     plan = SchedulerOutputs(0, [0, 1], ["r", "s"], num_decode_tokens=2)
     speculator.observe(plan, StepOutput(0, {0: [1], 1: [1]}), None)

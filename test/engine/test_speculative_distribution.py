@@ -93,7 +93,7 @@ def chi_square(counts: Counter[tuple[int, ...]], chances: dict[tuple[int, ...], 
     [Saying(), Saying(41, 41, 41), Saying(3, 20, 11), Saying(9, 9, 9), Saying(MOCK_VOCAB, -1)],
     ids=["nothing", "one", "others", "never", "garbage"],
 )
-def test_answers_are_distributed_as_the_model_says(
+def test_answers_follow_the_distribution_of_the_model(
     proposer: Saying, chances: dict[tuple[int, ...], float]
 ):
     speculative = {"num_speculative_tokens": 3, "disable_by_batch_size": 1000}
@@ -122,7 +122,7 @@ def test_answers_are_distributed_as_the_model_says(
         assert stats["spec_decode_num_accepted_tokens"] == 0
 
 
-def test_the_test_notices_a_wrong_distribution(chances: dict[tuple[int, ...], float]):
+def test_wrong_distribution_is_detected(chances: dict[tuple[int, ...], float]):
     """Accepting every draft that the model finds possible, say."""
     rng = np.random.default_rng(1)
     answers, weights = list(chances), list(chances.values())

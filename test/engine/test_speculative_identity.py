@@ -94,7 +94,7 @@ def settings_of(model: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_answers_have_the_same_bits_with_every_proposer(
+def test_answers_are_bitwise_identical_with_every_proposer(
     files: dict[str, Path], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

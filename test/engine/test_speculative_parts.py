@@ -70,7 +70,7 @@ def test_drafts_are_what_followed_the_same_tokens(shortest: int, longest: int):
         assert found or alphabet == 40
 
 
-def test_requests_do_not_see_each_others_tokens_and_are_forgotten():
+def test_ngram_tables_are_separate_and_released():
     proposer = NgramProposer(2, 4)
     first, second = request_of([1, 2, 3, 1, 2], 0), request_of([1, 2], 1)
     assert [list(d) for d in proposer.propose([first, second], [5, 2])] == [[3, 1, 2, 3, 1], []]
@@ -82,7 +82,7 @@ def test_requests_do_not_see_each_others_tokens_and_are_forgotten():
 # ---- how many ------------------------------------------------------------------------------------
 
 
-def test_the_length_is_the_one_that_pays_best():
+def test_draft_length_maximises_tokens_per_second():
     assert best_length(1.0, 0.0, 6) == 6
     assert best_length(1.0, 0.9, 6) == 6  # every one of them is worth more than it costs
     assert best_length(0.9, 0.95, 6) == 0
@@ -93,7 +93,7 @@ def test_the_length_is_the_one_that_pays_best():
             assert best_length(rate, price, 8) == speeds.index(max(speeds))
 
 
-def test_the_price_is_learned_from_the_steps():
+def test_price_is_measured_from_steps():
     costs = DraftCosts()
     assert costs.needs_plain_step(1)
     costs.add_step(1, 0, 0.010)
@@ -118,7 +118,7 @@ def test_the_price_is_learned_from_the_steps():
     assert costs.needs_plain_step(1)
 
 
-def test_a_new_number_of_requests_begins_with_the_price_of_its_neighbour():
+def test_unmeasured_batch_size_uses_the_nearest_price():
     costs = DraftCosts()
     costs.add_step(2, 0, 0.010)
     assert costs.price(2) == costs.price(9) == 0.2  # nobody knows
@@ -135,7 +135,7 @@ def test_a_new_number_of_requests_begins_with_the_price_of_its_neighbour():
     assert costs.price(7) == pytest.approx(7 * 0.002 / 0.014, rel=0.01)
 
 
-def test_who_else_uses_the_machine_does_not_make_drafts_dear():
+def test_other_load_does_not_raise_the_draft_price():
     costs = DraftCosts()
     costs.add_step(1, 0, 0.010)
     for index in range(40):
@@ -154,7 +154,7 @@ def test_who_else_uses_the_machine_does_not_make_drafts_dear():
     assert costs.price(1) == pytest.approx(0.1, rel=0.01) and not costs.needs_plain_step(1)
 
 
-def test_a_price_that_rises_is_believed_when_other_steps_take_as_long_as_before():
+def test_higher_price_is_accepted_when_plain_steps_are_unchanged():
     costs = DraftCosts()
     costs.add_step(1, 0, 0.010)
     for drafts, seconds in ((4, 0.012), (4, 0.030)):
@@ -165,7 +165,7 @@ def test_a_price_that_rises_is_believed_when_other_steps_take_as_long_as_before(
         assert costs.price(1) == pytest.approx((seconds / 0.010 - 1) / drafts)
 
 
-def test_catching_up_is_in_the_price_of_the_first_draft():
+def test_first_price_includes_catching_up():
     costs = DraftCosts()
     costs.add_step(2, 0, 0.010)
     assert costs.first_price(2) == costs.price(2) and costs.first_price(1) == costs.price(1)
@@ -204,7 +204,7 @@ def verified(speculator: Speculator, request: Request, accepted: int) -> None:
     speculator.observe(plan, output, 0.01 + 0.002 * len(draft))
 
 
-def test_a_request_that_cannot_be_guessed_is_left_alone():
+def test_request_with_rejected_drafts_gets_few_drafts():
     speculator = make_speculator(num_speculative_tokens=4)
     request = request_of([1, 2, 3])
     drafted = 0
@@ -233,7 +233,7 @@ def test_a_full_batch_and_prompts_get_no_drafts():
     assert [bool(request.draft_token_ids) for request in requests] == [False, False, True, False]
 
 
-def test_sequences_that_have_gone_are_forgotten():
+def test_finished_sequences_are_released():
     speculator = make_speculator()
     request = request_of([1, 2, 3], 5)
     speculator.propose([request])
@@ -245,7 +245,7 @@ def test_sequences_that_have_gone_are_forgotten():
 # ---- drafts in a plan ----------------------------------------------------------------------------
 
 
-def test_drafts_preempt_nobody():
+def test_drafts_preempt_no_request():
     scheduler = make_scheduler(blocks=5, size=4, budget=32)
     first = add(scheduler, "a", [1, 2, 3, 4, 5, 6, 7], max_tokens=9)
     second = add(scheduler, "b", [8, 9, 10, 11, 12, 13, 14], max_tokens=9)
@@ -289,12 +289,12 @@ def test_the_option_is_checked_field_by_field():
         ({"method": "draft_model", "model": "small"}, "cuda", 32),
     ],
 )
-def test_weights_on_a_cpu_draft_for_few_unless_told_otherwise(given, device, batch):
+def test_cpu_draft_models_have_a_small_default_batch_limit(given, device, batch):
     config = EngineConfig(device=device, speculative_config=given).speculative
     assert config is not None and config.disable_by_batch_size == batch
 
 
-def test_all_draws_of_a_step_stand_behind_the_first_of_their_sequence():
+def test_expand_drafts_orders_rows_by_sequence():
     rows, ends, tokens, drafts = (np.array(x) for x in ([4, 1, 7], [9, 3, 5], [0, 2, 3], [1, 0, 2]))
     every = SamplingBatch(rows, ends, tokens, drafts).expand_drafts()
     assert every.rows.tolist() == [4, 4, 1, 7, 7, 7]
@@ -303,7 +303,7 @@ def test_all_draws_of_a_step_stand_behind_the_first_of_their_sequence():
     assert every.drafts is not None and every.drafts.tolist() == [1, 0, 0, 2, 1, 0]
 
 
-def test_only_draws_that_depend_on_no_other_are_made_together():
+def test_only_greedy_rows_verify_drafts_in_one_call():
     sampling = SamplingState(8, 64)
 
     def hold(row: int, **changes: Any) -> None:
@@ -338,7 +338,7 @@ class Nines(NgramProposer):
         return [[9] * count for count in counts]
 
 
-def test_own_tokens_come_before_a_head_as_long_as_they_come_true():
+def test_ngram_drafts_precede_head_drafts_while_accepted():
     head = Nines(2, 4)
     proposer = NgramThenHead(NgramProposer(3, 3), head)
     assert proposer.num_observed_steps == 16 and proposer.limits_length and proposer.is_steady
@@ -356,7 +356,7 @@ def test_own_tokens_come_before_a_head_as_long_as_they_come_true():
     assert lengths == [3, 6, 8, 8]
 
 
-def test_own_tokens_that_are_wrong_rest_longer_and_longer():
+def test_rejected_ngram_drafts_pause_with_growing_intervals():
     proposer = NgramThenHead(NgramProposer(2, 2), Nines(2, 4))
     request, own = request_of([1, 2, 3, 1, 2]), []
     for _ in range(200):
@@ -371,7 +371,7 @@ def test_own_tokens_that_are_wrong_rest_longer_and_longer():
     assert not proposer._trackers and not proposer._ngram._tables
 
 
-def test_own_tokens_are_trusted_as_far_as_they_were_right():
+def test_ngram_draft_length_follows_acceptance():
     proposer = NgramThenHead(NgramProposer(2, 2), Nines(2, 4))
     request = request_of([1, 2, 3, 4, 5, 6, 1, 2])
     assert list(proposer.propose([request], [8])[0]) == [3, 4, 5]

@@ -107,7 +107,7 @@ def expected(llm: LLM) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_finished_answer_has_its_form(llm: LLM, name: str) -> None:
+def test_finished_answer_matches_its_constraint(llm: LLM, name: str) -> None:
     form, is_good = FORMS[name]
     finished = 0
     for output in llm.generate(["tell"] * 6, [params(form, seed=seed) for seed in range(6)]):
@@ -120,13 +120,13 @@ def test_a_finished_answer_has_its_form(llm: LLM, name: str) -> None:
     assert finished >= (1 if name == "json_object" else 4)
 
 
-def test_tags_in_free_text_have_their_schemas(llm: LLM) -> None:
+def test_structural_tags_enforce_their_schemas(llm: LLM) -> None:
     choice = llm.generate(["x"], params({"structural_tag": TAGS}, max_tokens=200))[0].outputs[0]
     for inside in re.findall("<f(.*?)</f>", choice.text, re.DOTALL):
         assert json.loads(inside.removeprefix(">")) in ({"v": 1}, {"v": 2})
 
 
-def test_an_answer_that_is_cut_off_says_so(llm: LLM) -> None:
+def test_truncated_answer_has_finish_reason_length(llm: LLM) -> None:
     choice = llm.generate(["x"], params({"regex": "a{50}"}, max_tokens=10))[0].outputs[0]
     assert choice.finish_reason == "length" and choice.text == "a" * 10
 
@@ -140,11 +140,11 @@ def test_nothing_but_the_end_comes_after_a_complete_answer(llm: LLM) -> None:
     assert choice.text == "ab" and len(choice.token_ids) == 10
 
 
-def test_the_company_changes_nothing(llm: LLM, expected: list[list[int]]) -> None:
+def test_batch_does_not_change_tokens(llm: LLM, expected: list[list[int]]) -> None:
     assert tokens(llm.generate(PROMPTS, MIXED)) == expected
 
 
-def test_choices_differ_and_repeat(llm: LLM) -> None:
+def test_choices_differ_and_are_reproducible(llm: LLM) -> None:
     given = params({"json": PERSON}, n=4, seed=3)
     first = llm.generate(["x"], given)[0]
     again = llm.generate(["x"], given)[0]
@@ -170,7 +170,7 @@ def test_logprobs_are_those_of_the_model_itself(llm: LLM) -> None:
     assert any(entry.token_id not in dict(entry.top) for entry in choice.logprobs)
 
 
-def test_a_stop_string_ends_it(llm: LLM) -> None:
+def test_stop_string_ends_the_request(llm: LLM) -> None:
     form = {"regex": "[a-c]{60}"}
     whole = llm.generate(["x"], params(form))[0].outputs[0].text
     choice = llm.generate(["x"], params(form, stop=[whole[7:10]]))[0].outputs[0]
@@ -178,14 +178,14 @@ def test_a_stop_string_ends_it(llm: LLM) -> None:
     assert choice.finish_reason == "stop" and choice.stop_reason == whole[7:10]
 
 
-def test_other_limits_of_tokens_hold_as_well(llm: LLM) -> None:
+def test_structured_output_respects_other_token_limits(llm: LLM) -> None:
     tokenizer = llm.tokenizer
     allowed = [tokenizer.encode(c, False)[0] for c in "abc123"] + list(tokenizer.eos_token_ids)
     choice = llm.generate(["x"], params({"regex": "[a-z]{5}[0-9]{5}"}, allowed_token_ids=allowed))
     assert re.fullmatch("[abc]{5}[123]{5}", choice[0].outputs[0].text)
 
 
-def test_what_leaves_nothing_to_draw_ends_that_request_alone(llm: LLM) -> None:
+def test_request_without_an_allowed_token_ends_alone(llm: LLM) -> None:
     given = [params({"regex": "a+"}, bad_words=["a"]), params({"regex": "b{4}"})]
     failed, good = llm.generate(["x", "x"], given)
     assert failed.outputs[0].finish_reason == "error"
@@ -217,7 +217,7 @@ def test_drafts_change_nothing(model: Path, expected: list[list[int]]) -> None:
 
 
 @pytest.mark.parametrize("backend", ["uni", "mp"])
-def test_ranks_draw_the_same(model: Path, expected: list[list[int]], backend: str) -> None:
+def test_ranks_sample_the_same_tokens(model: Path, expected: list[list[int]], backend: str) -> None:
     with LLM(
         str(model),
         tensor_parallel_size=2,
@@ -236,12 +236,12 @@ def test_gguf_vocabularies_work(tmp_path: Path) -> None:
         assert llm.generate(["x"], params({"choice": ["hello"]}))[0].outputs[0].text == "hello"
 
 
-def test_a_model_without_tokenizer_says_what_is_missing() -> None:
+def test_model_without_tokenizer_reports_it() -> None:
     with LLM("mock") as llm, pytest.raises(InvalidInputError, match="needs a tokenizer"):
         llm.generate([[1, 2]], params({"regex": "a"}))
 
 
-def test_a_vocabulary_without_bytes_says_so(tmp_path: Path) -> None:
+def test_vocabulary_without_bytes_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "model"
     write_hf_model(path, tiny_config())
     settings = json.loads((path / "tokenizer.json").read_text())
@@ -252,9 +252,7 @@ def test_a_vocabulary_without_bytes_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("drafts", [None, {"method": "ngram", "prompt_lookup_min": 1}])
-def test_the_form_begins_behind_reasoning_that_the_prompt_opened(
-    tmp_path: Path, drafts: Any
-) -> None:
+def test_grammar_applies_after_reasoning_opened_by_the_prompt(tmp_path: Path, drafts: Any) -> None:
     path = tmp_path / "model"
     write_hf_model(path, tiny_config())
     write_tiny_tokenizer(path, more=QWEN_TOKENS)
@@ -271,7 +269,7 @@ def test_the_form_begins_behind_reasoning_that_the_prompt_opened(
         assert closed[0].outputs[0].text == "ab" * 20
 
 
-def test_random_schemas_are_kept(llm: LLM) -> None:
+def test_random_schemas_are_enforced(llm: LLM) -> None:
     """Every answer that comes to its end validates."""
     schemas = [SchemaMaker(seed).schema() for seed in range(COUNT)]
     given = [

@@ -39,7 +39,7 @@ def test_a_schema_is_the_same_as_object_and_as_text():
     assert StructuredOutputs(json=SCHEMA) == StructuredOutputs(json=json.dumps(SCHEMA))
 
 
-def test_a_mapping_may_name_what_is_not_used():
+def test_mapping_may_have_unused_fields():
     params = SamplingParams(structured_outputs={"regex": "a", "json": None, "choice": None})
     assert params.structured_outputs.constraint == "regex"
 
@@ -75,7 +75,7 @@ def nested(depth):
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_cannot_be_meant_is_refused_by_name(given, field):
+def test_invalid_constraints_are_rejected_by_name(given, field):
     with pytest.raises(InvalidInputError) as caught:
         SamplingParams(structured_outputs=given)
     assert caught.value.field == field
@@ -85,7 +85,7 @@ def test_a_schema_may_be_as_deep_as_the_limit():
     assert StructuredOutputs(json=nested(MAX_SCHEMA_DEPTH)).constraint == "json"
 
 
-def test_a_fault_of_the_processes_is_logged_with_its_requests(
+def test_grammar_process_fault_is_logged_with_its_requests(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     info = ModelInfo("p", "mock", 10, 64, (), 1, 16)  # no tokenizer: no process can be started

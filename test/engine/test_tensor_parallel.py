@@ -103,7 +103,7 @@ def test_quantised_weights_are_shared_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["uni", "mp"])
-def test_preempted_requests_go_on_where_they_were(
+def test_preempted_requests_resume_with_same_tokens(
     model: Path, expected: list[list[int]], backend: str
 ) -> None:
     with open_llm(model, 2, backend, num_kv_blocks=22) as llm:
@@ -111,7 +111,7 @@ def test_preempted_requests_go_on_where_they_were(
         assert llm.stats()["num_preemptions"] > 0
 
 
-def test_two_sums_a_layer_and_one_gather_of_the_head_are_all_that_ranks_exchange(
+def test_ranks_exchange_two_sums_per_layer_and_one_gather(
     model: Path,
 ) -> None:
     params = SamplingParams(max_tokens=3, ignore_eos=True, temperature=0)
@@ -125,7 +125,7 @@ def test_two_sums_a_layer_and_one_gather_of_the_head_are_all_that_ranks_exchange
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize(("backend", "tp_size"), [("uni", 2), ("mp", 2), ("uni", 4)])
-def test_a_head_that_is_cut_by_the_vocabulary_gives_the_same_bits(
+def test_vocab_parallel_head_is_bitwise_identical(
     tmp_path: Path, backend: str, tp_size: int, tied: bool
 ) -> None:
     """151 entries: the last rank has fewer. 40 rows of logits: more than are gathered at once."""
@@ -154,7 +154,7 @@ def test_a_head_that_is_cut_by_the_vocabulary_gives_the_same_bits(
 
 
 @pytest.mark.parametrize(("backend", "kv_heads", "tp_size"), [("uni", 2, 4), ("mp", 1, 2)])
-def test_ranks_that_outnumber_the_key_value_heads_may_share_them(
+def test_more_ranks_than_kv_heads_replicate_them(
     tmp_path: Path, backend: str, kv_heads: int, tp_size: int
 ) -> None:
     config = tiny_config(num_attention_heads=8, num_key_value_heads=kv_heads)
@@ -167,7 +167,7 @@ def test_ranks_that_outnumber_the_key_value_heads_may_share_them(
 
 
 @pytest.mark.parametrize("backend", ["uni", "mp"])
-def test_ranks_are_bound_to_cores_of_their_own(
+def test_ranks_are_bound_to_disjoint_cores(
     model: Path, expected: list[list[int]], backend: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = os.sched_getaffinity(0)
@@ -186,9 +186,7 @@ def test_ranks_are_bound_to_cores_of_their_own(
 
 
 @pytest.mark.parametrize("backend", ["uni", "mp"])
-def test_heads_that_cannot_be_shared_are_refused_with_the_numbers(
-    tmp_path: Path, backend: str
-) -> None:
+def test_indivisible_heads_are_rejected_with_the_numbers(tmp_path: Path, backend: str) -> None:
     cases = [(8, 2, 4), (6, 3, 2)]  # fewer key/value heads than ranks; an odd number of them
     for heads, kv_heads, tp_size in cases:
         path = tmp_path / f"{kv_heads}"
@@ -204,7 +202,7 @@ def test_heads_that_cannot_be_shared_are_refused_with_the_numbers(
         assert (caught.value.field, caught.value.value) == ("tensor_parallel_size", tp_size)
 
 
-def test_the_start_says_who_is_where(model: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_start_logs_ranks_and_cpus(model: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "llaisys.engine"), open_llm(model, 2, "uni"):
         pass
     for rank in range(2):
@@ -315,7 +313,7 @@ def _runs(pid: int) -> bool:
         return False
 
 
-def test_nothing_stays_behind_in_shared_memory(model: Path) -> None:
+def test_shared_memory_is_freed(model: Path) -> None:
     gc.collect()  # what other tests left
     memory, files = set(os.listdir("/dev/shm")), set(os.listdir("/proc/self/fd"))
     with open_llm(model, 2, "mp") as llm:

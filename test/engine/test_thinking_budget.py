@@ -44,27 +44,27 @@ def written(prompt: list[int], budget: int, wanted: list[int], *closing: int) ->
     return tokens[len(prompt) :]
 
 
-def test_reasoning_is_closed_when_its_tokens_are_spent() -> None:
+def test_reasoning_ends_when_the_budget_is_spent() -> None:
     assert written([1], 2, [OPEN, 2, 3, 4, 5, 6]) == [OPEN, 2, 3, CLOSE, LINE, 6]
     assert written([1], 2, [OPEN, 2, 3, 4, 5], CLOSE) == [OPEN, 2, 3, CLOSE, 5]
 
 
-def test_a_prompt_may_have_opened_it() -> None:
+def test_prompt_may_open_the_reasoning() -> None:
     assert written([1, OPEN, 4], 1, [2, 3, 4, 5]) == [2, CLOSE, LINE, 5]
     assert written([OPEN, 4, CLOSE], 1, [2, 3, 4, 5]) == [2, 3, 4, 5]
     assert written([OPEN], 0, [2, 3, 4]) == [CLOSE, LINE, 4]
 
 
-def test_reasoning_that_ends_in_time_is_left_alone() -> None:
+def test_reasoning_within_the_budget_is_unchanged() -> None:
     assert written([1], 5, [OPEN, 2, CLOSE, 3, 4, 5, 6]) == [OPEN, 2, CLOSE, 3, 4, 5, 6]
 
 
-def test_a_second_thought_has_what_is_left() -> None:
+def test_second_reasoning_section_gets_the_remaining_budget() -> None:
     told = written([1], 3, [OPEN, 2, 2, CLOSE, 3, OPEN, 2, 2, 2, 3])
     assert told == [OPEN, 2, 2, CLOSE, 3, OPEN, 2, CLOSE, LINE, 3]
 
 
-def test_tokens_that_are_taken_back_are_not_spent() -> None:
+def test_rolled_back_tokens_do_not_count() -> None:
     """Drafts are looked at ahead; what follows a rejected one is asked for again."""
     limit, draws = budget_of([OPEN], 4), random.Random(3)
     tokens = [OPEN, 2, 3, 4, 5, CLOSE, LINE, 6, 7]
@@ -123,7 +123,7 @@ def test_every_choice_has_its_budget(tokenizer: Tokenizer, drafts: bool) -> None
         assert output.text.startswith("<think>") and "</think>\n\n" in output.text
 
 
-def test_a_model_without_the_token_says_so(tmp_path: Path) -> None:
+def test_model_without_reasoning_markers_is_rejected(tmp_path: Path) -> None:
     write_tiny_tokenizer(tmp_path)
     engine = make_engine(tokenizer=Tokenizer.from_directory(tmp_path))
     with pytest.raises(InvalidInputError, match="no token for </think>") as error:

@@ -52,7 +52,7 @@ def test_the_model_in_torch_answers_as_the_engine_does(model: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_chain_is_trained_as_it_is_used(model: Path, kind: str) -> None:
+def test_draft_head_chain_is_trained_as_it_is_used(model: Path, kind: str) -> None:
     """Draft j of each row against numpy, which runs the rows of the chain one after the other."""
     torch.manual_seed(1)
     with open_checkpoint(model) as checkpoint:

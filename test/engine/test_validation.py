@@ -31,7 +31,7 @@ def fault(check: Any, *arguments: Any, **options: Any) -> InvalidInputError:
     return caught.value
 
 
-def test_a_refusal_has_its_facts_as_data_and_in_its_text():
+def test_error_has_field_value_and_limit_as_data_and_text():
     error = invalid_value("n", 129, "an integer from 1 to 128", code="too_many")
     assert str(error) == "n is 129; it must be an integer from 1 to 128"
     assert (error.field, error.value, error.limit, error.code) == (
@@ -66,7 +66,7 @@ def test_the_field_is_a_path_to_what_is_wrong(params, field, value):
     assert error.limit and error.limit in str(error)
 
 
-def test_integers_of_any_kind_and_nothing_else():
+def test_integers_of_any_type_are_accepted():
     assert check_int("x", np.int64(5), 0, 9) == 5 and type(check_int("x", np.int64(5), 0)) is int
     for value in (True, 1.0, "1", None, np.float32(1), np.bool_(True), [1]):
         assert fault(check_int, "x", value, 0, 9).value is value
@@ -105,17 +105,17 @@ def test_long_prompts_are_checked_as_short_ones_are():
     assert fault(check_prompt_ids, "p", "12", 9).field == "p"
 
 
-def test_long_values_are_cut():
+def test_long_values_are_truncated():
     assert len(str(fault(check_int, "x", "y" * 10_000, 0))) < 200
 
 
-def test_a_long_value_is_cut_and_a_long_list_only_counted():
+def test_long_values_are_truncated_and_long_lists_counted():
     assert str(invalid_value("x", "a" * 1000, "short")) == f"x is '{'a' * 76}...; it must be short"
     assert str(invalid_value("x", [1] * 81, "short")) == "x is a list of 81; it must be short"
     assert str(invalid_value("x", [1, 2], "short")) == "x is [1, 2]; it must be short"
 
 
-def test_every_refusal_names_its_field() -> None:
+def test_every_invalid_input_error_has_a_field() -> None:
     """An InvalidInputError is made with `field=`, but for those to which a path is added later."""
     added_later = {
         "libllaisys/library.py",  # of the native library: its callers checked what users set

@@ -42,7 +42,7 @@ def random_plan(rng: np.random.Generator, rows: InputBatch) -> SchedulerOutputs:
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_verification_buffers_are_laid_out_as_many_are(block_size: int):
+def test_verification_buffers_equal_step_buffers(block_size: int):
     rng = np.random.default_rng(block_size)
     for _ in range(30):
         rows = random_rows(rng, block_size)
@@ -68,7 +68,7 @@ def test_verification_buffers_are_laid_out_as_many_are(block_size: int):
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_long_chunks_are_laid_out_as_short_ones_are(block_size: int, monkeypatch):
+def test_long_and_short_chunks_have_the_same_layout(block_size: int, monkeypatch):
     rng = np.random.default_rng(block_size)
     for _ in range(20):
         rows = random_rows(rng, block_size)
@@ -120,7 +120,7 @@ def test_a_token_without_a_block_is_an_error():
         VerificationBuffers(rows).fill(plan)
 
 
-def test_prompts_and_many_tokens_are_laid_out_otherwise():
+def test_prompts_and_large_steps_do_not_use_verification_buffers():
     plan = SchedulerOutputs(0, [7], ["r"], [6], [3], draft_token_ids={7: [1, 2]})
     plan.num_decode_tokens = MAX_VERIFICATION_TOKENS
     assert VerificationBuffers.fits(plan)

@@ -33,7 +33,7 @@ def test_every_decode_step_has_its_graph(most):
     assert {bucket_of(row) for row in range(1, rows[0] + 1)} == recorded
 
 
-def test_a_gpu_records_the_largest_step_first_and_says_how_far_it_is(monkeypatch):
+def test_gpu_warmup_captures_the_largest_step_first_and_reports_progress(monkeypatch):
     engine = make_engine(max_num_seqs=20, num_blocks=18, max_num_batched_tokens=64)
     worker, adapter = engine.core.executor.worker, adapter_of(engine)
     seen, heard = [], []
@@ -50,7 +50,7 @@ def test_a_gpu_records_the_largest_step_first_and_says_how_far_it_is(monkeypatch
     ("max_model_len", "num_blocks", "steps"),
     [(500, 160, [(640, 2, 2)]), (160, 160, [(640, 4, 4)]), (300, 160, []), (500, 159, [])],
 )
-def test_a_gpu_begins_with_a_step_that_uses_the_whole_budget(
+def test_gpu_warmup_starts_with_a_step_of_the_whole_budget(
     monkeypatch, max_model_len, num_blocks, steps
 ):
     engine = make_engine(
@@ -73,14 +73,14 @@ def test_a_cpu_warms_up_with_one_token():
     assert adapter_of(engine).num_tokens == 1
 
 
-def test_rows_of_a_warming_step_do_not_share_a_block():
+def test_warmup_rows_do_not_share_a_block():
     engine = make_engine(num_blocks=8)
     adapter = adapter_of(engine)
     warm_up(adapter, [8], 4)
     assert (adapter.kv.reshape(8, 4)[:, 0] == 0).all() and (adapter.kv >= 0).sum() == 8
 
 
-def test_steps_with_drafts_are_recorded_among_the_others(monkeypatch):
+def test_verification_steps_are_captured(monkeypatch):
     drafts = {"method": "ngram", "num_speculative_tokens": 3}
     settings = {"max_num_seqs": 8, "num_blocks": 18, "max_num_batched_tokens": 64}
     engine = make_engine(speculative_config=drafts, **settings)

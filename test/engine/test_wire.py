@@ -54,14 +54,14 @@ PLAN = SchedulerOutputs(
 )
 
 
-def test_a_plan_crosses_whole():
+def test_plan_survives_the_wire():
     assert decode_plan(encode_plan(PLAN)) == PLAN
     for record in (PLAN, SEQUENCE):  # no field at its default, so that each has crossed
         empty = type(record).__dataclass_fields__
         assert all(getattr(record, name) not in (None, 0, [], {}) for name in empty)
 
 
-def test_a_result_crosses_whole():
+def test_result_survives_the_wire():
     output = StepOutput(
         3,
         {7: [1, 2], 9: [5]},
@@ -73,13 +73,13 @@ def test_a_result_crosses_whole():
 
 
 @pytest.mark.parametrize("frame", [b"", b"\xc1" * 9, b"\x80", b"\x93\x01\x02\x03", b"cos\nsystem"])
-def test_other_frames_are_refused(frame):
+def test_invalid_frames_are_rejected(frame):
     for decode in (decode_plan, decode_output):
         with pytest.raises(msgspec.MsgspecError):
             decode(frame)
 
 
-def test_parameters_that_nobody_may_have_are_refused():
+def test_invalid_parameters_are_rejected():
     frame = encode_plan(PLAN).replace(msgspec.msgpack.encode(0.5), msgspec.msgpack.encode(-0.5))
     with pytest.raises(InvalidInputError, match="temperature"):
         decode_plan(frame)
@@ -90,7 +90,7 @@ def test_parameters_that_nobody_may_have_are_refused():
     prompts=st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=9), min_size=1, max_size=6),
     num_blocks=st.integers(6, 14),
 )
-def test_a_worker_behind_the_wire_draws_the_same(prompts, num_blocks):
+def test_remote_worker_samples_the_same_tokens(prompts, num_blocks):
     """Every plan and every result is turned into bytes and back, preemptions included."""
     core = make_engine(num_blocks=num_blocks, max_num_seqs=4, max_num_batched_tokens=12).core
     requests = [

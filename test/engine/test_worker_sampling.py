@@ -61,7 +61,7 @@ def test_each_row_has_its_own_parameters():
     assert meta.chain[2 * links :].tolist() == [SamplerKind.TOP_K, SamplerKind.TEMPERATURE]
 
 
-def test_without_a_seed_each_request_draws_one():
+def test_request_without_seed_gets_a_random_one():
     seeds = sampling_of(SamplingParams(), SamplingParams()).seeds.tolist()
     assert seeds[0] != seeds[1]
     first, second = make_engine(seed=1), make_engine(seed=1)
@@ -104,7 +104,7 @@ def test_bad_words_of_several_tokens_are_never_completed():
     assert tuple(free[4:6]) not in pairs
 
 
-def test_a_failing_row_is_left_out_and_the_others_draw_as_without_it():
+def test_failing_row_is_removed_and_the_others_sample_as_without_it():
     """Their logprobs and penalties too: the rows move up when one goes."""
     params = greedy(4, ignore_eos=True, logprobs=2, frequency_penalty=0.5)
     nothing_left = greedy(4, ignore_eos=True, allowed_token_ids=[40], bad_words=["(("])
@@ -139,7 +139,7 @@ class FakeText:
         return None
 
 
-def test_penalties_see_the_prompt_and_what_was_drawn():
+def test_penalties_include_prompt_and_output():
     engine = make_engine()
     name = engine.submit([1, 2, 3], greedy(4, ignore_eos=True, frequency_penalty=0.5))
     tokens = [1, 2, 3]

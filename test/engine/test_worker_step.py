@@ -67,7 +67,7 @@ def two_sequences() -> SchedulerOutputs:
     )
 
 
-def test_stage_one_lays_the_token_ranges_end_to_end():
+def test_prepare_step_inputs_concatenates_token_ranges():
     step = make_worker().prepare_step_inputs(two_sequences())
     assert step.token_ids.tolist() == [12, 13, 14, 15, 20, 21, 22]
     assert step.positions.tolist() == [2, 3, 4, 5, 0, 1, 2]
@@ -78,7 +78,7 @@ def test_stage_one_lays_the_token_ranges_end_to_end():
     assert all(a.flags.c_contiguous for a in dtypes)
 
 
-def test_stage_two_says_where_keys_and_values_lie():
+def test_build_attention_metadata_returns_slots_and_tables():
     worker = make_worker(block_size=4)
     attention = worker.build_attention_metadata(worker.prepare_step_inputs(two_sequences()))
     assert attention.slot_mapping.tolist() == [30, 31, 12, 13, 8, 9, 10]
@@ -112,7 +112,7 @@ def test_stages_run_in_order():
         worker.sample_tokens()
 
 
-def test_buffers_are_made_once():
+def test_buffers_are_allocated_once():
     worker = make_worker()
     first = worker.prepare_step_inputs(two_sequences()).token_ids
     plan = SchedulerOutputs(4, [9], ["r9"], [2], [1], [True])
@@ -134,7 +134,7 @@ def test_output_rows_find_their_request_in_any_order():
     assert outputs == [expected_tokens(p, 6, stops=()) for p in prompts]
 
 
-def test_a_released_row_forgets_its_sequence():
+def test_released_row_has_no_state_left():
     worker = make_worker(max_num_seqs=2)
     worker.prepare_step_inputs(two_sequences())
     plan = SchedulerOutputs(
@@ -153,7 +153,7 @@ def test_a_released_row_forgets_its_sequence():
     assert worker._batch.row_of.keys() == {9, 11}
 
 
-def test_a_token_outside_its_blocks_is_refused():
+def test_token_outside_its_blocks_is_an_error():
     worker = make_worker(block_size=4)
     plan = two_sequences()
     plan.new_blocks[5] = [7]
@@ -186,13 +186,13 @@ def test_profile_has_the_stages_of_the_model(monkeypatch: pytest.MonkeyPatch) ->
     assert resets == [True]
 
 
-def test_warm_up_leaves_no_sequence_behind():
+def test_warmup_leaves_no_sequence():
     engine = make_engine(warmup=True)
     assert adapter_of(engine).num_forwards == 1
     assert run_prompts(engine, [[1, 2]], greedy(4)) == [expected_tokens([1, 2], 4)]
 
 
-def test_worker_holds_its_place_in_the_world_and_closes():
+def test_worker_has_its_rank_and_closes():
     worker = Worker(make_config(), local_rank=0, rank=0, distributed_init_method="tcp://x:1")
     assert (worker.rank, worker.local_rank, worker.is_driver_worker) == (0, 0, True)
     with pytest.raises(ClosedError):
@@ -207,7 +207,7 @@ def test_worker_holds_its_place_in_the_world_and_closes():
         worker.check_health()
 
 
-def test_two_hundred_and_fifty_six_decoding_requests_keep_the_buffers():
+def test_256_decoding_requests_reuse_the_buffers():
     """Steady decoding makes no row, no block table and no buffer anew."""
 
     class Quick(FakeAdapter):
@@ -258,7 +258,7 @@ def test_ranks_agree_on_the_smallest_number_of_blocks(monkeypatch):
     executor.shutdown()
 
 
-def test_a_model_that_was_opened_and_not_loaded_is_closed():
+def test_opened_model_that_is_not_loaded_is_closed():
     closed = []
     worker = Worker(make_config())
     worker.open_model()

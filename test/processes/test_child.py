@@ -48,7 +48,7 @@ def hear(process: ChildProcess) -> str:
         context.term()
 
 
-def test_a_child_gets_its_setup_and_answers(child: ChildProcess):
+def test_child_gets_its_setup_and_replies(child: ChildProcess):
     assert child.directory.stat().st_mode & 0o777 == 0o700
     assert hear(child) == "hello"
     child.remove()
@@ -56,14 +56,14 @@ def test_a_child_gets_its_setup_and_answers(child: ChildProcess):
     assert child.popen.poll() is not None and not child.directory.exists()
 
 
-def test_a_child_ends_with_its_parent_and_takes_the_sockets_along(child: ChildProcess):
+def test_child_exits_with_its_parent_and_removes_its_sockets(child: ChildProcess):
     hear(child)
     child.popen.stdin.close()
     assert child.popen.wait(30) == EXIT_ORPHAN
     assert not child.directory.exists()
 
 
-def test_a_child_that_cannot_start_leaves_nothing_behind(tmp_path: Path, monkeypatch):
+def test_failed_child_start_leaves_no_files(tmp_path: Path, monkeypatch):
     monkeypatch.setattr("llaisys.processes.child.tempfile.gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr("llaisys.processes.child.module_command", lambda module: ["/no/such/file"])
     with pytest.raises(OSError):
@@ -97,7 +97,7 @@ def test_heartbeats_come_until_they_are_stopped(tmp_path: Path):
     context.term()
 
 
-def test_the_usage_of_a_process_is_told():
+def test_process_usage_is_reported():
     before = cpu_seconds()
     deadline = time.monotonic() + 30
     while cpu_seconds() == before:
@@ -105,7 +105,7 @@ def test_the_usage_of_a_process_is_told():
     assert resident_bytes() > 1 << 20
 
 
-def test_a_sender_keeps_what_it_has_until_the_other_side_is_there(tmp_path: Path):
+def test_sender_queues_messages_until_the_receiver_binds(tmp_path: Path):
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     sender = connect_sender(context, f"ipc://{tmp_path}/in", 1000)
     sender.send(encode("early"))

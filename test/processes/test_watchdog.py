@@ -23,7 +23,7 @@ def run(dog: Watchdog, since: float, until: float) -> None:
         dog.tick(since + (number + 1) * TICK)
 
 
-def test_a_child_that_has_not_spoken_may_take_its_time():
+def test_child_without_a_first_message_is_healthy():
     dog = watch()
     run(dog, 0.0, 999.0)
     assert dog.problem() is None and dog.failure(None) is None
@@ -31,7 +31,7 @@ def test_a_child_that_has_not_spoken_may_take_its_time():
     assert dog.failure(None) == "worker 3 was not ready within 1000 s"
 
 
-def test_silence_is_first_sick_and_then_dead():
+def test_missing_heartbeats_are_unhealthy_then_failed():
     dog = watch()
     run(dog, 0.0, 5.0)
     dog.record_message(0.0)
@@ -47,7 +47,7 @@ def test_silence_is_first_sick_and_then_dead():
     assert dog.problem() is None and dog.failure(None) is None
 
 
-def test_a_loop_that_does_not_turn_is_hanging_however_the_heart_beats():
+def test_stuck_loop_is_a_failure_despite_heartbeats():
     dog = watch()
     dog.is_ready = True
     dog.record_message(99.0)
@@ -60,7 +60,7 @@ def test_a_loop_that_does_not_turn_is_hanging_however_the_heart_beats():
     assert dog.problem() is None
 
 
-def test_time_in_which_the_watcher_did_not_run_is_nobody_s_silence():
+def test_time_of_a_stopped_watcher_does_not_count():
     dog = watch()
     dog.record_message(0.0)
     run(dog, 0.0, 0.5)
@@ -72,7 +72,7 @@ def test_time_in_which_the_watcher_did_not_run_is_nobody_s_silence():
     assert dog.problem() is not None
 
 
-def test_a_watcher_that_is_always_late_waits_longer():
+def test_late_watcher_counts_less_time():
     dog = watch()
     dog.record_message(0.0)
     for number in range(19):  # 19 s, in each of which it got to look once
@@ -80,7 +80,7 @@ def test_a_watcher_that_is_always_late_waits_longer():
     assert dog.problem() is None
 
 
-def test_the_end_of_the_process_is_the_end():
+def test_exit_of_the_process_is_a_failure():
     dog = watch()
     dog.record_message(0.0)
     assert dog.failure(-9) == "the process of worker 3 ended with status -9"
