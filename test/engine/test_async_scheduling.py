@@ -1,5 +1,5 @@
-"""Steps ahead give the tokens and logprobs of steps that wait: over random requests, with stops,
-aborts, preemptions, shifts, failures and interruptions, and leave nothing behind."""
+"""Asynchronous scheduling returns the tokens and logprobs of synchronous scheduling: random
+requests with stops, aborts, preemptions, shifts, failures and interrupts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import pytest
+from async_fakes import AsyncAdapter, async_adapter_of, make_async_engine
 from engine_fakes import (
     EOS,
     FakeTokenizer,
@@ -19,7 +20,6 @@ from engine_fakes import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from late_fakes import LateAdapter, late_adapter_of, make_late_engine
 
 from llaisys import LLM
 from llaisys.common.errors import InvalidInputError
@@ -31,7 +31,7 @@ SMALL = {"num_blocks": 24, "max_num_seqs": 4, "max_num_batched_tokens": 12}
 
 
 def random_params(rng: random.Random) -> SamplingParams:
-    """Of every kind, bound ones among them."""
+    """Random requests of every kind, some of which need sync."""
     fields: dict[str, Any] = {"max_tokens": rng.randint(1, 12), "seed": rng.randint(0, 99)}
     if rng.random() < 0.5:
         fields["temperature"] = 0.0
@@ -53,7 +53,7 @@ def random_params(rng: random.Random) -> SamplingParams:
 
 
 def run_random(engine: LLMEngine, seed: int) -> dict[str, Any]:
-    """Requests that come while others run, some of which are cancelled; what each gave."""
+    """Run requests that arrive while others run, cancel some, and return the outputs."""
     rng = random.Random(seed)
     shared = [rng.randint(1, 60) for _ in range(12)]
     pending = []
@@ -99,14 +99,14 @@ def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
 @given(seed=st.integers(0, 1 << 20), order=st.integers(0, 99), num_blocks=st.integers(20, 40))
 def test_random_requests_equal_synchronous_scheduling(seed, order, num_blocks):
     sizes = {**SMALL, "num_blocks": num_blocks}
-    late = make_late_engine(order, **sizes)
+    late = make_async_engine(order, **sizes)
     assert_same(run_random(late, seed), run_random(make_engine(**sizes), seed))
-    assert not late_adapter_of(late).histories or late.core.scheduler.queues.released
+    assert not async_adapter_of(late).histories or late.core.scheduler.queues.released
     assert len(late.core.executor.worker._in_flight) == 0
 
 
 def test_native_model_equals_synchronous_scheduling():
-    """The real sampler and the thread of the real pipeline."""
+    """With the native sampler and the thread of the native pipeline."""
     ahead = make_engine(**NATIVE, **SMALL, async_scheduling="on", n_threads=1)
     behind = make_engine(**NATIVE, **SMALL, async_scheduling="off", n_threads=1)
     assert ahead.core.is_async and not behind.core.is_async
@@ -119,21 +119,21 @@ def test_native_model_equals_synchronous_scheduling():
 
 
 def test_decoding_request_is_launched_before_its_last_token_is_known():
-    engine = make_late_engine()
+    engine = make_async_engine()
     engine.submit([1, 2, 3], greedy(6, ignore_eos=True))
     assert [part.token_ids for part in engine.step()] == []  # reported at the end
-    assert late_adapter_of(engine).num_launched == 2 and len(engine.core._in_flight) == 1
+    assert async_adapter_of(engine).num_launched == 2 and len(engine.core._in_flight) == 1
     (output,) = run_all(engine).values()
     assert output.token_ids == expected_tokens([1, 2, 3], 6, stops=())
-    assert late_adapter_of(engine).num_launched == 6  # the last token of all is not computed
+    assert async_adapter_of(engine).num_launched == 6  # the last token of all is not computed
 
 
 def test_late_stop_discards_surplus_tokens():
-    engine = make_late_engine()
+    engine = make_async_engine()
     prompt = next(p for p in ([i, i + 1] for i in range(1, 500)) if _stops_in(p, 4))
     expected = expected_tokens(prompt, 50)
     assert run_prompts(engine, [prompt], greedy(50)) == [expected]
-    assert late_adapter_of(engine).num_launched == len(expected) + 1
+    assert async_adapter_of(engine).num_launched == len(expected) + 1
     # What the surplus step wrote is not taken for a prefix of the next request.
     assert run_prompts(engine, [[*prompt, *expected, 7]], greedy(9)) == [
         expected_tokens([*prompt, *expected, 7], 9)
@@ -153,7 +153,7 @@ def test_stop_string_ends_the_text_as_without_async_scheduling():
             parts += engine.step()
         return texts(parts), parts[-1].output.token_ids
 
-    assert run(make_late_engine()) == run(make_engine())
+    assert run(make_async_engine()) == run(make_engine())
 
 
 def test_a_full_context_is_shifted_at_the_same_tokens():
@@ -170,13 +170,13 @@ def test_a_full_context_is_shifted_at_the_same_tokens():
 
 
 def test_requests_that_need_sync_run_in_synchronous_steps():
-    engine, plain = make_late_engine(), make_engine()
+    engine, plain = make_async_engine(), make_engine()
     bound = greedy(8, ignore_eos=True, bad_words=["ab"])
     names = [engine.submit([1, 2], bound), engine.submit([3, 4], greedy(20, ignore_eos=True))]
     engine.step()
-    assert late_adapter_of(engine).num_launched == 0 and not engine.core._in_flight
+    assert async_adapter_of(engine).num_launched == 0 and not engine.core._in_flight
     outputs = run_all(engine)
-    assert late_adapter_of(engine).num_launched > 5  # once it is alone
+    assert async_adapter_of(engine).num_launched > 5  # once it is alone
     assert [outputs[name].token_ids for name in names] == [
         *run_prompts(plain, [[1, 2]], bound),
         expected_tokens([3, 4], 20, stops=()),
@@ -184,8 +184,8 @@ def test_requests_that_need_sync_run_in_synchronous_steps():
 
 
 def test_failed_step_ends_its_requests_and_the_next_step_runs():
-    engine = make_late_engine(max_num_seqs=2, max_num_batched_tokens=2)
-    adapter = late_adapter_of(engine)
+    engine = make_async_engine(max_num_seqs=2, max_num_batched_tokens=2)
+    adapter = async_adapter_of(engine)
     broken = engine.submit([1], greedy(9, ignore_eos=True))
     for _ in range(3):
         engine.step()
@@ -209,9 +209,9 @@ def test_failed_step_ends_its_requests_and_the_next_step_runs():
 
 @pytest.mark.parametrize("order", range(4))
 def test_randomly_failing_steps_keep_other_requests_tokens(order):
-    """Whoever is not in a failed step gets exactly its tokens."""
-    engine = make_late_engine(order, **SMALL)
-    adapter, rng = late_adapter_of(engine), random.Random(order)
+    """Requests that are not in a failed step get exactly their tokens."""
+    engine = make_async_engine(order, **SMALL)
+    adapter, rng = async_adapter_of(engine), random.Random(order)
 
     def fail_sometimes(_: Any) -> None:
         if rng.random() < 0.06:
@@ -235,8 +235,8 @@ def test_randomly_failing_steps_keep_other_requests_tokens(order):
 
 @pytest.mark.parametrize("order", range(4))
 def test_sequence_without_a_token_to_sample_fails_alone(order):
-    engine = make_late_engine(order)
-    adapter = late_adapter_of(engine)
+    engine = make_async_engine(order)
+    adapter = async_adapter_of(engine)
     names = [engine.submit([i, i + 1], greedy(6, ignore_eos=True)) for i in (1, 3, 5)]
     engine.step()
     adapter.settle()
@@ -261,8 +261,8 @@ def test_sequence_without_a_token_to_sample_fails_alone(order):
 
 @pytest.mark.parametrize("where", ["launch", "collect", "collected"])
 def test_an_interruption_ends_the_step_and_not_the_engine(where):
-    engine = make_late_engine()
-    adapter = late_adapter_of(engine)
+    engine = make_async_engine()
+    adapter = async_adapter_of(engine)
     engine.submit([1, 2], greedy(30, ignore_eos=True))
     engine.step()
     original = adapter.launch if where == "launch" else adapter.collect
@@ -289,8 +289,8 @@ def test_an_interruption_ends_the_step_and_not_the_engine(where):
 
 
 def test_a_preempted_sequence_that_comes_back_is_not_released_by_an_older_failure():
-    engine = make_late_engine(num_blocks=9, max_num_seqs=2, max_num_batched_tokens=16)
-    adapter = late_adapter_of(engine)
+    engine = make_async_engine(num_blocks=9, max_num_seqs=2, max_num_batched_tokens=16)
+    adapter = async_adapter_of(engine)
     rng = random.Random(1)
 
     def fail_sometimes(_: Any) -> None:
@@ -314,7 +314,7 @@ def test_a_preempted_sequence_that_comes_back_is_not_released_by_an_older_failur
 )
 def test_requests_that_need_sync_stay_synchronous(fields, caplog):
     fields = {"tokenizer": FakeTokenizer(), "num_kv_blocks": 32, "warmup": False, **fields}
-    fields.setdefault("adapter_class", LateAdapter)
+    fields.setdefault("adapter_class", AsyncAdapter)
     with LLM(async_scheduling="on", **fields) as llm:
         assert "async_scheduling is off" in caplog.text
         assert len(llm.generate([[1, 2]], greedy(4, ignore_eos=True))[0].token_ids) == 4

@@ -1,5 +1,4 @@
-"""Banned words by automaton: the same tokens as a search of every word, at a cost that does not
-grow with them."""
+"""The bad_words automaton equals a search of every word at a cost independent of their number."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ WORDS = st.lists(st.lists(TOKENS, min_size=2, max_size=5).map(tuple), max_size=1
 
 
 def naive_bans(words, tokens):
-    """Every word whose tokens but the last are the end of `tokens`."""
+    """The last tokens of words whose other tokens end `tokens`."""
     found = set()
     for word in words:
         head = list(word[:-1])
@@ -40,10 +39,10 @@ def test_the_same_tokens_as_a_search_of_every_word(words, tokens):
     assert set(automaton.banned(state)) == naive_bans(words, tokens)
 
 
-def rows_with(words, prompt=3, drawn=()):
+def rows_with(words, prompt=3, sampled=()):
     rows = SamplingState(2, 64)
     seq = NewSequence(
-        seq_id=1, request_id="r", token_ids=[1] * prompt + list(drawn), num_prompt_tokens=prompt,
+        seq_id=1, request_id="r", token_ids=[1] * prompt + list(sampled), num_prompt_tokens=prompt,
         sampling=SamplingParams().with_defaults(None), seed=0, choice=0,
         stop_token_ids=frozenset(), bad_words=words,
     )  # fmt: skip
@@ -51,10 +50,10 @@ def rows_with(words, prompt=3, drawn=()):
     return rows
 
 
-def bans_of(rows, *drawn, prompt=3):
-    """What may not follow `drawn`."""
+def bans_of(rows, *sampled, prompt=3):
+    """Return the tokens banned after `sampled`."""
     tokens = np.zeros((2, 32), dtype=np.int64)
-    line = [1] * prompt + list(drawn)
+    line = [1] * prompt + list(sampled)
     tokens[1, : len(line)] = line
     end = np.array([len(line)], dtype=np.int64)
     meta = rows.metadata(np.array([1]), np.array([0]), end, np.array([0, 1]), tokens)
@@ -75,7 +74,7 @@ def test_rolled_back_tokens_do_not_match():
 
 
 def test_restarted_sequence_catches_up():
-    rows = rows_with(((5, 6, 7),), drawn=(5, 6))
+    rows = rows_with(((5, 6, 7),), sampled=(5, 6))
     assert bans_of(rows, 5, 6) == {7}
 
 
@@ -85,7 +84,7 @@ def test_choices_share_the_automaton():
 
 
 class CountingDict(dict):
-    """Counts how often it is asked."""
+    """Counts lookups."""
 
     asked = 0
 

@@ -18,7 +18,7 @@ def make_request(name: str, tokens: list[int], salt: str = "") -> Request:
 
 
 def start(manager: BlockManager, request: Request) -> int:
-    """Admit a request as the scheduler does; the number of cached tokens."""
+    """Admit a request as the scheduler does; return the number of cached tokens."""
     match = manager.match_prefix(request)
     assert manager.can_allocate(request, match)
     manager.allocate(request, match)
@@ -47,7 +47,7 @@ def test_free_used_and_cached_add_up():
     assert numbers(manager) == (5, 3, 0)
     compute(manager, request)
     manager.free(request)
-    assert numbers(manager) == (6, 0, 2)  # the half full block is worthless
+    assert numbers(manager) == (6, 0, 2)  # the half full block is not cached
     manager.free(request)
     assert numbers(manager) == (6, 0, 2)
 
@@ -58,7 +58,7 @@ def test_equal_prefix_is_shared_and_the_last_token_is_always_computed():
     start(manager, first)
     compute(manager, first)
     second = make_request("b", list(range(8)))
-    assert start(manager, second) == 4  # not 8: one token is left to draw from
+    assert start(manager, second) == 4  # not 8: the last token is computed
     assert manager.block_table(second)[0] == manager.block_table(first)[0]
     assert manager.block_table(second)[1] != manager.block_table(first)[1]
     longer = make_request("c", [*range(8), 50])
@@ -217,7 +217,7 @@ def test_colliding_hashes_do_not_mix_salts_up():
 
 
 def test_private_copy_does_not_mark_the_shared_block_ready():
-    """Below the threshold a request computes its own copy of a block that another announced."""
+    """Below min_match a request computes its own copy of a pending block."""
     manager = BlockManager(32, SIZE, min_match=8)
     owner = make_request("owner", list(range(9)))
     start(manager, owner)
@@ -237,7 +237,7 @@ def test_private_copy_does_not_mark_the_shared_block_ready():
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), collide=st.booleans(), min_match=st.sampled_from([0, 4, 8]))
 def test_random_events_keep_block_counts_valid(data, collide, min_match):
-    """Blocks that two requests share hold the same tokens behind the same prefix."""
+    """Blocks shared by two requests have the same tokens and the same prefix."""
     hashing = {"hash_function": lambda parent, tokens: hash(tokens) % 2} if collide else {}
     manager = BlockManager(12, SIZE, min_match=min_match, **hashing)
     content: dict[int, tuple[int, ...]] = {}  # block -> all tokens up to its end

@@ -1,5 +1,5 @@
-"""A full context drops its older half and goes on: what comes out is what the remaining tokens say,
-whoever else runs, however the request was cut, drafted or preempted."""
+"""Context shift: the output depends on the remaining tokens only, with any batch, chunks, drafts
+and preemptions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from engine_fakes import VOCAB, FakeAdapter, adapter_of, draw, make_engine, run_all, state_of
+from engine_fakes import (
+    VOCAB,
+    FakeAdapter,
+    adapter_of,
+    make_engine,
+    run_all,
+    sample_token,
+    state_of,
+)
 from proposers import AlwaysRight, AlwaysWrong, SometimesRight
 
 from llaisys.common.errors import InvalidInputError
@@ -24,8 +32,8 @@ class ShortAdapter(FakeAdapter):
     max_len = CONTEXT + 3  # rounded down to whole blocks
 
 
-def shifting(num_blocks: int = 64, seats: int = 8, **others: Any) -> LLMEngine:
-    scheduler = SchedulerConfig(seats, 16, min_prefill_chunk=4, context_shift=True)
+def shifting(num_blocks: int = 64, max_num_seqs: int = 8, **others: Any) -> LLMEngine:
+    scheduler = SchedulerConfig(max_num_seqs, 16, min_prefill_chunk=4, context_shift=True)
     cache = CacheConfig(block_size=BLOCK, num_kv_blocks=num_blocks)
     return make_engine(adapter_class=ShortAdapter, scheduler=scheduler, cache=cache, **others)
 
@@ -39,13 +47,13 @@ def expected(
     choice: int = 0,
     penalised: bool = False,
 ) -> list[int]:
-    """What must come out, computed from the rule alone. A drawn token is the hash of what the KV
-    cache holds, its position and history are counted over everything."""
+    """The expected output. A sampled token is the hash of the tokens in the KV cache; position and
+    history count all tokens."""
     tokens, window = list(prompt), list(prompt)
     keep = min(keep, len(prompt))
     for _ in range(max_tokens):
         history = tokens if penalised else ()
-        token = draw(state_of(window), seed, choice, len(tokens), history)
+        token = sample_token(state_of(window), seed, choice, len(tokens), history)
         if len(window) == context:
             dropped = max(1, (context - keep) // 2 // BLOCK) * BLOCK
             del window[keep : keep + dropped]
@@ -97,7 +105,7 @@ def test_n_keep_beyond_the_limit_is_rejected():
     limit = CONTEXT - BLOCK - 1
     with pytest.raises(InvalidInputError, match=f"n_keep is 30; it must be at most {limit}"):
         engine.submit(prompt_of(1, 30), endless(5, n_keep=30))
-    engine.submit(prompt_of(1, 5), endless(5, n_keep=3000))  # of a prompt of 5 tokens all stay
+    engine.submit(prompt_of(1, 5), endless(5, n_keep=3000))  # all 5 prompt tokens are kept
     run_all(engine)
 
 
@@ -134,7 +142,7 @@ def test_shifted_blocks_leave_the_prefix_cache():
     engine.submit(prompt, endless(80, n_keep=8), request_id="a")
     first = run_all(engine)["a"].token_ids
     assert first == expected(prompt, 80, keep=8)
-    # The kept and the dropped blocks hold the prompt's first 20 tokens as they were computed.
+    # The kept and the discarded blocks hold the prompt's first 20 tokens as they were computed.
     engine.submit(prompt, endless(1), request_id="c")
     assert run_all(engine)["c"].usage.cached_tokens >= 20
     for tokens in (prompt, prompt + first[:2], prompt[:8] + (prompt + first)[-16:]):
@@ -187,9 +195,9 @@ def test_drafts_change_nothing(source: Any):
 
 def test_bad_words_are_found_across_a_shift():
     prompt = prompt_of(6, 10)
-    told = expected(prompt, 120)
+    base = expected(prompt, 120)
     # Pairs of tokens around shifts and far from them: the first one changes what follows.
-    pairs = tuple((told[i], told[i + 1]) for i in (21, 22))
+    pairs = tuple((base[i], base[i + 1]) for i in (21, 22))
 
     def run(num_blocks: int, others: int) -> tuple[list[int], LLMEngine]:
         engine = shifting(num_blocks)
@@ -200,7 +208,7 @@ def test_bad_words_are_found_across_a_shift():
         return run_all(engine)["a"].token_ids, engine
 
     alone, _ = run(64, 0)
-    assert alone[:22] == told[:22] and alone[22] != told[22]
+    assert alone[:22] == base[:22] and alone[22] != base[22]
     assert not {*pairs} & {*pairwise(alone)}
     crowded, engine = run(11, 2)
     assert crowded == alone
@@ -252,10 +260,10 @@ def test_failed_step_ends_its_requests_and_keeps_block_counts_valid():
 
 
 def test_random_traffic_returns_each_request_its_own_tokens():
-    """Everything at once: seats and blocks that do not suffice, choices, cancelled requests."""
+    """Few sequences and blocks, choices, cancelled requests."""
     for seed in range(6):
         rng = random.Random(seed)
-        engine = shifting(num_blocks=rng.choice([10, 17, 40]), seats=rng.choice([2, 5]))
+        engine = shifting(num_blocks=rng.choice([10, 17, 40]), max_num_seqs=rng.choice([2, 5]))
         shared = prompt_of(100, 20)
         wanted = {}
         for number in range(8):

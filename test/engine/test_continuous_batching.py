@@ -54,11 +54,11 @@ def test_a_new_prompt_shares_its_step_with_decoding_requests():
         st.lists(st.integers(1, 40), min_size=1, max_size=30), min_size=1, max_size=12
     ),
     seed=st.integers(0, 2**64 - 1),
-    seats=st.integers(1, 12),
+    max_num_seqs=st.integers(1, 12),
     budget=st.integers(12, 40),
 )
-def test_seeded_request_does_not_depend_on_the_batch(prompts, seed, seats, budget):
+def test_seeded_request_does_not_depend_on_the_batch(prompts, seed, max_num_seqs, budget):
     params = SamplingParams(seed=seed, max_tokens=9)
-    engine = make_engine(max_num_seqs=seats, max_num_batched_tokens=budget)
+    engine = make_engine(max_num_seqs=max_num_seqs, max_num_batched_tokens=budget)
     outputs = run_prompts(engine, prompts, params)
     assert outputs == [expected_tokens(p, 9, seed=seed, stops=(EOS,)) for p in prompts]

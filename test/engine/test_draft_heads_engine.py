@@ -1,5 +1,5 @@
-"""Heads over hidden states in the engine: answers are those of the run without, and what a head
-drafts does not depend on how it came to know the sequence."""
+"""Draft heads in the engine: answers equal those without drafts, and drafts do not depend on how
+the rows of a sequence were computed."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ DRAFTS = {"num_speculative_tokens": 4, "disable_by_batch_size": 1000, "prompt_lo
 
 @pytest.fixture(autouse=True)
 def _whole_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Heads that know nothing would stop behind the first."""
+    """Random heads would end a draft after one token."""
     monkeypatch.setattr("llaisys.engine.worker.drafting.head.MIN_PROBABILITY", 0.0)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The model, and heads for it by kind; an MTP layer lies in the model's own files, too."""
+    """The model and its heads by kind; an MTP layer is also in the files of the model."""
     path = tmp_path_factory.mktemp("heads")
     weights = write_hf_model(path / "model", CONFIG, tokenizer=False)
     config = (path / "model" / "config.json").read_text()
@@ -92,8 +92,7 @@ def test_draft_head_changes_only_the_number_of_steps(name: str, kind: str, files
 def scratch_draft(
     kind: str, files: dict[str, Path], tokens: list[int], count: int
 ) -> tuple[list[int], list[float]]:
-    """From a model and a head that have seen nothing before, and the head's chances that all
-    drafts so far are right."""
+    """Return the drafts of a fresh model and head, and their cumulative probabilities."""
     options = AdapterOptions(kv_cache_layout="slot", kv_cache_capacity_tokens=128)
     with open_checkpoint(files["model"]) as checkpoint:
         head_files = open_draft_head(None if kind == "mtp" else files[kind], checkpoint)
@@ -126,8 +125,8 @@ def step_of(tokens: Sequence[int], start: int) -> ModelStepInput:
 def test_drafts_equal_those_of_a_head_with_one_prefill(
     kind: str, sure: float, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ):
-    """Prompts in pieces, two sequences, refused drafts: what was asked for each time is drafted
-    from scratch once more. It ends behind the first draft that the head is not sure of."""
+    """With chunked prompts, two sequences and rejected drafts, each draft equals one computed from
+    scratch; it ends at a low probability."""
     monkeypatch.setattr("llaisys.engine.worker.drafting.head.MIN_PROBABILITY", sure)
     monkeypatch.setattr("llaisys.engine.worker.drafting.head.MAX_PENDING", 7)
     settings = settings_of(files, max_num_batched_tokens=17, enable_prefix_caching=False)
@@ -169,7 +168,7 @@ def test_drafts_equal_those_of_a_head_with_one_prefill(
 
 
 def test_idle_draft_head_keeps_few_rows_and_a_full_batch_none(files: dict[str, Path]):
-    """A price that nobody pays, then one that everybody does."""
+    """With a price that forbids drafts, then with free drafts."""
 
     class TooDear(NothingCosts):
         def first_price(self, running: int) -> float:

@@ -1,5 +1,4 @@
-"""Drafts from a second model: what it keeps of sequences, how it catches up, what it takes back;
-and answers that are those of the run without it."""
+"""Draft models: block tables, catching up, roll-back; answers equal those without drafts."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ DRAFTS = {"num_speculative_tokens": 5, "disable_by_batch_size": 1000}
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that has the mock's vocabulary, and knows nothing of what it says."""
+    """A model with the mock's vocabulary and other weights."""
     path = tmp_path_factory.mktemp("draft")
     config = tiny_config(vocab_size=MOCK_VOCAB, num_hidden_layers=1, max_position_embeddings=80)
     write_hf_model(path, config, tokenizer=False)
@@ -108,7 +107,7 @@ def model():
 
 
 def naive_draft(tokens: list[int], count: int) -> list[int]:
-    """Every token from a model that has seen nothing before."""
+    """Return the drafts of a fresh model."""
     found: list[int] = []
     for _ in range(count):
         adapter = MockAdapter.load(None, AdapterOptions(kv_cache_capacity_tokens=64))
@@ -121,19 +120,19 @@ def naive_draft(tokens: list[int], count: int) -> list[int]:
 def test_drafts_do_not_depend_on_what_was_drafted_before(model: DraftModel):
     rng = random.Random(3)
     tokens = {seq: [rng.randrange(64) for _ in range(1 + 3 * seq)] for seq in (1, 2, 3)}
-    told = dict.fromkeys(tokens, 0)
+    sent = dict.fromkeys(tokens, 0)
     for _ in range(6):
         asked = rng.sample([1, 2, 3], rng.randrange(1, 4))
         counts = [rng.randrange(1, 5) for _ in asked]
         requests = [
-            DraftRequest(seq, told[seq], tokens[seq][told[seq] :], count)
+            DraftRequest(seq, sent[seq], tokens[seq][sent[seq] :], count)
             for seq, count in zip(asked, counts, strict=True)
         ]
         drafts = model.draft(requests)
         for seq, count, draft in zip(asked, counts, drafts, strict=True):
             assert draft == naive_draft(tokens[seq], count)
-            told[seq] = len(tokens[seq])
-            # Some are right, and what follows is somebody else's word.
+            sent[seq] = len(tokens[seq])
+            # Some drafts are accepted; another token follows.
             tokens[seq] += [*draft[: rng.randrange(count + 1)], rng.randrange(64)]
         model.tables.check_integrity()
 
@@ -153,7 +152,7 @@ def test_no_drafts_without_blocks_or_context(model: DraftModel):
     drafts = model.draft([DraftRequest(1, 0, first, 2), DraftRequest(2, 0, second, 2)])
     assert len(drafts[0]) == 2 and drafts[1] == []  # 2 + 3 blocks, and there are 4
     drafts = model.draft([DraftRequest(2, 40, [], 2)], released=[1])
-    assert drafts == [[]] and model.tables.sequences[2].computed == 24  # it has begun
+    assert drafts == [[]] and model.tables.sequences[2].computed == 24  # partly computed
     model.adapter.max_model_len = 41
     assert len(model.draft([DraftRequest(2, 40, [], 9)])[0]) == 1  # up to its own limit
     assert model.draft([DraftRequest(2, 40, [3], 9)]) == [[]]
@@ -228,7 +227,7 @@ def test_failed_draft_model_loses_only_its_drafts(
 
 
 def test_ranks_draft_once(tmp_path: Path):
-    """The driver rank has the draft model, whole; the others have no part in it."""
+    """Only the driver rank has the draft model."""
     write_hf_model(tmp_path, tiny_config(vocab_size=MOCK_VOCAB), tokenizer=False)
     texts = []
     for config in (None, config_of(tmp_path)):

@@ -1,4 +1,4 @@
-"""Failed steps, timeouts and lost workers; how an executor starts."""
+"""Failed steps, timeouts and lost workers; start of an executor."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_a_lost_worker_ends_the_engine(monkeypatch):
 
 
 def test_a_step_after_a_timeout_waits_for_the_worker():
-    """A worker that was merely slow costs the step that timed out, and no other."""
+    """A slow worker fails only the step that timed out."""
     engine = make_engine(step_timeout=5.0, max_num_seqs=1)
     adapter, release = adapter_of(engine), threading.Event()
 
@@ -173,7 +173,7 @@ def test_timeouts_are_counted_apart_from_worker_errors():
 
 
 def test_worker_releases_the_sequences_of_timed_out_steps():
-    """More of them than it has rows; the plan that released some came while it was busy."""
+    """More sequences than rows; the plan that released some arrived while the worker was busy."""
     engine = make_engine(step_timeout=0.05, max_num_seqs=2)
     adapter, executor = adapter_of(engine), engine.core.executor
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""One place for an engine option: keywords, flags, the wire and the native parameters derive."""
+"""Engine options are declared once: keywords, flags, wire format and native parameters derive."""
 
 from __future__ import annotations
 

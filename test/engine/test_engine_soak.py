@@ -1,5 +1,5 @@
-"""40,000 requests of every kind through the engine on the native mock model: memory stays flat
-and nothing is left behind. LLAISYS_TEST_REQUESTS sets another number."""
+"""40,000 requests of every kind on the native mock model: memory stays constant and no state is
+left. LLAISYS_TEST_REQUESTS sets another number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llaisys.engine.llm_engine import LLMEngine
 
 COUNT = int(os.environ.get("LLAISYS_TEST_REQUESTS", "40000"))
 VOCAB = 64  # of the mock model
-TOGETHER = 96  # requests in the engine at a time, more than it has seats
+TOGETHER = 96  # requests in the engine at a time; more than max_num_seqs
 MAX_GROWTH = 4 << 20  # bytes, over the last 80 % of the requests
 MAX_OBJECTS = COUNT // 20  # more in the second half: an object that every eighth request leaves
 
@@ -49,7 +49,7 @@ def make_engine() -> LLMEngine:
 
 
 def prompts() -> Iterator[list[int]]:
-    """Short ones of their own; every third begins with one of a few long prefixes."""
+    """Short prompts; every third starts with one of a few long prefixes."""
     rng = random.Random(0)
     prefixes = [rng.choices(range(VOCAB), k=32) for _ in range(4)]
     while True:
@@ -58,8 +58,8 @@ def prompts() -> Iterator[list[int]]:
 
 
 def run_requests(engine: LLMEngine, count: int, at_tenth: list[tuple[int, int]]) -> None:
-    """Keep the engine full until `count` requests have ended, one in eight by a cancel; memory
-    is noted at every tenth of the way."""
+    """Keep the engine full until `count` requests have ended, one in eight cancelled; return the
+    memory after every tenth."""
     source = prompts()
     submitted = finished = 0
     to_cancel: list[str] = []
@@ -99,7 +99,7 @@ def test_many_requests_leave_no_state() -> None:
     assert stats["num_preemptions"] > 0
     assert stats["kv_blocks_used"] == stats["num_running"] == stats["num_waiting"] == 0
     assert stats["worker_errors"] == 0
-    engine.submit([1], SamplingParams(max_tokens=1))  # tells the worker who has gone
+    engine.submit([1], SamplingParams(max_tokens=1))  # releases the sequences on the worker
     run_all(engine)
     scheduler = engine.core.scheduler
     blocks = scheduler.block_manager

@@ -1,4 +1,4 @@
-"""A request's life: legal moves, cancelling, and that nothing is left behind."""
+"""Request status: legal transitions, cancellation, no state left."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Who has how much of a full engine: owners share evenly, so do the calls of one owner, whatever
-their number of choices; and nobody starves, neither the small nor the large."""
+"""Fair scheduling of a full engine: owners share evenly, so do the jobs of one owner with any
+number of choices, and no job starves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_job(
     max_tokens: int = ENDLESS,
     prompt: int = 1,
 ) -> list[Request]:
-    """One call of a client. Each choice has its own prompt, so that none waits for a prefix."""
+    """One job. Each choice has its own prompt, so that none waits for a prefix."""
     number = len(scheduler.requests)
     requests = [
         Request(
@@ -54,7 +54,7 @@ def running(scheduler: RequestScheduler) -> Counter[str]:
 
 
 def test_large_job_is_preempted_for_a_new_job():
-    scheduler = make_scheduler(4000, seats=8, budget=64)
+    scheduler = make_scheduler(4000, max_num_seqs=8, budget=64)
     add_job(scheduler, "many", 128)
     step(scheduler)
     assert running(scheduler) == {"many": 8}
@@ -64,7 +64,7 @@ def test_large_job_is_preempted_for_a_new_job():
 
 
 def test_two_large_jobs_get_half_each_without_further_preemption():
-    scheduler = make_scheduler(4000, seats=8, budget=64)
+    scheduler = make_scheduler(4000, max_num_seqs=8, budget=64)
     add_job(scheduler, "first", 32)
     step(scheduler)
     add_job(scheduler, "second", 32)
@@ -75,7 +75,7 @@ def test_two_large_jobs_get_half_each_without_further_preemption():
 
 
 def test_owners_share_evenly_with_any_number_of_jobs():
-    scheduler = make_scheduler(4000, seats=8, budget=64)
+    scheduler = make_scheduler(4000, max_num_seqs=8, budget=64)
     for index in range(20):
         add_job(scheduler, f"job{index}", owner="busy")
     step(scheduler)
@@ -85,7 +85,7 @@ def test_owners_share_evenly_with_any_number_of_jobs():
 
 
 def test_preempted_request_does_not_start_before_other_owners():
-    scheduler = make_scheduler(4000, seats=2, budget=64)
+    scheduler = make_scheduler(4000, max_num_seqs=2, budget=64)
     many = add_job(scheduler, "many", 4)
     step(scheduler)
     (first,) = add_job(scheduler, "first", max_tokens=3)
@@ -98,7 +98,7 @@ def test_preempted_request_does_not_start_before_other_owners():
 
 
 def test_large_job_is_not_starved_by_single_requests():
-    scheduler = make_scheduler(4000, seats=4, budget=64)
+    scheduler = make_scheduler(4000, max_num_seqs=4, budget=64)
     many = add_job(scheduler, "many", 12, max_tokens=20)
     for index in range(2000):
         if all(request.finished for request in many):
@@ -110,7 +110,7 @@ def test_large_job_is_not_starved_by_single_requests():
 
 
 def test_owner_with_many_jobs_is_not_starved():
-    scheduler = make_scheduler(4000, seats=2, budget=64)
+    scheduler = make_scheduler(4000, max_num_seqs=2, budget=64)
     mine = [add_job(scheduler, f"job{i}", owner="busy", max_tokens=10)[0] for i in range(10)]
     for index in range(600):
         if all(request.finished for request in mine):
@@ -122,8 +122,8 @@ def test_owner_with_many_jobs_is_not_starved():
 
 
 def test_blocks_are_shared_fairly_between_owners():
-    """The choices of one call fill the pool; another call does not wait until one has finished."""
-    scheduler = make_scheduler(64, seats=64, budget=128)
+    """The choices of one job fill the pool; another job starts before they finish."""
+    scheduler = make_scheduler(64, max_num_seqs=64, budget=128)
     add_job(scheduler, "many", 16, max_tokens=150)
     while scheduler.block_manager.num_free_blocks > 1:
         step(scheduler)
@@ -133,7 +133,7 @@ def test_blocks_are_shared_fairly_between_owners():
 
 
 def test_requests_without_owner_are_first_come_first_served():
-    scheduler = make_scheduler(4000, seats=2, budget=64)
+    scheduler = make_scheduler(4000, max_num_seqs=2, budget=64)
     requests = add_job(scheduler, "", 6, max_tokens=4)
     order = []
     while scheduler.has_unfinished():
@@ -144,7 +144,7 @@ def test_requests_without_owner_are_first_come_first_served():
 
 
 def test_finished_owners_and_jobs_leave_no_state():
-    scheduler = make_scheduler(4000, seats=2, budget=64)
+    scheduler = make_scheduler(4000, max_num_seqs=2, budget=64)
     jobs = [add_job(scheduler, f"j{i}", 3, owner=f"o{i % 3}", max_tokens=3) for i in range(6)]
     scheduler.finish(jobs[5][2].request_id, RequestStatus.FINISHED_ABORTED)
     while scheduler.has_unfinished():
@@ -166,10 +166,12 @@ def test_finished_owners_and_jobs_leave_no_state():
         max_size=8,
     ),
     num_blocks=st.integers(7, 20),
-    seats=st.integers(1, 6),
+    max_num_seqs=st.integers(1, 6),
 )
-def test_sharing_changes_no_output(jobs, num_blocks, seats):
-    engine = make_engine(num_blocks=num_blocks, max_num_seqs=seats, max_num_batched_tokens=16)
+def test_sharing_changes_no_output(jobs, num_blocks, max_num_seqs):
+    engine = make_engine(
+        num_blocks=num_blocks, max_num_seqs=max_num_seqs, max_num_batched_tokens=16
+    )
     core, requests = engine.core, []
     for now in range(5000):
         for number, (arrival, owner, prompt, max_tokens, choices) in enumerate(jobs):

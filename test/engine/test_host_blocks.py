@@ -1,5 +1,5 @@
-"""The prefix cache with a second level in host memory: against a naive twin, and over any order of
-events, where every block must hold what its node stands for once the planned copies are made."""
+"""KV offload: against a reference, and over random events after which every block has the tokens of
+its node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def make_request(name: str, tokens: list[int], salt: str = "") -> Request:
 
 
 def use(manager: BlockManager, tokens: list[int], salt: str = "") -> tuple[int, int]:
-    """A request comes, is computed and goes; (cached tokens, those from host memory)."""
+    """Run a request; return (cached tokens, those from host memory)."""
     request = make_request("r", tokens, salt)
     match = manager.match_prefix(request)
     assert not match.pending and manager.can_allocate(request, match)
@@ -161,7 +161,7 @@ def test_failed_step_undoes_its_copies_unless_done(was_launched):
 
 
 def test_short_last_chunk_marks_restored_blocks_ready():
-    """No block is filled by the step, and still others may share what it copied."""
+    """The step fills no block, but its restored blocks can be shared."""
     scheduler = make_scheduler(blocks=4, num_host_blocks=8, budget=8)
     for name, first in (("a", 0), ("b", 100)):
         add(scheduler, name, list(range(first, first + 13)), max_tokens=1)
@@ -190,26 +190,26 @@ def test_preempted_request_is_restored_from_host_memory():
     assert (second.num_cached_tokens, second.num_host_cached_tokens) == (0, 0)  # at first
 
 
-# ---- the naive twin ------------------------------------------------------------------------------
+# ---- the reference ------------------------------------------------------------------------------
 
 
-class TwinNode:
-    def __init__(self, parent: TwinNode | None, tokens: Prefix) -> None:
+class ReferenceNode:
+    def __init__(self, parent: ReferenceNode | None, tokens: Prefix) -> None:
         self.parent, self.tokens = parent, tokens
 
 
-class Twin:
+class Reference:
     """One request at a time over lists, least recently used first; no hash, no reference count."""
 
     def __init__(self, num_blocks: int, num_slots: int) -> None:
         self.num_blocks, self.num_slots = num_blocks, num_slots
-        self.cached: list[TwinNode] = []
-        self.host: list[TwinNode] = []
+        self.cached: list[ReferenceNode] = []
+        self.host: list[ReferenceNode] = []
         self.saved = self.evictions = 0
 
     def use(self, tokens: list[int]) -> tuple[int, int]:
         pieces = [tuple(tokens[i : i + SIZE]) for i in range(0, len(tokens), SIZE)]
-        found: list[TwinNode] = []
+        found: list[ReferenceNode] = []
         for piece in pieces[: (len(tokens) - 1) // SIZE]:
             node = self.find(found[-1] if found else None, piece)
             if node is None:
@@ -227,16 +227,16 @@ class Twin:
         for piece in pieces[len(found) : len(tokens) // SIZE]:
             node = self.find(parent, piece)
             if node is None or node not in self.cached:  # else it has a block, and this one is free
-                held.append(TwinNode(parent, piece) if node is None else node)
+                held.append(ReferenceNode(parent, piece) if node is None else node)
             parent = held[-1] if node is None else node
         self.cached += reversed(held)
         return len(found) * SIZE, len(absent) * SIZE
 
-    def find(self, parent: TwinNode | None, piece: Prefix) -> TwinNode | None:
+    def find(self, parent: ReferenceNode | None, piece: Prefix) -> ReferenceNode | None:
         known = self.cached + self.host
         return next((n for n in known if n.parent is parent and n.tokens == piece), None)
 
-    def evict(self, node: TwinNode, held: int) -> None:
+    def evict(self, node: ReferenceNode, held: int) -> None:
         self.evictions += 1
         if node in self.host:
             self.host.remove(node)
@@ -257,21 +257,21 @@ class Twin:
     widen=st.booleans(),
 )
 def test_device_and_host_blocks_equal_the_reference(sizes, prompts, widen):
-    manager, twin = BlockManager(sizes[0], SIZE, num_host_blocks=sizes[1]), Twin(*sizes)
+    manager, reference = BlockManager(sizes[0], SIZE, num_host_blocks=sizes[1]), Reference(*sizes)
     for prompt in prompts:
         tokens = [bit for bit in prompt for _ in range(2)][:20] if widen else prompt
-        assert use(manager, tokens) == twin.use(tokens)
-        assert manager.num_cached_blocks == len(twin.cached)
-        assert manager.host.num_used == len(twin.host)
-        assert manager.host.num_saved == twin.saved
-        assert manager.stats.evictions == twin.evictions
+        assert use(manager, tokens) == reference.use(tokens)
+        assert manager.num_cached_blocks == len(reference.cached)
+        assert manager.host.num_used == len(reference.host)
+        assert manager.host.num_saved == reference.saved
+        assert manager.stats.evictions == reference.evictions
 
 
 # ---- what the memories hold ----------------------------------------------------------------------
 
 
 class Memories:
-    """The KV cache and the host memory: for each block all tokens up to its end."""
+    """A KV cache and host memory that store all tokens up to the end of each block."""
 
     def __init__(self) -> None:
         self.blocks: dict[int, Prefix] = {}
@@ -303,7 +303,7 @@ class Memories:
     min_match=st.sampled_from([0, 0, 8]),
 )
 def test_random_events_restore_the_saved_blocks(data, slots, collide, min_match):
-    """Several requests at once; each event is a step, which may fail before it copies."""
+    """Several requests at once; each event is a step, which may fail before its copies."""
     hashing = {"hash_function": lambda parent, tokens: hash(tokens) % 2} if collide else {}
     manager = BlockManager(10, SIZE, min_match=min_match, num_host_blocks=slots, **hashing)
     memories = Memories()

@@ -1,5 +1,5 @@
-"""A KV cache in 8 bits (`kv_cache_dtype="q8"`): the same tokens in any company, about those of f32,
-half the bytes of 16 bits."""
+"""A KV cache in 8 bits (`kv_cache_dtype="q8"`): tokens do not depend on the batch, are close to
+f32, and take half the bytes of 16 bits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def open_llm(model: Path, **options: Any) -> LLM:
 
 
 def sampling() -> list[SamplingParams]:
-    """Greedy and seeded in turn."""
+    """Alternately greedy and seeded."""
     return [
         SamplingParams(max_tokens=30 + i, ignore_eos=True, temperature=0.9 * (i % 2), seed=5)
         for i in range(len(PROMPTS))

@@ -1,5 +1,5 @@
-"""`kv_offload`: prefixes that the KV cache evicted come back from CPU memory, and nothing else
-changes: not a token, not a bit of a logprob, whatever else happens meanwhile."""
+"""`kv_offload`: evicted prefixes are restored from host memory; tokens and logprobs are bitwise
+identical."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from async_fakes import make_async_engine
 from engine_fakes import adapter_of, expected_tokens, greedy, make_engine, run_all
-from late_fakes import make_late_engine
 from model_files import tiny_config, write_hf_model
 
 from llaisys import LLM, SamplingParams
@@ -26,7 +26,7 @@ BLOCK_BYTES = 4 * 64  # of the fakes: 4 tokens of 64 bytes
 
 
 def use(engine: LLMEngine, prompt: list[int], count: int = 4, **fields: Any) -> tuple[int, int]:
-    """(cached tokens, those from CPU memory) of a request, whose tokens are checked."""
+    """Run a request and check its tokens; return (cached tokens, those from host memory)."""
     name = engine.submit(prompt, greedy(count, ignore_eos=True, **fields))
     output = run_all(engine)[name]
     for choice in output.outputs:
@@ -41,7 +41,9 @@ def test_an_evicted_prompt_is_not_computed_again():
     assert use(engine, second) == (0, 0)
     before = adapter_of(engine).num_tokens
     assert use(engine, first) == (36, 36)
-    assert adapter_of(engine).num_tokens - before == 1 + 3  # the last of the prompt, and drawn ones
+    assert (
+        adapter_of(engine).num_tokens - before == 1 + 3
+    )  # the last of the prompt, and sampled ones
     assert use(engine, first) == (36, 0)  # it is back in the KV cache
     stats = engine.stats()
     assert (stats["prefix_cache_hits"], stats["prefix_cache_host_hits"]) == (72, 36)
@@ -97,7 +99,7 @@ def test_failed_step_leaves_no_partially_copied_prefix():
 
 
 def run_turns(engine: LLMEngine, seed: int) -> dict[str, list[list[int]]]:
-    """Requests over a few long beginnings, that come while others run; some are cancelled. The
+    """Run requests with a few long prefixes that arrive while others run; cancel some. Return the
     tokens of the others."""
     rng = random.Random(seed)
     beginnings = [[rng.randint(1, 60) for _ in range(rng.randint(8, 17))] for _ in range(4)]
@@ -125,8 +127,8 @@ def run_turns(engine: LLMEngine, seed: int) -> dict[str, list[list[int]]]:
 
 @pytest.mark.parametrize("kind", ["waiting", "ahead", "shifted"])
 def test_random_requests_give_the_tokens_of_an_engine_without_it(kind: str):
-    """With preemptions and aborts, steps ahead, and context shifts between the copies."""
-    make: Any = make_late_engine if kind == "ahead" else make_engine
+    """With preemptions, aborts, asynchronous scheduling, and context shifts between the copies."""
+    make: Any = make_async_engine if kind == "ahead" else make_engine
     small: dict[str, Any] = {"num_blocks": 10, "max_num_seqs": 4, "max_num_batched_tokens": 12}
     if kind == "shifted":
         scheduler = SchedulerConfig(4, 12, min_prefill_chunk=4, context_shift=True)

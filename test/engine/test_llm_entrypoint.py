@@ -1,4 +1,4 @@
-"""The contract of `LLM`: what it takes, what it refuses, and how its parts fit together."""
+"""The contract of `LLM`: accepted and rejected input, and how its methods work together."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_chat_accepts_text_parts_as_the_server_does(llm):
 
 
 def test_tool_call_keeps_missing_content() -> None:
-    """Templates test for none to tell a call from an answer."""
+    """Templates distinguish a call from an answer by None."""
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}
     assert normalize_message(call, 0) == call
     assert normalize_message({"role": "assistant", "content": None}, 0)["content"] == ""
@@ -130,7 +130,7 @@ def test_submit_step_collect_cancel(llm):
     assert llm.collect(first).token_ids == expected_tokens([1, 2], 3, stops=())
     assert llm.collect(first) is None
     assert llm.cancel("mine") is True
-    assert llm.cancel("mine") is False and llm.cancel("nobody") is False
+    assert llm.cancel("mine") is False and llm.cancel("unknown") is False
     output = llm.collect("mine")
     assert output.finish_reason == "abort" and len(output.token_ids) == 3
     assert llm.step() == [] and is_idle(llm)

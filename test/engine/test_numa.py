@@ -1,4 +1,4 @@
-"""Which cores a rank gets, on machines that this one is not."""
+"""The cores of a rank on simulated machines."""
 
 from __future__ import annotations
 

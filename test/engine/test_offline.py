@@ -1,4 +1,4 @@
-"""Offline inference through `LLM` on a fake model: batches, streams, and that both agree."""
+"""Offline inference through `LLM` on a fake model: batches and streams agree."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_interrupt_in_the_model_releases_everything(llm):
     adapter.on_forward = interrupt
     with pytest.raises(KeyboardInterrupt):
         llm.generate([[1, 2], [3, 4]], greedy(30, ignore_eos=True))
-    assert llm.has_unfinished()  # the other request of that step is told, too
+    assert llm.has_unfinished()  # the update of the other request is pending
     llm.step()
     assert llm.collect(before).finish_reason == "abort"
     assert is_idle(llm)

@@ -1,4 +1,4 @@
-"""Text out of tokens: stop strings over token boundaries, hold-back, streams that add up."""
+"""Output text: stop strings across tokens, delayed text, streams that equal the final text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STOPPED = RequestStatus.FINISHED_STOPPED
 def drive(
     chunks: list[list[int]], last: RequestStatus = LENGTH, stream: bool = True, **params
 ) -> tuple[list[StreamOutput], list[str]]:
-    """Feed chunks of tokens, as steps would; (parts, requests that a stop string ended)."""
+    """Process chunks of tokens; return (parts, requests ended by a stop string)."""
     processor = OutputProcessor(FakeTokenizer())
     sampling = SamplingParams(**params)
     request = Request("r", [1], sampling)
@@ -62,7 +62,7 @@ def test_stop_string_across_tokens(size, stream):
     assert (choice.finish_reason, choice.stop_reason) == ("stop", "STOP")
     assert choice.status is STOPPED and ended == ["r"]
     end = len("one two STOP")
-    assert len(choice.token_ids) == end  # tokens behind the stop string are dropped
+    assert len(choice.token_ids) == end  # tokens after the stop string are discarded
 
 
 def test_stop_string_can_be_included():
@@ -142,7 +142,7 @@ def watched(reading: OutputOptions, tells: bool = False, stream: bool = True) ->
 
 def test_prompt_progress_is_reported_until_the_first_token():
     processor = watched(OutputOptions(progress=True), tells=True)
-    told = [
+    reported = [
         part.progress
         for update in (
             TokenUpdate("r", [], RUNNING, num_cached_tokens=1, num_computed_prompt_tokens=3),
@@ -151,11 +151,11 @@ def test_prompt_progress_is_reported_until_the_first_token():
         )
         for part in processor.process([update])[0]
     ]
-    assert [(p.total, p.cached, p.done) for p in told[:2]] == [(4, 1, 3), (4, 1, 4)]
-    assert told[2] is None
+    assert [(p.total, p.cached, p.done) for p in reported[:2]] == [(4, 1, 3), (4, 1, 4)]
+    assert reported[2] is None
     teller = PromptProgressReporter()
-    counts = [entry["processed"] for p in told for entry in teller.objects(p)]
-    assert counts == [1, 3, 4] and teller.objects(told[0]) == []  # after a preemption
+    counts = [entry["processed"] for p in reported for entry in teller.objects(p)]
+    assert counts == [1, 3, 4] and teller.objects(reported[0]) == []  # after a preemption
     silent = watched(OutputOptions(), tells=True, stream=False)
     assert silent.process([TokenUpdate("r", [], RUNNING, num_computed_prompt_tokens=3)]) == ([], [])
 
@@ -193,7 +193,7 @@ TEXTS = st.text(alphabet="ab é", min_size=0, max_size=30)
     text=TEXTS, stops=st.lists(st.text("ab é", min_size=1, max_size=4), max_size=3), data=st.data()
 )
 def test_streamed_parts_equal_the_final_text(text, stops, data):
-    """The same text in any pieces gives what a search in the whole text gives."""
+    """The text in any parts gives the result of a search in the whole text."""
     tokens = list(text.encode()) or [97]
     chunks, rest = [], tokens
     while rest:
@@ -233,7 +233,7 @@ def test_output_text_never_contains_a_stop_string(pieces, stops):
     stops=st.lists(st.text("abc", min_size=1, max_size=9), min_size=1, max_size=5),
 )
 def test_delayed_text_is_the_longest_prefix_of_a_stop_string(pieces, stops):
-    """The naive twin: every end of the text against every beginning of every string."""
+    """The reference: every suffix of the text against every prefix of every string."""
     finder = StopStringFinder(StopStrings(tuple(stops)), include=True)
     text = shown = ""
     for piece in pieces:
@@ -260,8 +260,8 @@ def test_masks_beyond_the_cache_are_correct():
 
 
 def test_stop_strings_cost_the_same_for_each_character_of_a_text():
-    """63 strings of 1,024 characters that nearly match all the time. Searching what is held back
-    anew takes milliseconds for a token of four characters; this takes 50 microseconds."""
+    """63 strings of 1,024 characters that almost match. A repeated search of the delayed text would
+    take milliseconds per token of four characters; the automaton takes 50 microseconds."""
     stops = StopStrings(tuple("a" * 1000 + f"{number:024d}" for number in range(63)))
     finders = [StopStringFinder(stops, include=False) for _ in range(32)]
     for finder in finders:
@@ -274,7 +274,7 @@ def test_stop_strings_cost_the_same_for_each_character_of_a_text():
 
 
 class CountingTokenizer(FakeTokenizer):
-    """Counts the tokens that are made text."""
+    """Counts detokenized tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -298,7 +298,7 @@ class CountingTokenizer(FakeTokenizer):
 @pytest.mark.parametrize("last", [LENGTH, STOPPED])
 @pytest.mark.parametrize("length", [1, 255, 256, 257, 1000])
 def test_many_choices_ending_together_cost_no_more_than_another_step(length, last):
-    """Before the end the choices take turns; what is left at the end is a piece of each at most."""
+    """Detokenization is staggered by choice; at most one batch per choice is left at the end."""
     tokenizer, n = CountingTokenizer(), 128
     processor, sampling = OutputProcessor(tokenizer), SamplingParams(n=n)
     requests = [Request(f"r{number}", [1], sampling, choice=number) for number in range(n)]

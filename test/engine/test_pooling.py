@@ -1,4 +1,4 @@
-"""Vectors of prompts: those of transformers, the same bits in any company, and all given back."""
+"""Embeddings equal transformers, do not depend on the batch, and are released."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def directory(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(model: Any) -> dict[str, list[Any]]:
-    """Of each prompt, by pooling; of length 1."""
+    """Normalized embeddings of each prompt by pooling method."""
     states = [reference_hidden(model, prompt).astype(np.float64) for prompt in PROMPTS]
     found = {"last": [s[-1] for s in states], "mean": [s.mean(axis=0) for s in states]}
     return {how: [v / np.linalg.norm(v) for v in vectors] for how, vectors in found.items()}
@@ -46,7 +46,7 @@ def expected(model: Any) -> dict[str, list[Any]]:
 
 @pytest.fixture(scope="module")
 def alone(directory: Path) -> dict[str, list[list[float]]]:
-    """One prompt at a time, and no prefix is known."""
+    """One prompt at a time without a cached prefix."""
     found: dict[str, list[list[float]]] = {}
     with LLM(str(directory), max_model_len=128, enable_prefix_caching=False) as llm:
         for how in ("last", "mean"):
@@ -73,9 +73,9 @@ def test_results_do_not_depend_on_batch_chunks_prefixes_or_preemptions(
             found = {how: [o.embedding for o in llm.embed(PROMPTS, pooling=how)] for how in alone}
             assert found == alone
         mixed = [pooling_params("mean" if i % 2 else "last") for i in range(len(PROMPTS))]
-        drawn = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True, detokenize=False)
-        before = [out.token_ids for out in llm.generate(PROMPTS, drawn)]
-        together = llm.generate([*PROMPTS, *PROMPTS], [*mixed, *[drawn] * len(PROMPTS)])
+        sampled = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True, detokenize=False)
+        before = [out.token_ids for out in llm.generate(PROMPTS, sampled)]
+        together = llm.generate([*PROMPTS, *PROMPTS], [*mixed, *[sampled] * len(PROMPTS)])
         assert [out.token_ids for out in together[len(PROMPTS) :]] == before
         again = [llm.generate([p], m)[0].pooled for p, m in zip(PROMPTS, mixed, strict=True)]
         assert [out.pooled for out in together[: len(PROMPTS)]] == again
@@ -151,7 +151,7 @@ def test_prompt_logprobs_of_chunked_and_preempted_prompts_are_complete(how: str)
         wanted = np.mean(states, axis=0)
         np.testing.assert_allclose(np.frombuffer(pooled, np.float32), wanted, atol=1e-6)
         assert outputs[name].finish_reason == "length"
-    engine.submit([1, 2], greedy(1))  # tells the worker whom to forget
+    engine.submit([1, 2], greedy(1))  # releases the sequences on the worker
     run_all(engine)
     assert adapter_of(engine).pools == {}
 

@@ -1,4 +1,4 @@
-"""Priorities order the requests of one owner, and a timeout ends a request wherever it stands."""
+"""Priorities order the requests of one owner; a timeout ends running and waiting requests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def started(scheduler: RequestScheduler) -> list[str]:
 
 
 def test_lower_priority_values_start_first():
-    scheduler = make_scheduler(seats=1)
+    scheduler = make_scheduler(max_num_seqs=1)
     for name, priority in [("c", 5), ("b", 0), ("a", -3), ("b2", 0)]:
         add(scheduler, name, priority)
     order: list[str] = []
@@ -42,7 +42,7 @@ def test_lower_priority_values_start_first():
 
 
 def test_urgent_request_preempts_a_less_urgent_one():
-    scheduler = make_scheduler(seats=2)
+    scheduler = make_scheduler(max_num_seqs=2)
     add(scheduler, "slow", 5, count=50)
     add(scheduler, "slower", 9, count=50)
     step(scheduler)
@@ -56,7 +56,7 @@ def test_urgent_request_preempts_a_less_urgent_one():
 
 
 def test_blocks_are_taken_from_the_least_urgent():
-    scheduler = make_scheduler(blocks=6, size=4, seats=8)
+    scheduler = make_scheduler(blocks=6, size=4, max_num_seqs=8)
     add(scheduler, "urgent", -5, count=12)
     add(scheduler, "plain", 0, count=12)
     add(scheduler, "idle", 5, count=12)
@@ -70,7 +70,7 @@ def test_blocks_are_taken_from_the_least_urgent():
 
 
 def test_priorities_of_one_owner_do_not_affect_another():
-    scheduler = make_scheduler(seats=2)
+    scheduler = make_scheduler(max_num_seqs=2)
     for number in range(4):
         add(scheduler, f"loud{number}", -1000, owner="loud", job=str(number), count=20)
         add(scheduler, f"quiet{number}", 0, owner="quiet", job=str(number), count=20)
@@ -82,7 +82,7 @@ def test_priorities_of_one_owner_do_not_affect_another():
 
 
 def test_aging_starts_requests_behind_urgent_ones():
-    scheduler = make_scheduler(seats=1, blocks=256)
+    scheduler = make_scheduler(max_num_seqs=1, blocks=256)
     add(scheduler, "patient", 2, count=1)
     for number in range(10 * STARTS_PER_LEVEL):
         add(scheduler, f"urgent{number}", 0, count=1, job=str(number))
@@ -113,7 +113,7 @@ def test_priorities_change_the_order_but_not_the_answers():
 
 
 def let_pass(engine: LLMEngine, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine's clock goes on."""
+    """Advance the engine's clock."""
     later = time.monotonic() + seconds
     monkeypatch.setattr("llaisys.engine.core.time.monotonic", lambda: later)
 

@@ -1,4 +1,4 @@
-"""What is said while a model loads, and the line that shows it."""
+"""Progress of loading a model, and the progress line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FakeTerminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def every_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
+def every_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "REFRESH_SECONDS", 0.0)
 
 
@@ -51,12 +51,12 @@ def test_progress_line_is_rewritten_and_erased() -> None:
         report("opening the model")
         report("loading weights", 15, 60)
         report("x", 60, 60)
-    drawn = out.getvalue().split("\r")
-    assert drawn[0] == "opening the model ..."
-    assert drawn[1] == "loading weights [" + "#" * 7 + "." * 23 + "]  25 %"
-    assert drawn[2].rstrip() == "x [" + "#" * 30 + "] 100 %"
-    width = len(drawn[1])
-    assert drawn[3:] == [" " * width, ""] and len(drawn[2]) == width
+    sampled = out.getvalue().split("\r")
+    assert sampled[0] == "opening the model ..."
+    assert sampled[1] == "loading weights [" + "#" * 7 + "." * 23 + "]  25 %"
+    assert sampled[2].rstrip() == "x [" + "#" * 30 + "] 100 %"
+    width = len(sampled[1])
+    assert sampled[3:] == [" " * width, ""] and len(sampled[2]) == width
 
 
 def test_progress_line_is_refreshed_at_intervals(monkeypatch: pytest.MonkeyPatch) -> None:

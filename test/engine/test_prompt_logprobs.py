@@ -1,4 +1,4 @@
-"""Logprobs of a prompt: exactly those of transformers, in any company, and none left out."""
+"""Prompt logprobs equal transformers in any batch and are complete."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_named_tokens_need_logprobs() -> None:
 
 
 def test_step_respects_max_scored_tokens() -> None:
-    """Whoever wants them, the logits of a step have a limit; decoding goes on meanwhile."""
+    """The prompt logprobs of a step are limited; decoding continues."""
     engine = make_engine(max_num_batched_tokens=64)
     scheduler = engine.core.scheduler
     limit = scheduler.builder.config.max_prompt_logprob_tokens

@@ -29,7 +29,7 @@ NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    # Ray gives its processes 30 s to start, and cannot be told otherwise.
+    # Ray gives its processes 30 s to start; this is not configurable.
     made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
     made.add_node(**NODE)
     ray.init(address=made.address, log_to_driver=False)

@@ -1,7 +1,7 @@
 """The sampler against exact distributions, through the adapter and through the engine.
 
-Draws differ only in their position, the counter of the generator; each test compares counts with
-the distribution worked out in double precision from the same logits.
+Samples differ only in their position, the counter of the generator; each test compares counts with
+the distribution in double precision of the same logits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from llaisys.models.base import AdapterOptions
 from llaisys.models.mock import MockAdapter, MockShape
 
 VOCAB = 40
-DRAWS = 20_000
+SAMPLES = 20_000
 Floats = NDArray[np.float64]
 
 
@@ -43,8 +43,10 @@ def adapter() -> Iterator[MockAdapter]:
     model.close()
 
 
-def draw(adapter: MockAdapter, seed: int = 11, n: int = DRAWS, **values: Any) -> NDArray[np.int32]:
-    """n draws of row 0; scalar values hold for all of them."""
+def sample(
+    adapter: MockAdapter, seed: int = 11, n: int = SAMPLES, **values: Any
+) -> NDArray[np.int32]:
+    """Sample row 0 n times; scalar values apply to all."""
     numbers = {
         name: np.full(n, values.pop(name), np.float64) for name in ROW_NUMBERS if name in values
     }
@@ -86,11 +88,11 @@ def top_k_of(probabilities: Floats, k: int) -> Floats:
     return keep(probabilities, mask)
 
 
-def check(drawn: NDArray[np.int32], expected: Floats) -> None:
+def check(sampled: NDArray[np.int32], expected: Floats) -> None:
     """Chi-square over the tokens that are likely enough, and nothing outside the support."""
-    counts = np.bincount(drawn, minlength=VOCAB)
+    counts = np.bincount(sampled, minlength=VOCAB)
     assert counts[expected == 0].sum() == 0
-    wanted = expected * len(drawn)
+    wanted = expected * len(sampled)
     likely = wanted >= 5
     rest_counts, rest_wanted = counts[~likely].sum(), wanted[~likely].sum()
     statistic = ((counts[likely] - wanted[likely]) ** 2 / wanted[likely]).sum()
@@ -106,28 +108,28 @@ def logits_of(adapter: MockAdapter) -> Floats:
 
 
 def test_without_truncation_the_full_distribution_is_sampled(adapter: MockAdapter) -> None:
-    check(draw(adapter), softmax(logits_of(adapter)))
+    check(sample(adapter), softmax(logits_of(adapter)))
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.8, 1.7])
 def test_temperature(adapter: MockAdapter, temperature: float) -> None:
-    check(draw(adapter, temperature=temperature), softmax(logits_of(adapter) / temperature))
+    check(sample(adapter, temperature=temperature), softmax(logits_of(adapter) / temperature))
 
 
 @pytest.mark.parametrize("k", [1, 3, 17, VOCAB, 1000])
 def test_top_k(adapter: MockAdapter, k: int) -> None:
-    check(draw(adapter, top_k=k), top_k_of(softmax(logits_of(adapter)), k))
+    check(sample(adapter, top_k=k), top_k_of(softmax(logits_of(adapter)), k))
 
 
 @pytest.mark.parametrize("p", [0.01, 0.4, 0.9, 1.0])
 def test_top_p(adapter: MockAdapter, p: float) -> None:
-    check(draw(adapter, top_p=p), top_p_of(softmax(logits_of(adapter)), p))
+    check(sample(adapter, top_p=p), top_p_of(softmax(logits_of(adapter)), p))
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 1.0])
 def test_min_p(adapter: MockAdapter, p: float) -> None:
     probabilities = softmax(logits_of(adapter))
-    check(draw(adapter, min_p=p), keep(probabilities, probabilities >= p * probabilities.max()))
+    check(sample(adapter, min_p=p), keep(probabilities, probabilities >= p * probabilities.max()))
 
 
 def test_chain_order_is_that_of_the_request(adapter: MockAdapter) -> None:
@@ -140,14 +142,16 @@ def test_chain_order_is_that_of_the_request(adapter: MockAdapter) -> None:
         ((SamplerKind.TEMPERATURE, SamplerKind.TOP_P), after),
         ((SamplerKind.TOP_P, SamplerKind.TEMPERATURE), before),
     ):
-        chain = np.array(order * DRAWS, np.uint8)
-        offsets = np.arange(0, 2 * DRAWS + 1, 2, dtype=np.int32)
-        drawn = draw(adapter, temperature=temperature, top_p=p, chain=chain, chain_offsets=offsets)
-        check(drawn, expected)
+        chain = np.array(order * SAMPLES, np.uint8)
+        offsets = np.arange(0, 2 * SAMPLES + 1, 2, dtype=np.int32)
+        sampled = sample(
+            adapter, temperature=temperature, top_p=p, chain=chain, chain_offsets=offsets
+        )
+        check(sampled, expected)
 
 
 def test_penalties(adapter: MockAdapter) -> None:
-    """Repetition looks at prompt and output, frequency and presence at the output alone."""
+    """Repetition counts prompt and output; frequency and presence count the output."""
     logits = logits_of(adapter)
     prompt, output = [1, 2, 2], [3, 3, 4]
     adapter.sampler_reset(9, prompt)
@@ -157,14 +161,14 @@ def test_penalties(adapter: MockAdapter) -> None:
         expected[token] = expected[token] / 1.5 if expected[token] > 0 else expected[token] * 1.5
     expected[3] -= 0.4 * 2 + 0.3
     expected[4] -= 0.4 * 1 + 0.3
-    drawn = draw(
+    sampled = sample(
         adapter,
         seq_ids=9,
         repetition_penalty=1.5,
         frequency_penalty=0.4,
         presence_penalty=0.3,
     )
-    check(drawn, softmax(expected))
+    check(sampled, softmax(expected))
     adapter.sampler_forget(9)
 
 
@@ -174,13 +178,13 @@ def test_bias_bans_and_prefers(adapter: MockAdapter) -> None:
     other = (best + 1) % VOCAB
     expected = logits.copy()
     expected[best], expected[other] = -np.inf, expected[other] + 2.0
-    drawn = draw(
+    sampled = sample(
         adapter,
-        bias_offsets=np.arange(0, 2 * DRAWS + 1, 2, dtype=np.int32),
-        bias_ids=np.array([best, other] * DRAWS, np.int32),
-        bias_values=np.array([-np.inf, 2.0] * DRAWS, np.float32),
+        bias_offsets=np.arange(0, 2 * SAMPLES + 1, 2, dtype=np.int32),
+        bias_ids=np.array([best, other] * SAMPLES, np.int32),
+        bias_values=np.array([-np.inf, 2.0] * SAMPLES, np.float32),
     )
-    check(drawn, softmax(expected))
+    check(sampled, softmax(expected))
 
 
 def test_mask_allows_only_its_tokens(adapter: MockAdapter) -> None:
@@ -189,15 +193,15 @@ def test_mask_allows_only_its_tokens(adapter: MockAdapter) -> None:
     masks = np.zeros((1, 2), np.uint32)
     for token in np.flatnonzero(allowed):
         masks[0, token // 32] |= np.uint32(1) << np.uint32(token % 32)
-    drawn = draw(adapter, masks=masks, mask_rows=np.zeros(DRAWS, np.int32))
-    check(drawn, keep(softmax(logits_of(adapter)), allowed))
+    sampled = sample(adapter, masks=masks, mask_rows=np.zeros(SAMPLES, np.int32))
+    check(sampled, keep(softmax(logits_of(adapter)), allowed))
 
 
 def test_sampled_token_depends_on_seed_choice_and_position_only(adapter: MockAdapter) -> None:
-    first = draw(adapter, seed=1, n=500)
-    np.testing.assert_array_equal(first, draw(adapter, seed=1, n=500))
-    assert (first != draw(adapter, seed=2, n=500)).any()
-    choices = draw(adapter, seed=1, n=500, choices=np.ones(500, np.int32))
+    first = sample(adapter, seed=1, n=500)
+    np.testing.assert_array_equal(first, sample(adapter, seed=1, n=500))
+    assert (first != sample(adapter, seed=2, n=500)).any()
+    choices = sample(adapter, seed=1, n=500, choices=np.ones(500, np.int32))
     assert (first != choices).any()
     alone = [
         int(
@@ -215,20 +219,20 @@ def test_sampled_token_depends_on_seed_choice_and_position_only(adapter: MockAda
 
 
 def test_greedy_is_the_argmax_with_any_other_parameters(adapter: MockAdapter) -> None:
-    drawn = draw(adapter, n=10, temperature=0.0, top_p=0.1, top_k=7, min_p=0.9)
-    assert set(drawn.tolist()) == {int(logits_of(adapter).argmax())}
+    sampled = sample(adapter, n=10, temperature=0.0, top_p=0.1, top_k=7, min_p=0.9)
+    assert set(sampled.tolist()) == {int(logits_of(adapter).argmax())}
 
 
 def test_logprobs_are_those_of_the_raw_logits(adapter: MockAdapter) -> None:
     exact = np.log(softmax(logits_of(adapter)))
-    drawn = draw(adapter, n=1, temperature=0.0, n_logprobs=np.array([5], np.int32))
+    sampled = sample(adapter, n=1, temperature=0.0, n_logprobs=np.array([5], np.int32))
     row = adapter.logprobs(0)
     assert row is not None
     order = np.argsort(-exact, kind="stable")[:5]
     assert row.top_ids == order.tolist()
     np.testing.assert_allclose(row.top_logprobs, exact[order], atol=1e-5)
     assert row.sampled_rank == 1
-    assert abs(row.sampled - exact[int(drawn[0])]) < 1e-5
+    assert abs(row.sampled - exact[int(sampled[0])]) < 1e-5
 
 
 def test_typical_p_keeps_the_tokens_that_are_as_surprising_as_expected(
@@ -240,15 +244,15 @@ def test_typical_p_keeps_the_tokens_that_are_as_surprising_as_expected(
     mask = np.zeros(VOCAB, bool)
     kept = int(np.searchsorted(np.cumsum(probabilities[order]), 0.5)) + 1
     mask[order[:kept]] = True
-    drawn = draw(adapter, typical_p=0.5)
-    assert set(drawn.tolist()) == set(np.flatnonzero(mask).tolist())
+    sampled = sample(adapter, typical_p=0.5)
+    assert set(sampled.tolist()) == set(np.flatnonzero(mask).tolist())
 
 
 def test_top_n_sigma_keeps_tokens_near_the_best_logit(adapter: MockAdapter) -> None:
     logits = adapter.logits()[0].astype(np.float64)
     near = np.flatnonzero(logits >= logits.max() - 1.5 * logits.std())
-    drawn = draw(adapter, top_n_sigma=1.5)
-    assert 1 < len(near) < VOCAB and set(drawn.tolist()) == set(near.tolist())
+    sampled = sample(adapter, top_n_sigma=1.5)
+    assert 1 < len(near) < VOCAB and set(sampled.tolist()) == set(near.tolist())
 
 
 def test_xtc_removes_the_top_choices_except_the_least_likely(adapter: MockAdapter) -> None:
@@ -256,7 +260,7 @@ def test_xtc_removes_the_top_choices_except_the_least_likely(adapter: MockAdapte
     threshold = float(np.sort(probabilities)[-3] * 0.999)  # three top choices
     tops = np.flatnonzero(probabilities >= threshold)
     gone = set(tops.tolist()) - {int(tops[probabilities[tops].argmin()])}
-    always = draw(adapter, xtc_probability=1.0, xtc_threshold=threshold)
+    always = sample(adapter, xtc_probability=1.0, xtc_threshold=threshold)
     assert len(gone) == 2 and not gone & set(always.tolist())
-    never = draw(adapter, xtc_probability=0.0, xtc_threshold=threshold)
-    np.testing.assert_array_equal(never, draw(adapter))
+    never = sample(adapter, xtc_probability=0.0, xtc_threshold=threshold)
+    np.testing.assert_array_equal(never, sample(adapter))

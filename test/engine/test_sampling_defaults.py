@@ -21,7 +21,7 @@ def model(**generation):
 
 
 def used(info, params=None, defaults=None):
-    """The numbers that a request with these parameters is sampled with."""
+    """Return the sampling parameters of a request."""
     entry = InputProcessor(info, FakeTokenizer(), defaults=defaults).process([1], params)
     return {name: getattr(entry.params, name) for name in NEUTRAL}
 

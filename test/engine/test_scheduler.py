@@ -1,5 +1,5 @@
-"""The scheduler on its own, and under an engine with a fake model: no starvation, no leak, no
-deadlock, and the same outputs whatever the size of the pool."""
+"""The scheduler alone and in an engine with a fake model: no starvation, no leak, no deadlock, and
+outputs do not depend on the size of the pool."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from llaisys.common.types import StepOutput
 
 
 def test_released_sequences_of_a_failed_step_are_sent_again():
-    """The worker may never have seen that plan, and would keep the rows for ever."""
+    """The worker may not have received the plan and would keep the rows."""
     scheduler = make_scheduler()
     first = add(scheduler, "a", 3, max_tokens=1)
     step(scheduler)
@@ -74,7 +74,7 @@ def test_requests_are_added_all_or_none(names, prompts, message):
 
 
 def test_prompt_longer_than_the_budget_is_chunked():
-    scheduler = make_scheduler(budget=10, seats=2)
+    scheduler = make_scheduler(budget=10, max_num_seqs=2)
     add(scheduler, "a", 25)
     plans = [step(scheduler) for _ in range(4)]
     assert [given_tokens(plan)["a"] for plan in plans] == [10, 10, 5, 1]
@@ -83,7 +83,7 @@ def test_prompt_longer_than_the_budget_is_chunked():
 
 
 def test_decoding_requests_get_their_token_before_any_prompt():
-    scheduler = make_scheduler(budget=8, seats=4)
+    scheduler = make_scheduler(budget=8, max_num_seqs=4)
     add(scheduler, "a", [1, 1])
     add(scheduler, "b", [2, 2])
     step(scheduler)
@@ -96,7 +96,7 @@ def test_decoding_requests_get_their_token_before_any_prompt():
 
 
 def test_long_prompt_leaves_budget_for_a_short_one():
-    scheduler = make_scheduler(budget=16, seats=4, blocks=200)
+    scheduler = make_scheduler(budget=16, max_num_seqs=4, blocks=200)
     add(scheduler, "long", list(range(100, 250)))
     assert given_tokens(step(scheduler)) == {"long": 16}  # alone: everything
     add(scheduler, "short", [1, 2, 3, 4])
@@ -104,7 +104,7 @@ def test_long_prompt_leaves_budget_for_a_short_one():
 
 
 def test_several_long_prompts_leave_budget():
-    scheduler = make_scheduler(budget=64, seats=8, blocks=400)
+    scheduler = make_scheduler(budget=64, max_num_seqs=8, blocks=400)
     for index in range(3):
         add(scheduler, f"long{index}", [index, *range(100, 250)])
     add(scheduler, "short", [9, 9, 9])
@@ -113,7 +113,7 @@ def test_several_long_prompts_leave_budget():
 
 
 def test_no_more_than_max_num_seqs_run():
-    scheduler = make_scheduler(seats=3)
+    scheduler = make_scheduler(max_num_seqs=3)
     for index in range(7):
         add(scheduler, str(index), [index, index], max_tokens=2)
     sizes = []
@@ -124,7 +124,7 @@ def test_no_more_than_max_num_seqs_run():
 
 
 def test_first_come_first_served():
-    scheduler = make_scheduler(seats=1)
+    scheduler = make_scheduler(max_num_seqs=1)
     for name in "abc":
         add(scheduler, name, [ord(name)], max_tokens=1)
     assert [step(scheduler).request_ids for _ in range(3)] == [["a"], ["b"], ["c"]]
@@ -166,7 +166,7 @@ def test_max_tokens_is_capped_by_the_context():
 
 
 def test_latest_arrival_is_preempted_and_resumes_first():
-    scheduler = make_scheduler(blocks=4, size=4, seats=4, enable_prefix_caching=False)
+    scheduler = make_scheduler(blocks=4, size=4, max_num_seqs=4, enable_prefix_caching=False)
     old = add(scheduler, "old", [1, 2, 3, 4, 5, 6], max_tokens=9)
     young = add(scheduler, "young", [7, 8, 9], max_tokens=4)
     while young.status is not RequestStatus.PREEMPTED:
@@ -184,7 +184,7 @@ def test_latest_arrival_is_preempted_and_resumes_first():
 
 
 def test_a_preempted_sequence_is_released_before_it_is_sent_again():
-    scheduler = make_scheduler(blocks=4, size=4, seats=4, enable_prefix_caching=False)
+    scheduler = make_scheduler(blocks=4, size=4, max_num_seqs=4, enable_prefix_caching=False)
     add(scheduler, "old", [1, 2, 3, 4, 5, 6], max_tokens=9)
     young = add(scheduler, "young", [7, 8, 9], max_tokens=9)
     held: set[int] = set()
@@ -263,17 +263,17 @@ JOBS = st.lists(
 @given(
     jobs=JOBS,
     num_blocks=st.integers(9, 24),
-    seats=st.integers(1, 8),
+    max_num_seqs=st.integers(1, 8),
     budget=st.integers(8, 40),
     caching=st.booleans(),
     min_match=st.sampled_from([0, 6]),
 )
-def test_random_load_on_a_tiny_pool(jobs, num_blocks, seats, budget, caching, min_match):
+def test_random_load_on_a_tiny_pool(jobs, num_blocks, max_num_seqs, budget, caching, min_match):
     """Nothing starves, leaks or deadlocks, and a tiny pool changes no output."""
     engine = make_engine(
         num_blocks=num_blocks,
         block_size=4,
-        max_num_seqs=seats,
+        max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         enable_prefix_caching=caching,
         prefix_cache_min_match=min_match,

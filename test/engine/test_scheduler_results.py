@@ -1,5 +1,4 @@
-"""Results that come late, bring several tokens, or take drafts back: no output changes, nothing
-leaks."""
+"""Late results, results of several tokens, rejected drafts: no output changes, nothing leaks."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from llaisys.engine.scheduler import RequestScheduler
 
 
 def test_results_may_come_one_step_late():
-    scheduler = make_scheduler(budget=8, seats=4)
+    scheduler = make_scheduler(budget=8, max_num_seqs=4)
     first = add(scheduler, "a", [1, 2], max_tokens=3)
     plan0 = scheduler.schedule()
     second = add(scheduler, "b", [5, 6, 7], max_tokens=2)
@@ -80,19 +79,19 @@ def test_repeated_token_is_counted_once():
 
 
 def test_late_result_does_not_commit_blocks_after_a_preemption():
-    scheduler = make_scheduler(budget=4, seats=4)
+    scheduler = make_scheduler(budget=4, max_num_seqs=4)
     add(scheduler, "a", list(range(12)))
     first = scheduler.schedule()
     preempt_latest(scheduler)
     scheduler.schedule()
     scheduler.update_from_output(answer(first))
-    twin = Request("twin", list(range(12)), SamplingParams())
-    match = scheduler.block_manager.match_prefix(twin)
+    reference = Request("reference", list(range(12)), SamplingParams())
+    match = scheduler.block_manager.match_prefix(reference)
     assert match.pending and match.num_tokens == 0
 
 
 def test_preempted_request_is_removed_from_the_batch():
-    scheduler = make_scheduler(blocks=5, size=4, seats=4, enable_prefix_caching=False)
+    scheduler = make_scheduler(blocks=5, size=4, max_num_seqs=4, enable_prefix_caching=False)
     old = add(scheduler, "old", [1, 2, 3, 4], max_tokens=8)
     young = add(scheduler, "young", [5, 6, 7, 8, 9, 10, 11, 12], max_tokens=8)
     step(scheduler)
@@ -116,8 +115,8 @@ def test_preempted_request_is_removed_from_the_batch():
 def test_late_results_change_no_output(
     prompts, num_blocks, lateness, cancelled, max_in_flight_tokens
 ):
-    """A real worker, whose results are kept back for up to three steps; requests wait for their
-    token, or are planned ahead of it and drop the surplus."""
+    """A real worker whose results are delayed up to three steps; requests wait for their token or
+    are scheduled behind it and discard the surplus."""
     core = make_engine(num_blocks=num_blocks, max_num_seqs=4, max_num_batched_tokens=12).core
     core.scheduler.builder.max_in_flight_tokens = max_in_flight_tokens
     requests = [
@@ -155,9 +154,9 @@ def test_request_is_scheduled_behind_its_token_in_flight():
         ([0], [2], [True]),
         ([2], [1], [True]),
     ]
-    assert scheduler.schedule().batch_size == 0  # one step ahead, not two
+    assert scheduler.schedule().batch_size == 0  # one token in flight, not two
     scheduler.update_from_output(answer(plans[0], 5))
-    last = scheduler.schedule()  # draws the third token, which nobody computes
+    last = scheduler.schedule()  # samples the third token, which is not computed
     assert last.starts == [3] and scheduler.schedule().batch_size == 0
     scheduler.update_from_output(answer(plans[1], 6))
     scheduler.update_from_output(answer(last, 7))
@@ -190,7 +189,7 @@ def drafted(scheduler: RequestScheduler, request: Request, draft: list[int]) -> 
 def test_drafts_are_verified_with_the_token_before_them():
     scheduler = make_scheduler(size=4)
     request = add(scheduler, "a", [1, 2, 3], max_tokens=20)
-    step(scheduler)  # draws token 3
+    step(scheduler)  # samples token 3
     plan = drafted(scheduler, request, [8, 9])
     assert (plan.starts, plan.counts, plan.samples) == ([3], [3], [True])
     assert plan.draft_token_ids == {request.seq_id: [8, 9]} and plan.num_decode_tokens == 3
@@ -213,8 +212,10 @@ def test_computed_tokens_of_rejected_drafts_are_rolled_back():
     while scheduler.has_unfinished():
         step(scheduler)
     scheduler.check_integrity()
-    twin = Request("twin", [*request.token_ids], SamplingParams())
-    assert scheduler.block_manager.match_prefix(twin).num_tokens == 20  # no refused token is cached
+    reference = Request("reference", [*request.token_ids], SamplingParams())
+    assert (
+        scheduler.block_manager.match_prefix(reference).num_tokens == 20
+    )  # no rejected token is cached
 
 
 def test_a_stop_inside_accepted_drafts_ends_there():
@@ -232,14 +233,14 @@ def test_a_stop_inside_accepted_drafts_ends_there():
 
 
 def test_drafts_respect_the_token_budget_and_the_length_limit():
-    scheduler = make_scheduler(budget=6, seats=4)
+    scheduler = make_scheduler(budget=6, max_num_seqs=4)
     requests = [add(scheduler, name, [i], max_tokens=4) for i, name in enumerate("abc")]
     step(scheduler)
     requests[0].draft_token_ids = [5] * 9
     plan = scheduler.schedule()
     assert plan.counts == [3, 1, 1]  # 4 tokens are all that a may have: 2 drafts and what follows
     assert plan.draft_token_ids == {requests[0].seq_id: [5, 5]}
-    tight = make_scheduler(budget=4, seats=4)
+    tight = make_scheduler(budget=4, max_num_seqs=4)
     requests = [add(tight, name, [i], max_tokens=40) for i, name in enumerate("abc")]
     step(tight)
     requests[1].draft_token_ids = [5] * 9

@@ -233,7 +233,7 @@ def test_request_cancelled_between_drafts_leaves_no_state():
 
 
 def test_failure_after_accepted_drafts_is_reported_with_its_token():
-    """Nothing is left to draw from the fifth token on: the four before it are delivered."""
+    """Sampling fails from the fifth token on: the four before it are delivered."""
     plain_engine = LLMEngine(make_config())
 
     def fail_late(sampling: Any) -> None:

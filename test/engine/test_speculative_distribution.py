@@ -1,4 +1,4 @@
-"""Accepting a draft when it is what was drawn anyway, and the draw otherwise, leaves the model's
+"""Accepting a draft when it is what was sampled anyway, and the draw otherwise, leaves the model's
 distribution as it is, whatever is proposed: chi-square over many seeded answers."""
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from llaisys.models.mock import MockAdapter
 ALLOWED = [3, 11, 20, 41]
 PROMPT = [7, 3, 50, 11, 2]
 TEMPERATURE = 4.0
-DRAWS = 2000
-# For so many draws the statistic of a right sampler is above it once in 10,000 (Wilson, Hilferty).
+SAMPLES = 2000
+# The statistic of a correct sampler exceeds it once in 10,000 runs (Wilson, Hilferty).
 ONE_IN_10000 = 3.719
 
 
@@ -102,7 +102,7 @@ def test_answers_follow_the_distribution_of_the_model(
     assert engine.core.speculator is not None
     engine.core.speculator.proposer = proposer
     engine.core.speculator.costs = NothingCosts()
-    for seed in range(DRAWS):
+    for seed in range(SAMPLES):
         params = SamplingParams(
             temperature=TEMPERATURE,
             seed=seed,
@@ -115,9 +115,9 @@ def test_answers_follow_the_distribution_of_the_model(
     counts = Counter(tuple(output.token_ids[:3]) for output in run_all(engine).values())
     stats = engine.stats()
     engine.close()
-    assert counts.total() == DRAWS and chi_square(counts, chances) < 1
+    assert counts.total() == SAMPLES and chi_square(counts, chances) < 1
     if proposer.tokens and proposer.tokens[0] in ALLOWED:
-        assert stats["spec_decode_num_accepted_tokens"] > DRAWS / 20
+        assert stats["spec_decode_num_accepted_tokens"] > SAMPLES / 20
     else:
         assert stats["spec_decode_num_accepted_tokens"] == 0
 
@@ -126,7 +126,7 @@ def test_wrong_distribution_is_detected(chances: dict[tuple[int, ...], float]):
     """Accepting every draft that the model finds possible, say."""
     rng = np.random.default_rng(1)
     answers, weights = list(chances), list(chances.values())
-    drawn = [answers[i] for i in rng.choice(len(answers), DRAWS, p=weights)]
-    assert chi_square(Counter(drawn), chances) < 1
-    biased = [a if rng.random() > 0.1 else (a[0], 41, a[2]) for a in drawn]
+    sampled = [answers[i] for i in rng.choice(len(answers), SAMPLES, p=weights)]
+    assert chi_square(Counter(sampled), chances) < 1
+    biased = [a if rng.random() > 0.1 else (a[0], 41, a[2]) for a in sampled]
     assert chi_square(Counter(biased), chances) > 1

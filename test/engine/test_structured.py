@@ -101,7 +101,7 @@ PROMPTS = [[5 + i, 6, 7] * (1 + i % 3) for i in range(len(MIXED))]
 
 @pytest.fixture(scope="module")
 def expected(llm: LLM) -> list[list[int]]:
-    """What the mixed requests draw one at a time."""
+    """The tokens of the mixed requests, one at a time."""
     pairs = zip(PROMPTS, MIXED, strict=True)
     return [tokens(llm.generate([prompt], given))[0] for prompt, given in pairs]
 

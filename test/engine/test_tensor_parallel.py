@@ -69,7 +69,7 @@ def expected(model: Path) -> Iterator[list[list[int]]]:
 def test_all_sizes_give_the_same_tokens(
     model: Path, expected: list[list[int]], backend: str, tp_size: int
 ) -> None:
-    """Prompts in chunks beside decoding, five requests in four seats, a second time from the
+    """Prompts in chunks beside decoding, five requests in four max_num_seqs, a second time from the
     prefix cache."""
     with open_llm(model, tp_size, backend, max_num_batched_tokens=16) as llm:
         assert tokens_of(llm) == expected

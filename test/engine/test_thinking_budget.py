@@ -60,17 +60,17 @@ def test_reasoning_within_the_budget_is_unchanged() -> None:
 
 
 def test_second_reasoning_section_gets_the_remaining_budget() -> None:
-    told = written([1], 3, [OPEN, 2, 2, CLOSE, 3, OPEN, 2, 2, 2, 3])
-    assert told == [OPEN, 2, 2, CLOSE, 3, OPEN, 2, CLOSE, LINE, 3]
+    tokens = written([1], 3, [OPEN, 2, 2, CLOSE, 3, OPEN, 2, 2, 2, 3])
+    assert tokens == [OPEN, 2, 2, CLOSE, 3, OPEN, 2, CLOSE, LINE, 3]
 
 
 def test_rolled_back_tokens_do_not_count() -> None:
     """Drafts are looked at ahead; what follows a rejected one is asked for again."""
-    limit, draws = budget_of([OPEN], 4), random.Random(3)
+    limit, rng = budget_of([OPEN], 4), random.Random(3)
     tokens = [OPEN, 2, 3, 4, 5, CLOSE, LINE, 6, 7]
     expected = [budget_of([OPEN], 4).forced(n, np.array(tokens)) for n in range(1, 9)]
     for _ in range(200):
-        place = draws.randrange(1, 9)
+        place = rng.randrange(1, 9)
         assert limit.forced(place, np.array(tokens)) == expected[place - 1]
     assert expected == [None, None, None, None, CLOSE, LINE, None, None]
 
@@ -86,11 +86,11 @@ class Thinker(FakeAdapter):
     def sample(self, sampling: SamplingMetadata) -> Any:
         super().sample(sampling)
         assert sampling.positions is not None
-        self._drawn = [
+        self._sampled = [
             next(t for t in (self._wish(int(p)), *range(512)) if self._allowed(sampling, i, t))
             for i, p in enumerate(sampling.positions)
         ]
-        return np.array(self._drawn, dtype=np.int32)
+        return np.array(self._sampled, dtype=np.int32)
 
     def _wish(self, position: int) -> int:
         return self.opening[position - 3] if position - 3 < len(self.opening) else 70

@@ -1,5 +1,4 @@
-"""Steps of few tokens with drafts, and of long pieces, are laid out as all others are, whoever
-makes the arrays."""
+"""VerificationBuffers and long chunks produce the same arrays as StepBuffers."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ def random_rows(rng: np.random.Generator, block_size: int) -> InputBatch:
 def random_plan(rng: np.random.Generator, rows: InputBatch) -> SchedulerOutputs:
     chosen = rng.permutation(list(rows.row_of))[: rng.integers(1, 10)].tolist()
     drafts = {seq_id: rng.integers(0, 1000, rng.integers(0, 7)).tolist() for seq_id in chosen}
-    drafts[chosen[0]] = [5]  # somebody has one
+    drafts[chosen[0]] = [5]  # at least one draft
     counts = [1 + len(drafts[seq_id]) for seq_id in chosen]
     return SchedulerOutputs(
         step_id=0,
@@ -74,7 +73,7 @@ def test_long_and_short_chunks_have_the_same_layout(block_size: int, monkeypatch
         rows = random_rows(rng, block_size)
         plan = random_plan(rng, rows)
         plan.draft_token_ids = {}
-        plan.samples = [bool(draws) for draws in rng.integers(0, 2, len(plan.seq_ids))]
+        plan.samples = [bool(samples) for samples in rng.integers(0, 2, len(plan.seq_ids))]
         plan.counts = [int(rng.integers(2, 91 - start)) for start in plan.starts]
         made = []
         for long_chunk in (1, 1000):

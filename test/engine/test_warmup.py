@@ -11,7 +11,7 @@ from llaisys.engine.worker.warmup import MAX_GRAPH_ROWS, graph_rows, warm_up
 
 
 def bucket_of(rows: int) -> int:
-    """A twin of CapturedSteps::bucket_of."""
+    """The reference of CapturedSteps::bucket_of."""
     bucket = 1
     while bucket < rows and bucket < 8:
         bucket *= 2

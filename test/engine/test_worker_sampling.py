@@ -1,4 +1,4 @@
-"""The worker's draws on a fake adapter: whose parameters, offsets, masks and logprobs are whose."""
+"""Sampling in the worker on a fake adapter: parameters, offsets, masks and logprobs of each row."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from engine_fakes import (
     EOS,
     VOCAB,
     adapter_of,
-    draw,
     expected_tokens,
     greedy,
     make_engine,
     run_all,
     run_prompts,
+    sample_token,
     state_of,
 )
 
@@ -23,7 +23,7 @@ from llaisys.engine.worker.sampling_state import allowed_mask
 
 
 def sampling_of(*requests: SamplingParams, prompt=(1, 2, 3)):
-    """The sampler's arrays when these requests draw their first tokens together."""
+    """Return the sampler's arrays for the first tokens of these requests."""
     engine = make_engine()
     for params in requests:
         engine.submit(list(prompt), params)
@@ -144,7 +144,7 @@ def test_penalties_include_prompt_and_output():
     name = engine.submit([1, 2, 3], greedy(4, ignore_eos=True, frequency_penalty=0.5))
     tokens = [1, 2, 3]
     for _ in range(4):
-        tokens.append(draw(state_of(tokens), None, 0, 0, tokens))
+        tokens.append(sample_token(state_of(tokens), None, 0, 0, tokens))
     assert run_all(engine)[name].token_ids == tokens[3:]
 
 

@@ -51,7 +51,7 @@ def sequence(seq_id: int, tokens: list[int], prompt: int = 0, **params) -> NewSe
 
 
 def two_sequences() -> SchedulerOutputs:
-    """Sequence 5 computes tokens 2..6 of 7 and draws nothing; sequence 9 finishes its prompt."""
+    """Sequence 5 computes tokens 2..6 of 7 and samples nothing; sequence 9 finishes its prompt."""
     return SchedulerOutputs(
         step_id=3,
         seq_ids=[5, 9],

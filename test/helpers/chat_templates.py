@@ -53,7 +53,7 @@ QWEN3 = (
 """
 )
 
-# Llama 3.1: the format is told in words, results have a role of their own.
+# Llama 3.1: the prompt describes the format; results have their own role.
 LLAMA3 = r"""
 {%- if not tools is defined %}{%- set tools = none %}{%- endif %}
 {%- for message in messages %}

@@ -1,5 +1,5 @@
-"""A model without weights for engine tests: the next token is a hash of the tokens that the model
-can see through its block table, so a wrong slot, block or length changes the output."""
+"""A model without weights for engine tests: the next token is a hash of the tokens in its block
+table, so a wrong slot, block or length changes the output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def state_of(tokens: Sequence[int] | NDArray[np.int64]) -> int:
     return zlib.crc32(np.asarray(tokens, dtype=np.int64).tobytes())
 
 
-def draw(state: int, seed: int | None, choice: int, position: int, history: Sequence[int]) -> int:
+def sample_token(
+    state: int, seed: int | None, choice: int, position: int, history: Sequence[int]
+) -> int:
     """The token behind `state`; greedy when seed is None.
 
     A request without a seed gets 64 random bits from the engine: its answer never ends by chance,
@@ -52,10 +54,10 @@ def expected_tokens(
     choice: int = 0,
     stops: Iterable[int] = (EOS,),
 ) -> list[int]:
-    """What the engine must produce, computed without one (seed None: greedy)."""
+    """The expected output (seed None: greedy)."""
     tokens = list(prompt)
     for _ in range(max_tokens):
-        token = draw(state_of(tokens), seed, choice, len(tokens), ())
+        token = sample_token(state_of(tokens), seed, choice, len(tokens), ())
         tokens.append(token)
         if token in stops:
             break
@@ -66,12 +68,12 @@ HIDDEN = 8
 
 
 def hidden_of(token: int) -> NDArray[np.float64]:
-    """The hidden state of a token, whatever is before it."""
+    """The hidden state of a token; independent of the context."""
     return np.sin((token + 1.0) * np.arange(1, HIDDEN + 1))
 
 
 class FakeAdapter(ModelAdapter):
-    """Checks every array that it is given; counts calls; `on_forward` may raise."""
+    """Checks its input arrays; counts calls; `on_forward` may raise."""
 
     max_len = MAX_MODEL_LEN
 
@@ -96,7 +98,7 @@ class FakeAdapter(ModelAdapter):
         self.last_sampling: SamplingMetadata | None = None
         self.last_attention: AttentionMetadata | None = None
         self._states: list[int] = []
-        self._drawn: list[int] = []
+        self._sampled: list[int] = []
 
     @classmethod
     def kv_bytes_per_token(cls, checkpoint: Any, options: AdapterOptions) -> int:
@@ -134,7 +136,7 @@ class FakeAdapter(ModelAdapter):
             blocks = tables[row, : -(-length // size)]
             assert blocks.min() >= 0
             seen = self.kv.reshape(-1, size)[blocks].reshape(-1)[:length]
-            assert seen.min() >= 0, "a slot was read that nobody wrote"
+            assert seen.min() >= 0, "a slot was read before it was written"
             self._states.append(state_of(seen))
         return ForwardOutput(len(marked), marked.astype(np.int32))
 
@@ -158,7 +160,7 @@ class FakeAdapter(ModelAdapter):
         if self.on_sample is not None:
             self.on_sample(sampling)
         self.last_sampling = sampling
-        self._drawn = []
+        self._sampled = []
         for index, row in enumerate(sampling.rows.tolist()):
             temperature = sampling.numbers.get("temperature")
             greedy = temperature is not None and temperature[index] == 0
@@ -168,13 +170,15 @@ class FakeAdapter(ModelAdapter):
             seed = int(sampling.seeds[index]) if sampling.seeds is not None else 0
             position = int(sampling.positions[index]) if sampling.positions is not None else 0
             choice = int(sampling.choices[index]) if sampling.choices is not None else 0
-            token = draw(self._states[row], None if greedy else seed, choice, position, history)
+            token = sample_token(
+                self._states[row], None if greedy else seed, choice, position, history
+            )
             tokens = ((token + k) % VOCAB for k in range(VOCAB))
             found = next((t for t in tokens if self._allowed(sampling, index, t)), None)
             if found is None:  # as the native sampler does
                 raise InvalidInputError(f"row {index} has no token left")
-            self._drawn.append(found)
-        return np.array(self._drawn, dtype=np.int32)
+            self._sampled.append(found)
+        return np.array(self._sampled, dtype=np.int32)
 
     @staticmethod
     def _allowed(sampling: SamplingMetadata, index: int, token: int) -> bool:
@@ -195,8 +199,8 @@ class FakeAdapter(ModelAdapter):
         if counts is None or counts[index] < 0:
             return None
         count = int(counts[index])
-        drawn = self._drawn[index]
-        ids = [(drawn + k) % VOCAB for k in range(count)]
+        sampled = self._sampled[index]
+        ids = [(sampled + k) % VOCAB for k in range(count)]
         return RowLogprobs(-0.5, 1, ids, [-0.5 - k for k in range(count)])
 
     def logits(self) -> NDArray[np.float32]:
@@ -234,10 +238,10 @@ class FakeAdapter(ModelAdapter):
         written = host_blocks if to_host else blocks
         assert len(set(written.tolist())) == len(blocks) == len(host_blocks)
         if to_host:
-            assert cache[blocks].min() >= 0, "a block was saved that nobody wrote"
+            assert cache[blocks].min() >= 0, "a block was saved before it was written"
             self.host[host_blocks] = cache[blocks]
         else:
-            assert self.host[host_blocks].min() >= 0, "a place was read that nobody wrote"
+            assert self.host[host_blocks].min() >= 0, "a host slot was read before it was written"
             cache[blocks] = self.host[host_blocks]
 
     def close(self) -> None:
@@ -277,7 +281,7 @@ def adapter_of(engine: LLMEngine) -> FakeAdapter:
 
 
 def run_all(engine: LLMEngine, max_steps: int = 100_000) -> dict[str, RequestOutput]:
-    """Step until nothing is left; the outputs by request id."""
+    """Step until all requests have finished; return the outputs by request id."""
     finished: dict[str, RequestOutput] = {}
     for _ in range(max_steps):
         if not engine.has_unfinished():

@@ -1,7 +1,7 @@
-"""What the core tests share: native objects in few words, and naive twins in NumPy.
+"""Native objects for the core tests, and references in NumPy.
 
 Everything computes in float64 from values that were rounded to the dtype first, so that a kernel
-may differ from its twin only by its own rounding.
+may differ from its reference only by its own rounding.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ class MockModel(Model):
         n = self.n_outputs
         return list((ctypes.c_int32 * n).from_address(self.output_ids_address)) if n else []
 
-    def draw(self, n_rows: int, **arrays: Any) -> list[int]:
+    def sample(self, n_rows: int, **arrays: Any) -> list[int]:
         """llaisysModelSample with these arrays; raises on a code."""
         sampling = LlaisysSamplingMetadata(n_rows=n_rows)
         kept = {

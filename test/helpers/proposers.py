@@ -1,4 +1,4 @@
-"""Sources of drafts that are as good or as bad as can be."""
+"""Proposers for tests: always right, always wrong, partly right."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llaisys.engine.speculative import Proposer
 
 
 class Fake(Proposer):
-    """Knows what each request is going to say (prompt and output by request id)."""
+    """Has the tokens of each request (prompt and output by request id)."""
 
     def __init__(self, truth: dict[str, list[int]], vocab_size: int) -> None:
         self.truth = truth
@@ -24,8 +24,8 @@ class Fake(Proposer):
         raise NotImplementedError
 
     def coming(self, request: Request, count: int) -> list[int]:
-        """What really follows, as far as it goes. Where steps are launched ahead, a request may be
-        one step behind its stop string before that is found."""
+        """The true continuation. With asynchronous scheduling a request may run one step past its
+        stop string."""
         tokens, known = self.truth[request.request_id], len(request.token_ids)
         said = request.token_ids[: len(tokens)]
         assert tokens[:known] == said, "the answer is not the one without drafts"
@@ -46,7 +46,7 @@ class AlwaysWrong(Fake):
 
 
 class SometimesRight(Fake):
-    """Right up to a place that differs each time."""
+    """Right up to a varying index."""
 
     def one(self, request: Request, count: int) -> Sequence[int]:
         tokens = self.coming(request, count)
@@ -54,7 +54,7 @@ class SometimesRight(Fake):
 
 
 class Garbage(Fake):
-    """Ids that the model does not have, also behind good ones."""
+    """Ids outside the vocabulary, also after valid ones."""
 
     def one(self, request: Request, count: int) -> Sequence[int]:
         odd = self.rng.choice([-1, self.vocab_size, 1 << 40, -(1 << 62)])

@@ -1,4 +1,4 @@
-"""A scheduler without an engine: requests in, plans out, and made-up results."""
+"""A scheduler without an engine, with fabricated results."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from llaisys.engine.scheduler import RequestScheduler
 def make_scheduler(
     blocks: int = 64,
     size: int = 4,
-    seats: int = 8,
+    max_num_seqs: int = 8,
     budget: int = 32,
     limit: int = 200,
     max_in_flight_tokens: int = 0,
     **other: Any,
 ) -> RequestScheduler:
-    config = SchedulerConfig(seats, budget, min_prefill_chunk=4)
+    config = SchedulerConfig(max_num_seqs, budget, min_prefill_chunk=4)
     return RequestScheduler(
         config, BlockManager(blocks, size, **other), limit, max_in_flight_tokens
     )

@@ -56,12 +56,12 @@ class ScriptedAdapter(FakeAdapter):
 
     def sample(self, sampling: SamplingMetadata) -> NDArray[np.int32]:
         self.last_sampling = sampling
-        self._drawn = []
+        self._sampled = []
         for index, row in enumerate(sampling.rows.tolist()):
             token = self._next(self.rows[row])
             tokens = [token, *range(3, self.vocab_size), self.eos]
-            self._drawn.append(next(t for t in tokens if self._allowed(sampling, index, t)))
-        return np.array(self._drawn, dtype=np.int32)
+            self._sampled.append(next(t for t in tokens if self._allowed(sampling, index, t)))
+        return np.array(self._sampled, dtype=np.int32)
 
     def _next(self, seen: Sequence[int]) -> int:
         text = self.tokenizer.decode(list(seen), skip_special_tokens=False)

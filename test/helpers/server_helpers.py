@@ -56,7 +56,7 @@ class Gate:
         self._hold("wait")
 
     def hold_in_prefill(self) -> None:
-        """Lets go, and returns when the engine stands still in the middle of a prompt again."""
+        """Release the engine and wait until it stops in the middle of a prompt again."""
         self._number += 1
         self._hold(f"prefill {self._number}")
 

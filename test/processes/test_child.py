@@ -1,4 +1,4 @@
-"""Child processes: they get their setup, answer, and never outlive their parent."""
+"""Child processes get their setup, reply, and exit with their parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a child is called sick and when it is given up, with a clock of the test's own."""
+"""The watchdog with a simulated clock: unhealthy and failed children."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def watch() -> Watchdog:
 
 
 def run(dog: Watchdog, since: float, until: float) -> None:
-    """The watcher runs, and ticks when it should."""
+    """Advance the clock with regular ticks."""
     ticks = round((until - since) / TICK)
     for number in range(ticks):
         dog.tick(since + (number + 1) * TICK)

@@ -1,7 +1,8 @@
-"""The fake model with steps ahead: a launched step runs as early or as late as it may.
+"""The fake model with asynchronous launches: a launched step runs at a random time before it is
+collected.
 
-It reads the arrays that it was given when it runs, so a worker that writes them before the step was
-collected changes the output.
+It reads its input arrays when it runs, so a worker that overwrites them too early changes the
+output.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Launched:
     error: Exception | None = None
 
 
-class LateAdapter(FakeAdapter):
+class AsyncAdapter(FakeAdapter):
     can_launch = True
 
     def __init__(self, options: AdapterOptions) -> None:
@@ -98,14 +99,14 @@ class LateAdapter(FakeAdapter):
         try:
             self._forward = ForwardOutput(0, np.zeros(0, np.int32))
             self._forward = super().forward(step, job.attention)
-            drawn = super().sample(job.sampling)
+            sampled = super().sample(job.sampling)
         except Exception as error:
             job.error = error
             return
-        job.tokens = drawn
-        job.logprobs = [super(LateAdapter, self).logprobs(i) for i in range(len(drawn))]
+        job.tokens = sampled
+        job.logprobs = [super(AsyncAdapter, self).logprobs(i) for i in range(len(sampled))]
         if job.sampling.seq_ids is not None:
-            for seq, token in zip(job.sampling.seq_ids.tolist(), drawn.tolist(), strict=True):
+            for seq, token in zip(job.sampling.seq_ids.tolist(), sampled.tolist(), strict=True):
                 if seq in self.histories:
                     self.histories[seq].append(token)
 
@@ -135,16 +136,16 @@ class LateAdapter(FakeAdapter):
         super().shift_slots(slots, deltas)
 
 
-def make_late_engine(order: int = 0, **settings: Any) -> LLMEngine:
-    """An engine that steps ahead; `order`: a seed for when the model runs its steps."""
-    engine = make_engine(**{"adapter_class": LateAdapter, "async_scheduling": "on", **settings})
+def make_async_engine(order: int = 0, **settings: Any) -> LLMEngine:
+    """Return an engine with asynchronous scheduling; `order`: seed of the times of its steps."""
+    engine = make_engine(**{"adapter_class": AsyncAdapter, "async_scheduling": "on", **settings})
     assert engine.core.is_async
-    adapter = late_adapter_of(engine)
+    adapter = async_adapter_of(engine)
     adapter.early.seed(order)
     return engine
 
 
-def late_adapter_of(engine: LLMEngine) -> LateAdapter:
+def async_adapter_of(engine: LLMEngine) -> AsyncAdapter:
     adapter = engine.core.executor.worker.adapter  # type: ignore[attr-defined]
-    assert isinstance(adapter, LateAdapter)
+    assert isinstance(adapter, AsyncAdapter)
     return adapter

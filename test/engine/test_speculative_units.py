@@ -121,7 +121,7 @@ def test_price_is_measured_from_steps():
 def test_unmeasured_batch_size_uses_the_nearest_price():
     costs = DraftCosts()
     costs.add_step(2, 0, 0.010)
-    assert costs.price(2) == costs.price(9) == 0.2  # nobody knows
+    assert costs.price(2) == costs.price(9) == 0.2  # not measured
     for _ in range(80):
         costs.add_step(2, 2, 0.012)  # 1 ms a draft
     costs.add_step(8, 0, 0.016)
@@ -177,12 +177,12 @@ def test_first_price_includes_catching_up():
     costs.add_catching_up(64.0)
     assert costs.first_price(2) > 1
     for _ in range(5000):
-        costs.add_step(2, 0, 0.010)  # believed less and less while nobody pays it
+        costs.add_step(2, 0, 0.010)  # decays without drafts
     assert costs.first_price(2) < 1
 
 
 class Ones(NgramProposer):
-    """One answer for everybody."""
+    """The same result for every request."""
 
     def propose(self, requests: Any, counts: Any) -> list[Any]:
         return [[1] * count for count in counts]
@@ -277,7 +277,7 @@ def test_the_option_is_checked_field_by_field():
             EngineConfig(speculative_config=bad)
 
 
-# ---- draws behind drafts -------------------------------------------------------------------------
+# ---- sampling after drafts -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

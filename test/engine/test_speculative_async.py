@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from async_fakes import AsyncAdapter, async_adapter_of, make_async_engine
 from draft_heads import head_tensors, write_head
 from engine_fakes import VOCAB, expected_tokens, greedy, make_config, run_all
-from late_fakes import LateAdapter, late_adapter_of, make_late_engine
 from model_files import tiny_config, write_hf_model
 from proposers import AlwaysRight, AlwaysWrong, Fake, NoIdea, SometimesRight
 from test_speculative import (
@@ -23,7 +23,7 @@ from test_speculative import (
     run,
     truth_of,
 )
-from test_speculative_parts import make_speculator, request_of
+from test_speculative_units import make_speculator, request_of
 
 from llaisys.common.request import Request
 from llaisys.common.types import SchedulerOutputs, StepOutput
@@ -33,7 +33,7 @@ from llaisys.engine.speculative.control import MAX_PAUSE
 from llaisys.engine.speculative.draft_model import HEAD_OBSERVED_STEPS
 from llaisys.engine.speculative.ngram import NgramProposer
 
-AHEAD: dict[str, Any] = {"async_scheduling": "on"}
+ASYNC: dict[str, Any] = {"async_scheduling": "on"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "fake": {"max_num_seqs": 48},
     "native": {**NATIVE, "max_num_seqs": 8, "max_num_batched_tokens": 11, "num_blocks": 24},
@@ -73,9 +73,9 @@ def test_drafts_with_async_scheduling_change_no_answer(
     name: str, proposer: type[Fake] | None, launched: list[SchedulerOutputs]
 ):
     plain_settings = SETTINGS[name]
-    settings = plain_settings | AHEAD
+    settings = plain_settings | ASYNC
     if name == "fake":
-        settings |= {"adapter_class": LateAdapter}
+        settings |= {"adapter_class": AsyncAdapter}
     drafts = 0
     for seed in range(2, 4):
         requests = random_requests(seed, VOCAB if name == "fake" else MOCK_VOCAB)
@@ -106,7 +106,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_draft_weights_follow_unobserved_steps(
     method: str, files: dict[str, Path], launched: list[SchedulerOutputs]
 ):
-    """Long answers, so that pauses become long enough for steps ahead; then short ones again."""
+    """Long answers, so that pauses allow asynchronous scheduling; then short ones."""
     settings = {"model": str(files["model"]), "adapter_class": None, "max_num_seqs": 4}
     drafts = {"method": method, "model": str(files["eagle"]), "num_speculative_tokens": 3}
     drafts["prompt_lookup_max"] = 64  # it is not the own tokens that draft
@@ -115,7 +115,7 @@ def test_draft_weights_follow_unobserved_steps(
     requests = [([1, 2, 3], greedy(150, ignore_eos=True), False)]
     requests += [([4 + i] * 5, greedy(9 + i, ignore_eos=True), False) for i in range(3)]
     plain = run(requests, settings)
-    drafted = run(requests, settings | AHEAD, speculative={**drafts, "disable_by_batch_size": 9})
+    drafted = run(requests, settings | ASYNC, speculative={**drafts, "disable_by_batch_size": 9})
     assert answers(drafted.outputs) == answers(plain.outputs)
     assert drafted.stats["worker_errors"] == 0
     assert drafted.stats["spec_decode_num_draft_tokens"] > 9
@@ -125,7 +125,7 @@ def test_draft_weights_follow_unobserved_steps(
 
 def test_draft_head_releases_sequences_of_unobserved_steps(files: dict[str, Path]):
     drafts = {"method": "eagle", "model": str(files["eagle"]), "disable_by_batch_size": 2}
-    settings = {"model": str(files["model"]), "adapter_class": None, **AHEAD}
+    settings = {"model": str(files["model"]), "adapter_class": None, **ASYNC}
     engine = LLMEngine(make_config(seed=7, speculative_config=drafts, **settings))
     for count in (1, 3, 1):  # seen, too many to be seen, seen
         for index in range(count):
@@ -147,11 +147,11 @@ def steps_of(engine: LLMEngine, prompt: list[int], count: int, proposer: Any) ->
     engine.submit(prompt, greedy(count, ignore_eos=True), "r")
     output = run_all(engine)["r"]
     assert output.token_ids == expected_tokens(prompt, count, stops=())
-    return engine.stats()["num_steps"], late_adapter_of(engine).num_launched
+    return engine.stats()["num_steps"], async_adapter_of(engine).num_launched
 
 
 def test_request_without_accepted_drafts_uses_async_scheduling():
-    engine = make_late_engine(speculative_config={})
+    engine = make_async_engine(speculative_config={})
     steps, launched = steps_of(engine, [1, 2, 3], 60, NgramProposer(2, 4))
     assert steps == launched == 60
 
@@ -159,10 +159,10 @@ def test_request_without_accepted_drafts_uses_async_scheduling():
 def test_steps_wait_for_drafts_while_accepted():
     prompt, drafts = [1, 2, 3], {"num_speculative_tokens": 4}
     truth = {"r": [*prompt, *expected_tokens(prompt, 60, stops=())]}
-    engine = make_late_engine(speculative_config=drafts)
+    engine = make_async_engine(speculative_config=drafts)
     steps, launched = steps_of(engine, prompt, 60, AlwaysRight(truth, VOCAB))
     assert launched == 1 and steps < 20  # the prompt's own
-    engine = make_late_engine(speculative_config=drafts)
+    engine = make_async_engine(speculative_config=drafts)
     steps, launched = steps_of(engine, prompt, 60, AlwaysWrong(truth, VOCAB))
     assert steps == 60 and 50 < launched < 60
 
@@ -170,22 +170,22 @@ def test_steps_wait_for_drafts_while_accepted():
 def test_step_with_drafts_is_launched_before_the_previous_result_is_returned():
     prompts = {"r": [1, 2, 3], "s": [7, 8]}
     truth = {n: [*p, *expected_tokens(p, 40, stops=())] for n, p in prompts.items()}
-    engine = make_late_engine(speculative_config={"num_speculative_tokens": 4})
+    engine = make_async_engine(speculative_config={"num_speculative_tokens": 4})
     engine.core.speculator.proposer = AlwaysRight(truth, VOCAB)
     engine.core.speculator.costs = NothingCosts()
     for name, prompt in prompts.items():
         engine.submit(prompt, greedy(40, ignore_eos=True), name, stream=True)
-    told: dict[str, list[int]] = {"r": [], "s": []}
+    received: dict[str, list[int]] = {"r": [], "s": []}
     while engine.has_unfinished():
         outputs = engine.step()
         for output in outputs:
-            told[output.request_id] += output.token_ids
+            received[output.request_id] += output.token_ids
         if "r" in engine._groups and any(len(output.token_ids) > 1 for output in outputs):
             (out,) = engine.core._in_flight
             assert set(out[0].draft_token_ids) == {0, 1}
             engine.cancel("r")  # the others do not notice
-    assert 1 < len(told["r"]) < 20 and told["r"] == truth["r"][3 : 3 + len(told["r"])]
-    assert told["s"] == truth["s"][2:]
+    assert 1 < len(received["r"]) < 20 and received["r"] == truth["r"][3 : 3 + len(received["r"])]
+    assert received["s"] == truth["s"][2:]
     engine.core.scheduler.check_integrity()
 
 

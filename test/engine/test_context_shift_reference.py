@@ -1,5 +1,5 @@
-"""Ten contexts of output of a real model, bit for bit what the C API gives for the same tokens when
-its sequence calls (seq_rm, seq_add) do the shifting: the two layouts share no bookkeeping."""
+"""Ten contexts of output of a real model are bitwise identical to the SLOT layout of the C API,
+where seq_rm and seq_add shift the context."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def open_llm(model: Path, **options: Any) -> LLM:
     return LLM(model=str(model), **{**defaults, **options})
 
 
-def slot_twin(
+def slot_reference(
     adapter: NativeAdapter, prompt: list[int], count: int, keep: int, seed: int | None
 ) -> tuple[list[int], list[float]]:
-    """Tokens and their log-probabilities by the calls of the C API's SLOT layout."""
-    native, drawn, logprobs = adapter.native, [], []
+    """Return tokens and logprobs of the SLOT layout of the C API."""
+    native, sampled, logprobs = adapter.native, [], []
     fresh, position = list(prompt), 0
     dropped = (CONTEXT - keep) // 2 // BLOCK * BLOCK
     for index in range(count):
@@ -71,10 +71,10 @@ def slot_twin(
         token = int(adapter.sample(sampling)[0])
         found = adapter.logprobs(0)
         assert found is not None
-        drawn.append(token)
+        sampled.append(token)
         logprobs.append(found.sampled)
         fresh = [token]
-    return drawn, logprobs
+    return sampled, logprobs
 
 
 def sampling_of(count: int, keep: int, seed: int | None) -> SamplingParams:
@@ -93,7 +93,7 @@ def test_ten_contexts_are_bitwise_identical_to_the_c_api(
     with opened(
         model, kv_cache_layout="slot", max_model_len=CONTEXT, kv_cache_dtype=kv_dtype, n_threads=1
     ) as adapter:
-        tokens, logprobs = slot_twin(adapter, PROMPT, COUNT, keep, seed)
+        tokens, logprobs = slot_reference(adapter, PROMPT, COUNT, keep, seed)
     with open_llm(model, kv_cache_dtype=kv_dtype) as llm:
         output = llm.generate(PROMPT, sampling_of(COUNT, keep, seed))[0].outputs[0]
     assert output.token_ids == tokens
