@@ -119,10 +119,10 @@ def test_a_lost_worker_ends_the_engine(monkeypatch):
     engine = make_engine()
     engine.submit([1, 2], greedy(3))
 
-    def lost(plan):
+    def lost(*_):
         raise WorkerLostError("worker rank 0 ended with status 9")
 
-    monkeypatch.setattr(engine.core.executor, "execute_step", lost)
+    monkeypatch.setattr(engine.core.executor, "sample_tokens", lost)
     with pytest.raises(WorkerLostError, match="status 9"):
         engine.step()
 

@@ -1,5 +1,5 @@
-"""Drafts where steps are launched ahead: steps without drafts are, those with drafts wait, and the
-answers are those of an engine that has neither."""
+"""Drafts with asynchronous scheduling: steps without drafts are queued, those with drafts wait, and
+the answers equal those of synchronous scheduling without drafts."""
 
 from __future__ import annotations
 
@@ -47,16 +47,17 @@ HEAD_CONFIG = tiny_config(
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[SchedulerOutputs]:
-    """The plans that were launched ahead."""
+    """The plans that were queued behind another step."""
     found: list[SchedulerOutputs] = []
     launch = EngineCore._launch
 
-    def noted(core: EngineCore, plan: SchedulerOutputs, start: float) -> None:
-        assert not plan.draft_token_ids
-        found.append(plan)
-        launch(core, plan, start)
+    def record(core: EngineCore, plan: SchedulerOutputs, start: float, queued: bool) -> bool:
+        if queued:
+            assert not plan.draft_token_ids
+            found.append(plan)
+        return launch(core, plan, start, queued)
 
-    monkeypatch.setattr(EngineCore, "_launch", noted)
+    monkeypatch.setattr(EngineCore, "_launch", record)
     return found
 
 
@@ -181,8 +182,8 @@ def test_step_with_drafts_is_launched_before_the_previous_result_is_returned():
         for output in outputs:
             received[output.request_id] += output.token_ids
         if "r" in engine._groups and any(len(output.token_ids) > 1 for output in outputs):
-            (out,) = engine.core._in_flight
-            assert set(out[0].draft_token_ids) == {0, 1}
+            (launched,) = engine.core._in_flight
+            assert set(launched.plan.draft_token_ids) == {0, 1}
             engine.cancel("r")  # the others do not notice
     assert 1 < len(received["r"]) < 20 and received["r"] == truth["r"][3 : 3 + len(received["r"])]
     assert received["s"] == truth["s"][2:]

@@ -100,7 +100,8 @@ def test_remote_worker_samples_the_same_tokens(prompts, num_blocks):
     core.add_requests(requests)
     while core.has_unfinished():
         plan = decode_plan(encode_plan(core.scheduler.schedule()))
-        output = core.executor.execute_step(plan)
+        core.executor.execute_model(plan)
+        output = core.executor.sample_tokens(plan.step_id)
         core.scheduler.update_from_output(decode_output(encode_output(output)))
     for request in requests:
         assert request.output_token_ids == expected_tokens(request.prompt_token_ids, 10)

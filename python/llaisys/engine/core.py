@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from heapq import heapify, heappop, heappush
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.request import Request, RequestStatus
-from llaisys.common.types import SchedulerOutputs, StepOutput, StepRecord, TokenUpdate
+from llaisys.common.types import SchedulerOutputs, StepRecord, TokenUpdate
 from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.context_window import context_length
 from llaisys.engine.executor import Executor, WorkerLostError
 from llaisys.engine.scheduler import RequestScheduler
 from llaisys.engine.speculative import SpeculativeStats, make_speculator
-from llaisys.engine.structured.requests import StructuredRequests
+from llaisys.engine.structured.requests import MaskFuture, StructuredRequests
 
 logger = logging.getLogger("llaisys.engine")
 
@@ -34,6 +34,13 @@ MAX_IN_FLIGHT = 2  # steps: one runs, one is queued
 AUTO_ASYNC_DEVICES = frozenset({"cuda"})
 
 T = TypeVar("T")
+
+
+class _LaunchedStep(NamedTuple):
+    plan: SchedulerOutputs
+    start: float  # time.perf_counter() before it was scheduled
+    queued: bool  # another step may be launched before it is collected
+    masks: MaskFuture | None  # of structured output
 
 
 class EngineCore:
@@ -61,7 +68,7 @@ class EngineCore:
         self.structured = StructuredRequests(self.model_info, config.scheduler.max_num_seqs)
         self.is_async = self._can_schedule_async(config)
         self.scheduler.builder.max_in_flight_tokens = int(self.is_async)
-        self._in_flight: deque[tuple[SchedulerOutputs, float]] = deque()  # with start times
+        self._in_flight: deque[_LaunchedStep] = deque()
         self._last_collected = 0.0
         self.steps: deque[StepRecord] = deque(maxlen=STEP_HISTORY)  # latest
         self.num_steps = 0
@@ -86,22 +93,29 @@ class EngineCore:
         return False
 
     def step(self) -> list[TokenUpdate]:
-        """Schedule, execute, apply; with asynchronous scheduling: schedule and launch, then apply
-        the oldest step in flight. A failed step ends its requests only. WorkerLostError: no step
-        can follow."""
+        """Schedule and launch, then collect and apply the oldest step in flight; with asynchronous
+        scheduling one more step stays in flight. A failed step ends its requests only.
+        WorkerLostError: no step can follow."""
         if self._undelivered:
             updates, self._undelivered = self._undelivered, []
             return updates
         ended = self._end_timed_out()
         if ended:
             return self._checked(ended)
-        if self.is_async:
-            return self._checked(self._step_async())
-        start = time.perf_counter()
-        if self.speculator is not None:
-            self.speculator.propose(self.scheduler.running)
-        plan = self._schedule()
-        return [] if plan is None else self._checked(self._run_sync(plan, start))
+        return self._checked(self._launch_and_collect())
+
+    def _launch_and_collect(self) -> list[TokenUpdate]:
+        """Launch up to the limit, then collect the oldest step. Behind a step with drafts, which is
+        in flight alone, the next one is launched before the result is returned."""
+        ended = self._launch_steps()
+        if ended or not self._in_flight:
+            return ended
+        has_drafts = bool(self._in_flight[0].plan.draft_token_ids)
+        updates = self._collect_oldest()
+        if self.is_async and has_drafts:
+            with self._deliver_if_interrupted(updates):
+                updates += self._launch_steps()
+        return updates
 
     def _schedule(self) -> SchedulerOutputs | None:
         """Return the next plan; None when no request can run."""
@@ -112,21 +126,6 @@ class EngineCore:
         if self.scheduler.has_unfinished() and not self._in_flight:
             raise RuntimeError(f"nothing can be scheduled: {self.scheduler.stats()}")
         return None
-
-    def _run_sync(self, plan: SchedulerOutputs, start: float) -> list[TokenUpdate]:
-        """Execute a step and wait for its result."""
-
-        def execute() -> StepOutput:
-            masks = self.structured.request_masks(plan)
-            args = (plan,) if masks is None else (plan, masks.result)
-            return self.executor.execute_step(*args)
-
-        output, failed = self._guarded(plan, execute)
-        if output is None:
-            return failed
-        if self.speculator is not None:
-            self.speculator.observe(plan, output, time.perf_counter() - start)
-        return self._apply(plan, output, start)
 
     def _guarded(
         self, plan: SchedulerOutputs, run: Callable[[], T]
@@ -146,50 +145,26 @@ class EngineCore:
             )
             raise
 
-    def _apply(self, plan: SchedulerOutputs, output: StepOutput, start: float) -> list[TokenUpdate]:
-        self.failed_steps = 0
-        updates = self.scheduler.update_from_output(output)
-        self._record(plan, time.perf_counter() - start)
-        return updates
-
-    # ---- asynchronous scheduling ---------------------------------------------------------------
-
-    def _step_async(self) -> list[TokenUpdate]:
-        """Launch until two steps are in flight, then collect the older one. A step with drafts is
-        in flight alone: the next step is launched before its result is returned."""
-        ended = self._launch_steps()
-        if ended or not self._in_flight:
-            return ended
-        has_drafts = bool(self._in_flight[0][0].draft_token_ids)
-        updates = self._collect_oldest()
-        if has_drafts:
-            with self._deliver_if_interrupted(updates):
-                updates += self._launch_steps()
-        return updates
+    # ---- launch and collect --------------------------------------------------------------------
 
     def _launch_steps(self) -> list[TokenUpdate]:
-        """Launch steps up to MAX_IN_FLIGHT. A step that needs sync runs alone, and so does one with
-        drafts, which are proposed when nothing is in flight. Returns the updates of steps that
-        failed or needed sync."""
+        """Launch steps up to the limit. Drafts are proposed when nothing is in flight, and nothing
+        is launched behind them. Returns the updates of steps that failed or needed sync."""
         running, speculator = self.scheduler.running, self.speculator
-        while len(self._in_flight) < MAX_IN_FLIGHT:
+        while len(self._in_flight) < (MAX_IN_FLIGHT if self.is_async else 1):
             start = time.perf_counter()
             if speculator is not None:
                 if not self._in_flight:
                     speculator.propose(running)
-                elif self._in_flight[-1][0].draft_token_ids or speculator.should_wait(running):
+                elif self._in_flight[-1].plan.draft_token_ids or speculator.should_wait(running):
                     break
             plan = self._schedule()
             if plan is None:
                 break
-            if self._needs_sync(plan):
-                updates, failed = self._guarded(plan, self._collect_all)
-                if updates is None:
-                    return failed
-                with self._deliver_if_interrupted(updates):
-                    return updates + self._run_sync(plan, max(start, self._last_collected))
-            launch = self._launch_drafts if plan.draft_token_ids else self._launch
-            _, failed = self._guarded(plan, partial(launch, plan, start))
+            if self.is_async and self._needs_sync(plan):
+                return self._run_alone(plan, start)
+            queued = self.is_async and not plan.draft_token_ids
+            _, failed = self._guarded(plan, partial(self._launch, plan, start, queued))
             if failed:
                 return failed
         return []
@@ -202,31 +177,42 @@ class EngineCore:
             return bool(self._in_flight)
         return self.speculator is not None and self.speculator.needs_sync(plan)
 
-    def _launch(self, plan: SchedulerOutputs, start: float) -> None:
-        self.executor.launch_step(plan)
-        self.scheduler.note_launched(plan)
-        self._in_flight.append((plan, start))
+    def _run_alone(self, plan: SchedulerOutputs, start: float) -> list[TokenUpdate]:
+        """Collect all steps in flight, then launch and collect this one."""
+        updates, failed = self._guarded(plan, self._collect_all)
+        if updates is None:
+            return failed
+        with self._deliver_if_interrupted(updates):
+            start = max(start, self._last_collected)
+            is_launched, failed = self._guarded(plan, partial(self._launch, plan, start, False))
+            return updates + (self._collect_oldest() if is_launched else failed)
 
-    def _launch_drafts(self, plan: SchedulerOutputs, start: float) -> None:
-        """Launch a step with drafts; its tokens are sampled when it is collected."""
-        self.executor.execute_model(plan)
-        self.scheduler.note_launched(plan)
-        self._in_flight.append((plan, start))
+    def _launch(self, plan: SchedulerOutputs, start: float, queued: bool) -> bool:
+        """`queued`: another step may be launched before this one is collected."""
+        masks = self.structured.request_masks(plan)
+        self.executor.execute_model(plan, queued)
+        if self.is_async:
+            self.scheduler.note_launched(plan)
+        self._in_flight.append(_LaunchedStep(plan, start, queued, masks))
+        return True
 
     def _collect_oldest(self) -> list[TokenUpdate]:
-        plan, start = self._in_flight.popleft()
-        has_drafts = bool(plan.draft_token_ids)
-        finish = partial(self.executor.finish_step, plan.step_id)
-        output, failed = self._guarded(plan, self.executor.sample_tokens if has_drafts else finish)
+        launched = self._in_flight.popleft()
+        plan = launched.plan
+        masks = None if launched.masks is None else launched.masks.result
+        collect = partial(self.executor.sample_tokens, plan.step_id, masks)
+        output, failed = self._guarded(plan, collect)
         if output is None:
             return failed
         # The time of a queued step counts from the end of the step before it.
-        is_timed = has_drafts or start < self._last_collected
-        start = max(start, self._last_collected)
+        is_timed = not launched.queued or launched.start < self._last_collected
+        start = max(launched.start, self._last_collected)
         if self.speculator is not None:
             took = time.perf_counter() - start if is_timed else None
             self.speculator.observe(plan, output, took)
-        updates = self._apply(plan, output, start)
+        self.failed_steps = 0
+        updates = self.scheduler.update_from_output(output)
+        self._record(plan, time.perf_counter() - start)
         self._last_collected = time.perf_counter()
         return updates
 

@@ -42,14 +42,14 @@ class ExecutorStats:
 
 
 class Executor(ABC):
-    """One step = one call of `execute_step`; `execute_model` and `sample_tokens` are its two halves
-    under the seeds' names."""
+    """A step is launched by `execute_model` and collected by `sample_tokens`."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.stats = ExecutorStats()
         self.model_info: ModelInfo
         self._closed = False
+        self._plan: SchedulerOutputs | None = None  # launched, not sent to the ranks
         self._init_executor()
 
     _kinds: ClassVar[dict[str, type[Executor]]] = {}  # by backend
@@ -147,39 +147,27 @@ class Executor(ABC):
     def shutdown(self) -> None:
         """Close every worker; idempotent."""
 
-    def execute_step(
-        self, plan: SchedulerOutputs, masks: Callable[[], TokenMasks] | None = None
+    @property
+    def can_launch(self) -> bool:
+        """Whether `execute_model` supports `queued`."""
+        return False
+
+    def execute_model(self, outputs: SchedulerOutputs, queued: bool = False) -> None:
+        """Launch a step; `sample_tokens` must follow. Here the ranks get it with `sample_tokens`,
+        as one call; a single rank without a timeout starts it at once. `queued`: see Worker."""
+        self._plan = outputs
+
+    def sample_tokens(
+        self, step_id: int | None = None, masks: Callable[[], TokenMasks] | None = None
     ) -> StepOutput:
-        """Run a step on every rank; return the driver rank's result. `masks`: returns the masks of
-        structured output, the same for every rank; it may wait."""
+        """Collect a launched step, or the oldest one; return the driver rank's result. `masks`:
+        returns the masks of structured output, the same for every rank; it may wait."""
+        plan, self._plan = self._plan, None
+        if plan is None:
+            raise RuntimeError("sample_tokens without execute_model")
         args = (plan,) if masks is None else (plan, masks)
         output: StepOutput = self.collective_rpc("execute_step", self.config.step_timeout, args)[0]
         self.stats.steps += 1
-        return output
-
-    @property
-    def can_launch(self) -> bool:
-        """Whether `launch_step` and `finish_step` are supported."""
-        return False
-
-    def launch_step(self, plan: SchedulerOutputs) -> None:
-        """Launch a step; see `Worker.launch_step`."""
-        self.collective_rpc("launch_step", args=(plan,))
-
-    def finish_step(self, step_id: int) -> StepOutput:
-        """Wait for the result of a launched step."""
-        output: StepOutput = self.collective_rpc("finish_step", args=(step_id,))[0]
-        self.stats.steps += 1
-        return output
-
-    def execute_model(self, outputs: SchedulerOutputs) -> None:
-        """Start the forward pass of a step on every rank; `sample_tokens` must follow."""
-        self.collective_rpc("execute_model", self.config.step_timeout, (outputs,))
-        self.stats.steps += 1
-
-    def sample_tokens(self) -> StepOutput:
-        """Sample the step of `execute_model`; return the driver rank's result."""
-        output: StepOutput = self.collective_rpc("sample_tokens", self.config.step_timeout)[0]
         return output
 
     def profile(self, reset: bool = False) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from llaisys.engine.worker import Worker
 logger = logging.getLogger("llaisys.engine")
 
 METHODS = {
-    "init_device", "open_model", "load_model", "warmup", "execute_step", "execute_model",
-    "sample_tokens", "profile", "gpu_usage", "check_health",
+    "init_device", "open_model", "load_model", "warmup", "execute_step", "profile", "gpu_usage",
+    "check_health",
 }  # fmt: skip
 
 

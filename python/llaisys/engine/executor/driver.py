@@ -101,8 +101,7 @@ class DriverExecutor(Executor):
             error = failure
             if not isinstance(failure, InvalidInputError):
                 self.worker.close()  # leaves the group: waiting ranks return
-        is_step = method in ("execute_step", "execute_model", "sample_tokens")
-        deadline = time.monotonic() + REPLY_TIMEOUT if is_step else None
+        deadline = time.monotonic() + REPLY_TIMEOUT if method == "execute_step" else None
         answers = [child.receive(self._serial, deadline) for child in self._children]
         self._check(method, error, answers)
         if method == "open_model":

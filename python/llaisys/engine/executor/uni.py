@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, Future
 from concurrent.futures import wait as wait_for
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.step import TokenMasks
+from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.engine.executor.base import (
     Executor,
     ExecutorTimeoutError,
@@ -57,9 +60,28 @@ class UniProcExecutor(Executor, backend="uni"):
         return method, parallel.rank, parallel.local_rank
 
     @property
+    def _is_direct(self) -> bool:
+        """Whether there is one rank, called in the caller's thread."""
+        return len(self._ranks) == 1 and self.config.step_timeout is None
+
+    @property
     def can_launch(self) -> bool:
-        """Whether there is one rank, called in the caller's thread without a timeout."""
-        return len(self._ranks) == 1 and self.config.step_timeout is None and self.worker.can_launch
+        return self._is_direct and self.worker.can_launch
+
+    def execute_model(self, outputs: SchedulerOutputs, queued: bool = False) -> None:
+        if self._is_direct:
+            self.collective_rpc("execute_model", args=(outputs, queued))
+        else:
+            super().execute_model(outputs, queued)
+
+    def sample_tokens(
+        self, step_id: int | None = None, masks: Callable[[], TokenMasks] | None = None
+    ) -> StepOutput:
+        if not self._is_direct:
+            return super().sample_tokens(step_id, masks)
+        output: StepOutput = self.collective_rpc("sample_tokens", args=(step_id, masks))[0]
+        self.stats.steps += 1
+        return output
 
     def _call(
         self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -1,19 +1,21 @@
 """Steps in flight: launched, result not collected.
 
-The token that a sequence samples in a step in flight is unknown on the host. Its row of the input
-batch holds -1-j there, j being the row of the sampling batch; the model replaces it in the next
-step. Nothing else of the next step may depend on the token.
+A step is sampled by the device, or on collection. In the first case the next step may be launched
+before the sampled tokens are known on the host: the row of a sequence in the input batch holds -1-j
+there, j being the row of the sampling batch, and the model replaces it. Nothing else of the next
+step may depend on the token.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from llaisys.common.step import ForwardOutput
 from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.engine.worker.input_batch import InputBatch
 from llaisys.engine.worker.sampler import token_logprobs
@@ -27,12 +29,13 @@ class InFlightStep:
 
     plan: SchedulerOutputs
     step: PreparedStep
-    ticket: int
-    seq_ids: list[int]  # that sample
-    generations: NDArray[np.int64]  # of their rows
-    num_released: int  # rows of the input batch, in all, at the launch
-    logprob_rows: list[int]  # indices of the sequences that request logprobs
-    arrays: tuple[Any, ...]  # read by the model until the step is collected
+    forward: ForwardOutput | None = None  # None: the device samples; then the fields below are set
+    ticket: int = -1
+    seq_ids: list[int] = field(default_factory=list)  # that sample
+    generations: NDArray[np.int64] | None = None  # of their rows
+    num_released: int = 0  # rows of the input batch, in all, at the launch
+    logprob_rows: list[int] = field(default_factory=list)  # of sequences that request logprobs
+    arrays: tuple[Any, ...] = ()  # read by the model until the step is collected
 
     def output(self, tokens: list[int], adapter: ModelAdapter) -> StepOutput:
         """Return the step output; `adapter` has just collected `tokens`."""
@@ -72,18 +75,20 @@ class InFlightSteps:
         return len(self._steps)
 
     def add(self, launched: InFlightStep) -> None:
-        """Add a step and mark its tokens as unknown."""
+        """Add a step; mark its tokens as unknown if the device samples them."""
         self._steps.append(launched)
+        if launched.forward is not None:
+            return
         sampling = launched.step.sampling
         self._batch.tokens[sampling.rows, sampling.ends] = -1 - np.arange(len(sampling.rows))
 
-    def take(self, step_id: int) -> InFlightStep:
-        """Remove and return a step; earlier steps are discarded."""
+    def take(self, step_id: int | None = None) -> InFlightStep:
+        """Remove and return a step, or the oldest one; earlier steps are discarded."""
         while self._steps:
             self._last = self._steps.popleft()
-            if self._last.plan.step_id == step_id:
+            if step_id is None or self._last.plan.step_id == step_id:
                 return self._last
-        raise RuntimeError(f"step {step_id} is not in flight")
+        raise RuntimeError(f"step {step_id} is not in flight: sample_tokens without execute_model")
 
     def pop(self) -> InFlightStep | None:
         """Remove and return the step launched last, if any."""

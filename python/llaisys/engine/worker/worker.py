@@ -75,7 +75,6 @@ class Worker:
         self._drafter: Drafter | None = None  # of the driver rank
         self._in_flight: InFlightSteps
         self._spare_buffers: StepBuffers  # a step in flight uses the others
-        self._pending: tuple[SchedulerOutputs, PreparedStep, ForwardOutput] | None = None
         self._gpu_monitor: GpuMonitor | None = None
         self._timers = StageTimers()
 
@@ -172,7 +171,6 @@ class Worker:
         adapter, self.adapter = self.adapter, None
         opened, self._opened = self._opened, None
         drafter, self._drafter = self._drafter, None
-        self._pending = None
         for part in (opened, adapter, drafter):
             if part is not None:
                 part.close()
@@ -195,39 +193,44 @@ class Worker:
     def execute_step(
         self, plan: SchedulerOutputs, masks: Callable[[], TokenMasks] | None = None
     ) -> StepOutput:
-        """Run all five stages. A step that raises leaves only the rows of its new sequences, which
-        the scheduler releases. `masks`: returns the masks of structured output; called after the
-        forward pass."""
-        computed = self._compute_step(plan)
-        return self._sample_step(plan, *computed, None if masks is None else masks())
+        """Run all five stages: `execute_model`, then `sample_tokens`."""
+        self.execute_model(plan)
+        return self.sample_tokens(plan.step_id, masks)
 
-    def execute_model(self, plan: SchedulerOutputs) -> None:
-        """Run the first three stages; a device may still compute. `sample_tokens` must follow."""
-        self._pending = None
-        self._pending = (plan, *self._compute_step(plan))
+    def execute_model(self, plan: SchedulerOutputs, queued: bool = False) -> None:
+        """Launch a step; `sample_tokens` collects it. A device may still compute on return. A step
+        that raises leaves only the rows of its new sequences, which the scheduler releases.
 
-    def sample_tokens(self) -> StepOutput:
-        """Run the last two stages of the step of `execute_model`."""
-        if self._pending is None:
-            raise RuntimeError("sample_tokens without execute_model")
-        pending, self._pending = self._pending, None
-        return self._sample_step(*pending)
+        `queued`: the device also samples, so that the next step can be launched before this one is
+        collected. Needs `can_launch` and a plan without drafts that does not need sync; at most one
+        other step may be in flight."""
+        if queued:
+            self._buffers, self._spare_buffers = self._spare_buffers, self._buffers
+            self._sampling.set_masks(None, self._batch.row_of)
+            with self._timers["prepare_step_inputs"]:
+                step = self.prepare_step_inputs(plan)
+            self._in_flight.add(self._launch(plan, step))
+            if self._drafter is not None:
+                self._drafter.skip(plan)
+        else:
+            self._in_flight.add(InFlightStep(plan, *self._compute_step(plan)))
+        self._timers.num_steps += 1
+
+    def sample_tokens(
+        self, step_id: int | None = None, masks: Callable[[], TokenMasks] | None = None
+    ) -> StepOutput:
+        """Wait for a launched step, sample it unless the device has, and return its output.
+        `step_id`: earlier steps are discarded; None: the oldest one. `masks`: returns the masks of
+        structured output; called after the forward pass."""
+        launched = self._in_flight.take(step_id)
+        if launched.forward is None:
+            return self._collect(launched)
+        found = None if masks is None else masks()
+        return self._sample_step(launched.plan, launched.step, launched.forward, found)
 
     @property
     def can_launch(self) -> bool:
         return self._open_adapter().can_launch
-
-    def launch_step(self, plan: SchedulerOutputs) -> None:
-        """Launch a step without waiting; at most one other step may be in flight. Only for plans
-        that do not need sync, without drafts. Fails as `execute_step` does."""
-        self._buffers, self._spare_buffers = self._spare_buffers, self._buffers
-        self._sampling.set_masks(None, self._batch.row_of)
-        with self._timers["prepare_step_inputs"]:
-            step = self.prepare_step_inputs(plan)
-        self._in_flight.add(self._launch(plan, step))
-        if self._drafter is not None:
-            self._drafter.skip(plan)
-        self._timers.num_steps += 1
 
     def _launch(self, plan: SchedulerOutputs, step: PreparedStep) -> InFlightStep:
         with self._timers["build_attention_metadata"]:
@@ -246,9 +249,9 @@ class Worker:
             arrays=(attention, sampling),
         )
 
-    def finish_step(self, step_id: int) -> StepOutput:
-        """Wait for a launched step and return its output; earlier steps are discarded."""
-        launched = self._in_flight.take(step_id)
+    def _collect(self, launched: InFlightStep) -> StepOutput:
+        """Return the output of a step that the device samples."""
+        step_id = launched.plan.step_id
         if not launched.plan.batch_size:  # no sequence was left when it was relaunched
             return StepOutput(step_id, {})
         adapter = self._open_adapter()
@@ -306,9 +309,7 @@ class Worker:
         with self._timers["build_attention_metadata"]:
             attention = self.build_attention_metadata(step)
         with self._timers["run_model_forward"]:
-            forward = self.run_model_forward(step, attention)
-        self._timers.num_steps += 1
-        return step, forward
+            return step, self.run_model_forward(step, attention)
 
     def _compute_verification(self, plan: SchedulerOutputs) -> tuple[PreparedStep, ForwardOutput]:
         with self._timers["prepare_step_inputs"]:
@@ -316,7 +317,6 @@ class Worker:
             step, attention = self._verification.fill(plan)
         with self._timers["run_model_forward"]:
             forward = self.run_model_forward(step, attention)
-        self._timers.num_steps += 1
         return self._verification.prepared(plan, step), forward
 
     def _sample_step(
