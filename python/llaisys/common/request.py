@@ -95,9 +95,7 @@ class Request:
     bad_words: tuple[tuple[int, ...], ...] = ()  # banned token sequences
     # With a thinking_budget: the start marker of reasoning (-1: none), then the end marker.
     thinking: tuple[int, ...] = ()
-    constrain_after: int = (
-        -1
-    )  # structured_outputs hold behind this token, the end of reasoning; -1: now
+    constrain_after: int = -1  # token after which the grammar applies; -1: from the start
     cache_salt: str = ""  # prefixes are shared only between equal salts
     owner: str = ""  # hash of the API key; see FairQueue
     job: str = ""  # the client call of the request; see FairQueue

@@ -159,9 +159,7 @@ class TokenUpdate(Struct, gc=False):
     error: str | None = None
     prompt_logprobs: PromptLogprobs | None = None
     pooled: bytes | None = None  # f32 [hidden size]
-    num_computed_prompt_tokens: int = (
-        0  # tokens of the prompt, of a request that tells its progress
-    )
+    num_computed_prompt_tokens: int = 0  # with reports_progress
     num_host_cached_tokens: int = 0  # of the cached tokens
 
     @classmethod

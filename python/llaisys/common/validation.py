@@ -139,11 +139,11 @@ def check_strings(name: str, value: Any, max_count: int, max_chars: int) -> tupl
     if not isinstance(items, (list, tuple, set, frozenset)):
         raise invalid_value(name, value, "a string or a list of strings")
     check_count(name, len(items), max_count, "strings")
-    for index, item in enumerate(items):
-        check_string(f"{name}[{index}]", item)
+    for i, item in enumerate(items):
+        check_string(f"{name}[{i}]", item)
         if not item:
-            raise invalid_count(f"{name}[{index}]", 0, "characters", "at least 1")
-        check_count(f"{name}[{index}]", len(item), max_chars, "characters")
+            raise invalid_count(f"{name}[{i}]", 0, "characters", "at least 1")
+        check_count(f"{name}[{i}]", len(item), max_chars, "characters")
     return tuple(dict.fromkeys(items))
 
 

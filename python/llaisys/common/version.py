@@ -1,3 +1,3 @@
-"""The one place that knows the version; the build reads it from here."""
+"""The version; the build reads it from here."""
 
 __version__ = "0.1.0"

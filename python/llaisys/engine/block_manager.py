@@ -384,9 +384,9 @@ class BlockManager:
         block, _ = self._cached.popitem(last=False)
         node = self._node_of[block]
         assert node is not None
-        displaced = self.host.save(node)
-        if displaced is not None:
-            self._nodes.drop(displaced)
+        evicted = self.host.save(node)
+        if evicted is not None:
+            self._nodes.drop(evicted)
         self._drop_node(block)
         self.stats.evictions += 1
         return block

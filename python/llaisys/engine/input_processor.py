@@ -205,7 +205,7 @@ class InputProcessor:
 
     @property
     def limits_reasoning(self) -> bool:
-        """Whether a thinking_budget can be kept: the end of reasoning is a token of the model."""
+        """Whether thinking_budget is supported: the end marker of reasoning is one token."""
         end = None if self.tokenizer is None else self.tokenizer.token_id(self.reasoning_markers[1])
         return end is not None and end < self.info.vocab_size
 

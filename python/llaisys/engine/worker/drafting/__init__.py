@@ -1,4 +1,4 @@
-"""What guesses tokens beside the model: a model or a head, with a KV cache of its own."""
+"""Draft models and draft heads, with their own KV caches."""
 
 from llaisys.engine.worker.drafting.drafter import Drafter
 from llaisys.engine.worker.drafting.loading import load_drafter
