@@ -75,7 +75,7 @@ def test_row_pointers_point_into_one_matrix(model: MockModel) -> None:
 def test_pointers_and_values_are_stable_until_the_next_step(model: MockModel) -> None:
     before = model.run(TOKENS, marks=[1] * 8)
     pointers = (model.logits_address, model.output_ids_address)
-    model.sample(8, temperature=[0.7] * 8, n_logprobs=[3] * 8)
+    model.sample_rows(8, temperature=[0.7] * 8, n_logprobs=[3] * 8)
     model.kv_stats()
     model.kv_dump()
     model.kv_seq_cp(5, 0, -1, -1)

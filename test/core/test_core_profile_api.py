@@ -19,7 +19,7 @@ def test_every_stage_is_counted_and_no_moment_twice() -> None:
         assert all(getattr(model.profile(), stage).count == 0 for stage in STAGES)
         start = time.perf_counter()
         model.run(TOKENS)
-        model.sample(0)
+        model.sample_rows(0)
         elapsed = time.perf_counter() - start
         profile = model.profile()
         assert (profile.prepare.count, profile.sample.count) == (1, 1)

@@ -39,16 +39,16 @@ def history(model: MockModel, call: str, seq: int, tokens: list[int]) -> None:
 def test_greedy_is_the_argmax_and_rows_may_repeat(model: MockModel) -> None:
     best = model.logits().argmax(1).tolist()
     zero = [0.0] * N
-    assert model.sample(N, temperature=zero) == best
+    assert model.sample_rows(N, temperature=zero) == best
     rows = [4, 0, 0, 2]
-    assert model.sample(4, rows=rows, temperature=zero[:4]) == [best[r] for r in rows]
-    assert model.sample(0) == []
-    assert model.sample(N, top_k=[1] * N) == best
+    assert model.sample_rows(4, rows=rows, temperature=zero[:4]) == [best[r] for r in rows]
+    assert model.sample_rows(0) == []
+    assert model.sample_rows(N, top_k=[1] * N) == best
 
 
 def test_a_draw_is_a_function_of_seed_choice_and_position(model: MockModel) -> None:
     def draw(seed: int, position: int, choice: int, row: int = 0) -> int:
-        return model.sample(
+        return model.sample_rows(
             1, rows=[row], seeds=[seed], positions=[position], choices=[choice], temperature=[3.0]
         )[0]
 
@@ -56,7 +56,7 @@ def test_a_draw_is_a_function_of_seed_choice_and_position(model: MockModel) -> N
     first = [draw(*key) for key in keys]
     assert [draw(*key) for key in keys] == first
     assert len(set(first)) > 5
-    together = model.sample(
+    together = model.sample_rows(
         len(keys), rows=[0] * len(keys), seeds=[k[0] for k in keys],
         positions=[k[1] for k in keys], choices=[k[2] for k in keys],
         temperature=[3.0] * len(keys),
@@ -69,7 +69,7 @@ def test_draws_follow_the_probabilities(model: MockModel) -> None:
     logits = model.logits()[0].astype(np.float64) / 4.0
     expected = np.exp(logits - logits.max())
     expected /= expected.sum()
-    drawn = model.sample(
+    drawn = model.sample_rows(
         n, rows=[0] * n, temperature=[4.0] * n, seeds=np.arange(n), positions=[7] * n
     )
     counts = np.bincount(drawn, minlength=model.shape.voc)
@@ -84,17 +84,17 @@ def test_masks_and_bias(model: MockModel) -> None:
         masks[mask, token // 32] |= np.uint32(1 << (token % 32))
     logits = model.logits()
     zero = [0.0] * N
-    got = model.sample(N, temperature=zero, mask_rows=[0, 1, -1, 0, 1], masks=masks)
+    got = model.sample_rows(N, temperature=zero, mask_rows=[0, 1, -1, 0, 1], masks=masks)
     either = [35 if row[35] > row[2] else 2 for row in logits]
     assert got == [either[0], 7, int(logits[2].argmax()), either[3], 7]
     bias = {"bias_offsets": [0, 1, 1, 2, 2, 2], "bias_ids": [9, 11], "bias_values": [1e4, 1e4]}
     best = logits.argmax(1).tolist()
-    assert model.sample(N, temperature=zero, **bias) == [9, best[1], 11, best[3], best[4]]
+    assert model.sample_rows(N, temperature=zero, **bias) == [9, best[1], 11, best[3], best[4]]
     ban = {"bias_offsets": [0, 1], "bias_ids": [best[0]], "bias_values": [-np.inf]}
-    assert model.sample(1, temperature=[0.0], **ban) == [int(np.argsort(-logits[0])[1])]
+    assert model.sample_rows(1, temperature=[0.0], **ban) == [int(np.argsort(-logits[0])[1])]
     nothing = np.zeros((1, (voc + 31) // 32), np.uint32)
     with pytest.raises(InvalidInputError, match="row 0 has no token left"):
-        model.sample(1, mask_rows=[0], masks=nothing)
+        model.sample_rows(1, mask_rows=[0], masks=nothing)
 
 
 def test_histories(model: MockModel) -> None:
@@ -103,7 +103,7 @@ def test_histories(model: MockModel) -> None:
     best, second = int(order[0]), int(order[1])
 
     def greedy(**penalty: Any) -> int:
-        return model.sample(1, seq_ids=[5], temperature=[0.0], **penalty)[0]
+        return model.sample_rows(1, seq_ids=[5], temperature=[0.0], **penalty)[0]
 
     assert greedy(frequency_penalty=[1e3]) == best  # a history that was never started is empty
     history(model, "reset", 5, [best])
@@ -113,7 +113,7 @@ def test_histories(model: MockModel) -> None:
     history(model, "accept", 5, [best])
     assert greedy(frequency_penalty=[1e3]) == second
     assert greedy(presence_penalty=[1e3]) == second
-    assert model.sample(1, temperature=[0.0], frequency_penalty=[1e3]) == [best]  # no seq_ids
+    assert model.sample_rows(1, temperature=[0.0], frequency_penalty=[1e3]) == [best]  # no seq_ids
     gap = float(logits[0, best] - logits[0, second])
     assert greedy(frequency_penalty=[gap * 0.6]) == best
     history(model, "accept", 5, [best])
@@ -141,8 +141,8 @@ def test_sampling_changes_neither_rows_nor_histories(model: MockModel) -> None:
         "seeds": [11] * N, "n_logprobs": [2] * N,
     }  # fmt: skip
     before = model.logits().tobytes()
-    first = model.sample(N, **arguments)
-    assert model.sample(N, **arguments) == first
+    first = model.sample_rows(N, **arguments)
+    assert model.sample_rows(N, **arguments) == first
     assert model.logits().tobytes() == before
 
 
@@ -160,7 +160,7 @@ def test_logprobs_are_of_the_distribution_before_everything(model: MockModel) ->
     expected = logits - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
     expected -= logits.max(1, keepdims=True)
     bias = {"bias_offsets": [0, 1, 1, 1, 1], "bias_ids": [9], "bias_values": [1e4]}
-    drawn = model.sample(
+    drawn = model.sample_rows(
         4, temperature=[0.0, 0.0, 2.0, 2.0], top_k=[1, 0, 0, 3], n_logprobs=[0, 3, 37, -1], **bias
     )
     assert drawn[0] == 9
@@ -212,9 +212,9 @@ def test_logprobs_are_of_the_distribution_before_everything(model: MockModel) ->
 )
 def test_what_is_refused(model: MockModel, words: str, arrays: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        model.sample(2, **arrays)
+        model.sample_rows(2, **arrays)
     assert words in str(caught.value)
-    assert len(model.sample(N)) == N
+    assert len(model.sample_rows(N)) == N
 
 
 def test_counts_and_pointers_that_are_refused(model: MockModel) -> None:
@@ -238,11 +238,11 @@ def test_counts_and_pointers_that_are_refused(model: MockModel) -> None:
 def test_there_is_nothing_to_sample_after_a_failed_step(model: MockModel) -> None:
     assert model.try_step([99]) == -1
     with pytest.raises(InvalidInputError, match="n_rows"):
-        model.sample(1)
+        model.sample_rows(1)
 
 
 def test_logprobs_end_with_the_next_step(model: MockModel) -> None:
-    model.sample(1, n_logprobs=[2])
+    model.sample_rows(1, n_logprobs=[2])
     model.run([1])
     with pytest.raises(InvalidInputError):
         model.logprobs(0)
@@ -255,10 +255,10 @@ def test_the_adapter_hands_every_array_of_the_metadata_on() -> None:
 
 def test_both_sides_know_the_same_numbers_with_the_same_neutral_values(model: MockModel) -> None:
     with pytest.raises(InvalidInputError) as caught:
-        model.sample(1, heat=[1.0])
+        model.sample_rows(1, heat=[1.0])
     known = re.search(r"one of (.*), got heat", str(caught.value))
     assert known is not None and set(known[1].split(", ")) == set(ROW_NUMBERS)
     arguments: dict[str, Any] = {"seeds": [11] * N, "positions": range(N), "n_logprobs": [2] * N}
-    drawn = model.sample(N, **arguments)
+    drawn = model.sample_rows(N, **arguments)
     for name, neutral in ROW_NUMBERS.items():
-        assert model.sample(N, **({name: [neutral] * N} | arguments)) == drawn, name
+        assert model.sample_rows(N, **({name: [neutral] * N} | arguments)) == drawn, name

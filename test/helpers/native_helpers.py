@@ -335,7 +335,7 @@ class MockModel(Model):
         n = self.n_outputs
         return list((ctypes.c_int32 * n).from_address(self.output_ids_address)) if n else []
 
-    def sample(self, n_rows: int, **arrays: Any) -> list[int]:
+    def sample_rows(self, n_rows: int, **arrays: Any) -> list[int]:
         """llaisysModelSample with these arrays; raises on a code."""
         sampling = LlaisysSamplingMetadata(n_rows=n_rows)
         kept = {
