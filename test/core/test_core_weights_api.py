@@ -347,8 +347,9 @@ def test_use_after_close() -> None:
     for use in (
         lambda: model.try_step([1]), lambda: model.n_outputs, lambda: model.params,
         lambda: model.kv_stats(), lambda: model.kv_dump(), lambda: model.kv_seq_keep(0),
-        lambda: model.kv_seq_pos_max(0), lambda: model.sample_rows(0), lambda: model.sampler_forget(0),
-        lambda: model.logits_address, lambda: model.kv_copy_slots(0, 0, 0),
+        lambda: model.kv_seq_pos_max(0), lambda: model.sample_rows(0),
+        lambda: model.sampler_forget(0), lambda: model.logits_address,
+        lambda: model.kv_copy_slots(0, 0, 0),
     ):  # fmt: skip
         with pytest.raises(ClosedError, match=r"used after close\(\)"):
             use()
