@@ -85,6 +85,8 @@ ALLOWED = (
     Allowed("docs/reference/configuration.md", "async stepping", "deprecated name"),
     Allowed("python/llaisys/server/collectors.py", "drawn", "the metric drawn_rows is public"),
     Allowed("docs/reference/metrics.md", "drawn", "the metric drawn_rows is public"),
+    Allowed("python/llaisys/libllaisys/*", "draws", "llaisysModelDraws of the C API"),
+    Allowed("test/chat/test_tool_formats.py", "draw", "the API of hypothesis"),
     Allowed("scripts/draft_training/prompts.py", ".*", "training prompts are ordinary prose"),
 )
 

@@ -35,7 +35,7 @@ const svg = (tag, attributes, ...children) => {
 	return element;
 };
 
-/** An icon; decoration only, so whatever has it needs a name of its own. */
+/** A decorative icon; its container needs an accessible name. */
 export function icon(name) {
 	const [lines, solid] = PATHS[name].split("|");
 	return svg("svg", { class: `icon i-${name}`, viewBox: "0 0 24 24", "aria-hidden": "true" },

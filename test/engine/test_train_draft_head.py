@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draft_heads import naive_head
+from draft_heads import reference_head
 from engine_fakes import greedy, make_config, run_all
 from model_files import tiny_config, write_hf_model
 from test_speculative import NothingCosts
@@ -81,7 +81,7 @@ def test_draft_head_chain_is_trained_as_it_is_used(model: Path, kind: str) -> No
         rows = given[: row + 1]
         for draft in range(min(depth, n - row)):
             ids = tokens.numpy()[: row + draft + 1]
-            logits, own = naive_head(kind, config, tensors, table, output, ids, rows)
+            logits, own = reference_head(kind, config, tensors, table, output, ids, rows)
             found = drafts[draft][0, row + draft].numpy()
             np.testing.assert_allclose(found, logits[-1], rtol=2e-3, atol=2e-4)
             rows = np.concatenate([rows, own[-1:]])

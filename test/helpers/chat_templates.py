@@ -1,5 +1,5 @@
-"""Chat templates in the manner of well-known models, each as small as their ways with tools and
-reasoning allow; and the tokens that those models have for them."""
+"""Minimal chat templates with the tool and reasoning formats of common models, and the special
+tokens of those models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ QWEN25 = r"""
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
 """
 
-# Qwen 3: the same, with reasoning that a variable turns off.
+# Qwen 3: the same, with a variable that turns reasoning off.
 QWEN3 = (
     QWEN25.replace(
         "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}",
@@ -78,7 +78,7 @@ LLAMA3 = r"""
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
 """
 
-# Mistral: lists of calls behind a mark, ids of nine letters and digits.
+# Mistral: lists of calls after a marker, ids of nine letters and digits.
 MISTRAL = r"""
 {%- for message in messages %}
     {%- if message.role == 'user' %}
@@ -104,7 +104,7 @@ MISTRAL = r"""
 {%- endfor %}
 """
 
-# DeepSeek V3: arguments are a text for the template.
+# DeepSeek V3: the template takes arguments as text.
 DEEPSEEK = r"""
 {%- if tools %}{{- 'Tools: ' + (tools | tojson) + '\n' }}{%- endif %}
 {%- for message in messages %}
@@ -123,7 +123,7 @@ DEEPSEEK = r"""
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}
 """
 
-# DeepSeek-R1-Distill-Qwen: opens the reasoning itself, knows nothing of tools.
+# DeepSeek-R1-Distill-Qwen: opens the reasoning, has no tools.
 R1_DISTILL = r"""
 {%- for message in messages %}
     {%- set content = message.content %}
@@ -135,7 +135,7 @@ R1_DISTILL = r"""
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n<think>\n' }}{%- endif %}
 """
 
-# What the models' vocabularies have for it: token -> whether it is special.
+# Tokens of the models' vocabularies -> whether they are special.
 QWEN_TOKENS = {
     "<tool_call>": False,
     "</tool_call>": False,

@@ -1,4 +1,4 @@
-"""What deploy/ asks of Prometheus: the queries of the dashboard and of the alerts."""
+"""The Prometheus queries of the dashboard and the alerts in deploy/."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def names_asked() -> set[str]:
 
 
 def names_served(metrics: str) -> set[str]:
-    """The names of samples that the text of /metrics has, or has announced."""
+    """Names of the samples in the text of /metrics, and of declared metrics."""
     found = set()
     for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", metrics, re.MULTILINE):
         ends = ["_bucket", "_sum", "_count"] if kind == "histogram" else [""]

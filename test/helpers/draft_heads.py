@@ -1,4 +1,4 @@
-"""Tiny random heads that draft, in files as people publish them, and the same in numpy."""
+"""Tiny random draft heads in their published file formats, and a numpy reference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MTP = "model.mtp_layers.0."
 def head_tensors(
     kind: str, config: Mapping[str, Any], draft_vocab: int | None = None, seed: int = 3
 ) -> dict[str, NDArray[Any]]:
-    """By their published names; with `draft_vocab` it drafts from so many tokens."""
+    """Tensors by published name; `draft_vocab`: size of the draft vocabulary."""
     rng = np.random.default_rng(seed)
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     head = hidden // config["num_attention_heads"]
@@ -86,7 +86,7 @@ def write_head(directory: Path, config: Mapping[str, Any], tensors: Mapping[str,
     return directory
 
 
-# ---- the same in numpy ---------------------------------------------------------------------------
+# ---- numpy reference -----------------------------------------------------------------------------
 
 
 def norm(x: Array, weight: Array, epsilon: float) -> Array:
@@ -95,7 +95,7 @@ def norm(x: Array, weight: Array, epsilon: float) -> Array:
 
 
 def rotate(x: Array, positions: NDArray[np.int64], theta: float) -> Array:
-    """[n, heads, d]: halves turned against each other, as transformers does."""
+    """RoPE (rotate-half, as in transformers) of [n, heads, d]."""
     d = x.shape[-1]
     angles = positions[:, None] * theta ** (-np.arange(0, d, 2) / d)
     cos, sin = np.cos(angles)[:, None], np.sin(angles)[:, None]
@@ -103,7 +103,7 @@ def rotate(x: Array, positions: NDArray[np.int64], theta: float) -> Array:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(np.float32)
 
 
-def naive_head(
+def reference_head(
     kind: str,
     config: Mapping[str, Any],
     tensors: Mapping[str, Any],
@@ -112,7 +112,7 @@ def naive_head(
     tokens: NDArray[np.int64],
     features: Array,
 ) -> tuple[Array, Array]:
-    """(logits, hidden states) of rows that begin a sequence; a feature may be the head's own."""
+    """(logits, hidden states) of the first rows of a sequence."""
     hidden, epsilon = config["hidden_size"], config["rms_norm_eps"]
     prefix = {"eagle": "layers.0.", "eagle3": "midlayer.", "mtp": MTP}[kind]
     get = {name.removeprefix(prefix): values for name, values in tensors.items()}

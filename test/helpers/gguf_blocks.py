@@ -1,4 +1,4 @@
-"""Random blocks of the quantised formats of GGUF; the gguf library cannot write all of them."""
+"""Random blocks of quantised GGUF types; the gguf library cannot write all of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from llaisys.models.loading.convert import Array
 
-# Where the f16 numbers of a block stand.
+# Byte offsets of the f16 values of a block.
 HALVES = {
     "q8_0": [0], "q4_0": [0], "q4_1": [0, 2], "q5_0": [0], "q5_1": [0, 2],
     "q4_k": [0, 2], "q5_k": [0, 2], "q6_k": [208], "q2_k": [80, 82], "q3_k": [108], "iq4_nl": [0],
@@ -19,7 +19,7 @@ def kind_of(dtype: str) -> GGMLQuantizationType:
 
 
 def random_blocks(dtype: str, rows: int, columns: int, largest: float = 0.1) -> Array:
-    """uint8 [rows, bytes of a row]; f16 numbers are within `largest` of zero."""
+    """uint8 [rows, bytes per row]; f16 values are at most `largest` in magnitude."""
     rng = np.random.default_rng([len(dtype), rows, columns])
     elements, size = GGML_QUANT_SIZES[kind_of(dtype)]
     blocks = rng.integers(0, 256, (rows, columns // elements, size), np.uint8)

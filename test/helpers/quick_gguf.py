@@ -1,6 +1,6 @@
-"""transformers reads a GGUF file through the package gguf: once for the configuration and once for
-the weights, string by string, and it makes the table of the tensors' names anew for every
-submodule. With `quick_gguf` each is done once; what is read stays the same."""
+"""Faster GGUF loading in transformers, with the same result. transformers parses a GGUF file twice
+with the gguf package, and rebuilds the table of tensor names for every submodule; `quick_gguf` does
+each once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def quick_gguf() -> Iterator[None]:
 
     @functools.cache
     def read(path: Path | str) -> Any:
-        whole = np.fromfile(path, np.uint8)  # slices of a memory map cost three times as much
+        whole = np.fromfile(path, np.uint8)  # slices of a memory map are three times slower
         with mock.patch("gguf.gguf_reader.np.memmap", lambda *_, **__: whole):
             return plain(path)
 

@@ -1,4 +1,4 @@
-"""Tiny random models made by transformers, opened by both sides, and steps over them."""
+"""Tiny random transformers models, the same models in this engine, and steps over them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BLOCK = 16
 
 @dataclass(frozen=True)
 class Tiny:
-    """Odd on purpose: nothing is a multiple of a vector or of a tile."""
+    """Odd sizes: none is a multiple of a vector or tile size."""
 
     kind: str = "qwen2"
     hidden: int = 60
@@ -36,13 +36,13 @@ class Tiny:
     vocab: int = 313
     tied: bool = False
     window: int = 0
-    full_layers: int = 0  # the first ones, which have no window
+    full_layers: int = 0  # first layers without a window
     context: int = 4096  # max_position_embeddings
     rope: dict[str, Any] | None = None  # rope_parameters
 
 
 def make_reference(tiny: Tiny, seed: int = 0) -> Any:
-    """A transformers model in f32 with weights large enough that logits differ clearly."""
+    """A transformers model in f32 with weights large enough for clearly different logits."""
     common: dict[str, Any] = {
         "hidden_size": tiny.hidden,
         "num_hidden_layers": tiny.layers,
@@ -81,7 +81,7 @@ def make_reference(tiny: Tiny, seed: int = 0) -> Any:
 
 
 def save(model: Any, directory: Path, dtype: torch.dtype = torch.float32) -> Path:
-    """Write the model in this dtype; the model itself stays as it is."""
+    """Write the model in this dtype without changing the model."""
     import copy
 
     copy.deepcopy(model).to(dtype).save_pretrained(directory, safe_serialization=True)
@@ -90,7 +90,7 @@ def save(model: Any, directory: Path, dtype: torch.dtype = torch.float32) -> Pat
 
 @contextmanager
 def opened(path: Path, **options: Any) -> Iterator[NativeAdapter]:
-    """Our side of a model directory or file."""
+    """The adapter of a model directory or file."""
     with open_checkpoint(path) as checkpoint:
         adapter_class = get_adapter_class(checkpoint.config.model_type)
         adapter = adapter_class.load(checkpoint, AdapterOptions(**options))
@@ -103,7 +103,7 @@ def opened(path: Path, **options: Any) -> Iterator[NativeAdapter]:
 
 @dataclass
 class Piece:
-    """Tokens of one sequence in a step, from `start` on; the sequence owns blocks of its own."""
+    """Tokens of one sequence in a step, from position `start` on; sequences share no blocks."""
 
     seq_id: int
     tokens: Sequence[int]
@@ -113,7 +113,7 @@ class Piece:
 def run_slot(
     adapter: NativeAdapter, pieces: Sequence[Piece], asked: NDArray[np.int64] | None = None
 ) -> NDArray[np.float32]:
-    """One SLOT step with all logits, [tokens, vocab], or with those of the tokens `asked`."""
+    """One SLOT step with all logits, [tokens, vocab], or those of the tokens `asked`."""
     step = _step(pieces)
     if asked is not None:
         step.logits_mask[:] = 0

@@ -1,4 +1,4 @@
-"""`llaisys` in a terminal of its own, for tests of what people see and type there."""
+"""`llaisys` in a pseudo terminal, for tests of interactive input and output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 
 
 class Terminal:
-    """A process whose standard streams are a pseudo terminal; `output` is all that it wrote."""
+    """A process whose standard streams are a pseudo terminal; `output`: all of its output."""
 
     def __init__(
         self,
@@ -21,8 +21,8 @@ class Terminal:
         seconds: float = 120.0,
     ) -> None:
         self.output = ""
-        self._read = 0  # of `output`, by `read_until`
-        self._deadline = time.monotonic() + seconds  # for when it hangs
+        self._read = 0  # characters of `output` returned by `read_until`
+        self._deadline = time.monotonic() + seconds  # in case it hangs
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
             [sys.executable, *program, *arguments],
@@ -38,7 +38,7 @@ class Terminal:
         os.write(self._master, text.encode())
 
     def read_until(self, text: str) -> str:
-        """What came up to and with `text`, from where the last call ended."""
+        """Output since the last call, up to and including `text`."""
         while (found := self.output.find(text, self._read)) < 0:
             assert self._receive(), f"ended before {text!r}:\n{self.output}"
         begin, self._read = self._read, found + len(text)
@@ -46,7 +46,7 @@ class Terminal:
 
     @property
     def screen(self) -> str:
-        """`output` as it is seen: what comes after a carriage return lies over what was there."""
+        """`output` as displayed: text after a carriage return overwrites the line."""
         lines = []
         for line in self.output.split("\n"):
             seen = ""
@@ -56,7 +56,7 @@ class Terminal:
         return "\n".join(lines)
 
     def wait(self) -> int:
-        """The exit status, when everything that it wrote has been read."""
+        """Read all output and return the exit status."""
         while self._receive():
             pass
         return self.process.wait(max(0.0, self._deadline - time.monotonic()))
@@ -68,7 +68,7 @@ class Terminal:
         assert ready, f"nothing more came:\n{self.output}"
         try:
             data = os.read(self._master, 1 << 16)
-        except OSError:  # what Linux says when the last process has closed it
+        except OSError:  # raised by Linux after the last process has closed it
             return False
         self.output += data.decode("utf-8", "replace").replace("\r\n", "\n")
         return bool(data)

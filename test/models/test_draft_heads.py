@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draft_heads import head_tensors, naive_head, write_head
+from draft_heads import head_tensors, reference_head, write_head
 from model_files import tiny_config, write_hf_model
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError, NativeError
@@ -70,7 +70,7 @@ def test_draft_head_equals_numpy_reference(
         adapter.forward_features(step_of(tokens[:n]), None, features)
         logits, hidden = adapter.logits(), adapter.hidden_states(n)
         args = (kind, CONFIG, tensors, embedding, output)
-        expected = naive_head(*args, np.array(tokens[:n]), features)
+        expected = reference_head(*args, np.array(tokens[:n]), features)
         np.testing.assert_allclose(logits, expected[0], rtol=2e-4, atol=2e-5)
         np.testing.assert_allclose(hidden, expected[1], rtol=2e-4, atol=2e-5)
         # A row behind them, whose feature is its own.
@@ -78,11 +78,11 @@ def test_draft_head_equals_numpy_reference(
         adapter.forward_features(step_of(tokens[n : n + 1], n), None, own)
         further = adapter.logits()
     if kind != "eagle3":  # numpy takes features of one width
-        expected = naive_head(*args, np.array(tokens[: n + 1]), np.concatenate([features, own]))
+        expected = reference_head(*args, np.array(tokens[: n + 1]), np.concatenate([features, own]))
         np.testing.assert_allclose(further[0], expected[0][-1], rtol=2e-4, atol=2e-5)
     else:
         fused = np.concatenate([features @ tensors["fc.weight"].T, own])
-        expected = naive_head(*args, np.array(tokens[: n + 1]), fused)
+        expected = reference_head(*args, np.array(tokens[: n + 1]), fused)
         np.testing.assert_allclose(further[0], expected[0][-1], rtol=2e-4, atol=2e-5)
 
 
@@ -104,7 +104,7 @@ def test_mtp_layer_is_found_in_the_model_files(tmp_path: Path):
             adapter.forward_features(step_of(tokens), None, features)
             logits = adapter.logits()
     tables = weights["model.embed_tokens.weight"], weights["lm_head.weight"]
-    expected, _ = naive_head("mtp", config, tensors, *tables, np.array(tokens), features)
+    expected, _ = reference_head("mtp", config, tensors, *tables, np.array(tokens), features)
     np.testing.assert_allclose(logits, expected, rtol=2e-4, atol=2e-5)
 
 

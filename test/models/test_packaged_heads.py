@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from draft_heads import head_tensors, naive_head, write_head
+from draft_heads import head_tensors, reference_head, write_head
 from model_files import tiny_config, write_gguf
 
 from llaisys.common.errors import ModelLoadError
@@ -61,7 +61,7 @@ def test_packaged_head_is_found_and_shares_model_blocks(
         logits = adapter.logits()
     embedding = weights["model.embed_tokens.weight"]
     output = embedding[tensors["d2t"] + np.arange(50)]
-    expected, _ = naive_head("eagle3", CONFIG, tensors, embedding, output, tokens, features)
+    expected, _ = reference_head("eagle3", CONFIG, tensors, embedding, output, tokens, features)
     assert np.abs(logits - expected).max() < 0.2 * np.abs(expected).max()  # 4 bits
     assert np.corrcoef(logits.ravel(), expected.ravel())[0, 1] > 0.99
 
