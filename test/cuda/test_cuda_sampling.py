@@ -43,8 +43,8 @@ def sampled(llm: LLM, **fields: Any) -> list[Any]:
     return [(output.token_ids, output.outputs[0].logprobs) for output in outputs]
 
 
-def places(llm: LLM) -> dict[str, int]:
-    found: dict[str, int] = llm.profile()["samples"]
+def sample_counts(llm: LLM) -> dict[str, int]:
+    found: dict[str, int] = llm.profile()["sample_counts"]
     return found
 
 
@@ -80,11 +80,11 @@ MAY_NEED_WHOLE_ROWS = {"top_p", "top_p that goes far", "min_p", "min_p that goes
 
 @pytest.mark.parametrize("name", CASES)
 def test_device_samples_match_host(llm: LLM, name: str) -> None:
-    before = places(llm)
+    before = sample_counts(llm)
     on_device = sampled(llm, **CASES[name])
-    between = places(llm)
+    between = sample_counts(llm)
     assert sampled(llm, **CASES[name], **OVER_THE_HOST) == on_device
-    after = places(llm)
+    after = sample_counts(llm)
     assert after["device"] == between["device"]
     assert after["host"] - between["host"] >= 12 * len(PROMPTS)
     if name not in MAY_NEED_WHOLE_ROWS:
@@ -93,9 +93,9 @@ def test_device_samples_match_host(llm: LLM, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["temperature", "as it is", "top_k", "penalties", "bias"])
 def test_without_logprobs_no_logits_are_copied_to_the_host(llm: LLM, name: str) -> None:
-    before = places(llm)
+    before = sample_counts(llm)
     sampled(llm, **CASES[name])
-    after = places(llm)
+    after = sample_counts(llm)
     assert after["host"] == before["host"] and after["device"] > before["device"]
 
 
