@@ -97,6 +97,15 @@ def test_qk_norm_tokens_mostly_match_cpu(
     assert tokens(path, "cuda", "f32", **limits) == tokens(path, "cpu", "f32")
 
 
+@pytest.mark.parametrize("head_dim", [80, 96, 256])
+def test_head_dims_mostly_match_cpu(
+    tmp_path_factory: pytest.TempPathFactory, head_dim: int
+) -> None:
+    path = tmp_path_factory.mktemp("cuda-head-dim")
+    write_hf_model(path, {**shape("float32"), "head_dim": head_dim})
+    assert matching(tokens(path, "cuda", "bf16"), tokens(path, "cpu", "bf16")) >= 0.5
+
+
 def test_long_sequences_beside_short_ones_mostly_match_cpu(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -321,6 +321,19 @@ ATTENTION = [
     ((127, 128, 129), 129, 12, 2, 128, 16, 0),
     ((1031,), 500, 7, 1, 128, 16, 0),
     ((900,), 300, 16, 1, 64, 16, 333),
+    ((5, 130, 1), 1, 6, 2, 80, 16, 0),
+    ((1100, 700), 1, 10, 1, 80, 16, 0),
+    ((300, 77), 40, 6, 3, 80, 16, 100),
+    ((5, 700), 1, 4, 4, 96, 16, 0),
+    ((2000,), 1, 11, 1, 96, 1, 0),
+    ((260, 31), 70, 12, 4, 96, 16, 0),
+    ((640, 9), 1, 7, 1, 112, 16, 0),
+    ((200,), 130, 8, 2, 112, 32, 60),
+    ((3, 1500), 1, 5, 1, 192, 16, 0),
+    ((210, 64), 66, 6, 2, 192, 16, 0),
+    ((17, 1030), 1, 8, 2, 256, 16, 0),
+    ((900,), 1, 16, 1, 256, 16, 0),
+    ((300, 65), 90, 4, 1, 256, 16, 128),
 ]
 if IS_SMALL:
     ATTENTION = [case for case in ATTENTION if sum(case[0]) * case[1] * case[2] < 3000]
@@ -356,7 +369,7 @@ def test_attention(streams: dict[str, Stream], dtype: str, case: tuple[Any, ...]
         )  # fmt: skip
         return side.array(out)
 
-    compare(streams, body, dtype, scale=8)
+    compare(streams, body, dtype, scale=8 if d <= 128 else 16)  # longer dot products round more
 
 
 @pytest.mark.parametrize("dtype", REALS)

@@ -1,18 +1,16 @@
 // Selects the attention kernel:
 //
-//   16-bit values, head_dim 64 or 128, at most 16 query heads per KV head
-//     runs of query tokens of a sequence  cuda_prefill_wgmma.cuh on compute capability 9.0,
-//                                         otherwise cuda_prefill.cuh
-//     single query tokens (decode)        cuda_decode.cuh, split-KV when there are few
-//     batch-invariant streams             cuda_decode.cuh for every token, with a fixed split
-//   everything else (f32, other sizes)    attention_reference_kernel below: one block per token and
-//                                         head, one warp per fourth key; for tests
+//  16-bit values, head_dim 64, 80, 96, 112, 128, 192 or 256, at most 16 query heads per KV head
+//    runs of query tokens of a sequence  cuda_prefill_wgmma.cuh for head_dim 64 and 128 on compute
+//                                        capability 9.0, otherwise cuda_prefill.cuh
+//    single query tokens (decode)        cuda_decode.cuh, split-KV when there are few or they are
+//                                        long
+//    batch-invariant streams             cuda_decode.cuh for every token, with a fixed split
+//  everything else (f32, other sizes)    attention_reference_kernel below: one block per token and
+//                                        head, one warp per fourth key; for tests
 #include "ops/attention/cuda.hpp"
 
-#include "ops/attention/cuda_decode.cuh"
-#include "ops/attention/cuda_prefill.cuh"
-#include "ops/attention/cuda_prefill_wgmma.cuh"
-#include "ops/cuda/dispatch_dtype.cuh"
+#include "ops/attention/cuda_launch.cuh"
 
 #include <algorithm>
 #include <cmath>
@@ -25,24 +23,23 @@ namespace {
 using cuda::AttentionArgs;
 using cuda::kWarpSize;
 
-constexpr int64_t kExactTokens = 256; // per launch: bounds the split workspace without clusters
 constexpr int kReferenceWarps = 4;
 constexpr int kReferenceColumns = 32; // values per lane: head_dim up to 1024
 
-struct Plain {
+struct ReferenceArgs {
     cuda::Reals q, k, v, out;
     int64_t d;
     float scale;
 };
 
-__global__ void attention_reference_kernel(AttentionArgs args, Plain plain) {
+__global__ void attention_reference_kernel(AttentionArgs args, ReferenceArgs reference) {
     extern __shared__ float outs[]; // [warp][d]
     __shared__ float max_of[kReferenceWarps], sum_of[kReferenceWarps];
     const int token = blockIdx.x;
     const int head = blockIdx.y;
     const int lane = threadIdx.x % kWarpSize;
     const int warp = threadIdx.x / kWarpSize;
-    const int64_t d = plain.d;
+    const int64_t d = reference.d;
     const int32_t *table = args.table_of(token);
     const int end = args.end[token];
     float acc[kReferenceColumns] = {};
@@ -52,10 +49,10 @@ __global__ void attention_reference_kernel(AttentionArgs args, Plain plain) {
         const int64_t at = (args.slot_of(table, e) * args.kv_heads + head / args.group) * d;
         float score = 0;
         for (int64_t i = lane; i < d; i += kWarpSize) {
-            score +=
-                plain.q.load(token * args.q_token + head * args.q_head + i) * plain.k.load(at + i);
+            score += reference.q.load(token * args.q_token + head * args.q_head + i) *
+                     reference.k.load(at + i);
         }
-        score = cuda::warp_sum(score) * plain.scale;
+        score = cuda::warp_sum(score) * reference.scale;
         const float now = fmaxf(max, score);
         const float rescale = now == -INFINITY ? 1.0f : expf(max - now);
         const float weight = now == -INFINITY ? 0.0f : expf(score - now);
@@ -64,7 +61,7 @@ __global__ void attention_reference_kernel(AttentionArgs args, Plain plain) {
 #pragma unroll
         for (int j = 0; j < kReferenceColumns; ++j) {
             if (lane + j * kWarpSize < d) {
-                acc[j] = acc[j] * rescale + weight * plain.v.load(at + lane + j * kWarpSize);
+                acc[j] = acc[j] * rescale + weight * reference.v.load(at + lane + j * kWarpSize);
             }
         }
     }
@@ -91,104 +88,48 @@ __global__ void attention_reference_kernel(AttentionArgs args, Plain plain) {
             value += outs[w * d + i] * rescale;
             total += sum_of[w] * rescale;
         }
-        plain.out.store(token * args.out_token + head * args.out_head + i,
-                        total > 0 ? value / total : 0.0f);
+        reference.out.store(token * args.out_token + head * args.out_head + i,
+                            total > 0 ? value / total : 0.0f);
     }
 }
 
-void run_plain(const device::CudaStream &stream, const AttentionArgs &args, const Tensor &out,
-               const Tensor &q, const Tensor &k, const Tensor &v, float scale) {
+void run_reference(const device::CudaStream &stream, const AttentionArgs &args, const Tensor &out,
+                   const Tensor &q, const Tensor &k, const Tensor &v, float scale) {
     const int64_t d = q.size(2);
     if (d > kReferenceColumns * kWarpSize) {
         fail(LLAISYS_ERROR_UNSUPPORTED, "attention: heads of ", d, " values, at most ",
              kReferenceColumns * kWarpSize, " on this device");
     }
-    const Plain plain{cuda::reals(q), cuda::reals(k), cuda::reals(v), cuda::reals(out), d, scale};
+    const ReferenceArgs reference{
+        cuda::reals(q), cuda::reals(k), cuda::reals(v), cuda::reals(out), d, scale};
     const dim3 grid(unsigned(q.size(0)), unsigned(q.size(1)));
     cuda::launch(stream, attention_reference_kernel, grid, kReferenceWarps * kWarpSize,
-                 size_t(kReferenceWarps * d) * sizeof(float), false, args, plain);
+                 size_t(kReferenceWarps * d) * sizeof(float), false, args, reference);
 }
 
-template <typename T, int D>
-void run_prefill(const device::CudaStream &stream, const AttentionArgs &args,
-                 const AttentionRuns &runs) {
-    const auto kernel = cuda::attention_prefill_kernel<T, D>;
-    constexpr auto kBytes = size_t(cuda::prefill_shared_bytes<D>());
-    cuda::set_max_dynamic_smem(kernel, kBytes);
-    const dim3 grid(cuda::ceil_div(runs.longest, cuda::kPrefillRows / args.group),
-                    unsigned(args.kv_heads), unsigned(runs.n_runs));
-    cuda::launch(stream, kernel, grid, cuda::kPrefillThreads, kBytes, false, args,
-                 runs.runs.as<int32_t>());
-}
-
-// n_tokens: of all runs.
-template <typename T, int D>
-void run_wgmma(const device::CudaStream &stream, const AttentionArgs &args,
-               const AttentionRuns &runs, int64_t n_tokens, int64_t n_slots) {
-    const auto kernel = cuda::attention_wgmma_kernel<T, D>;
-    constexpr auto kBytes = size_t(cuda::wgmma_shared_bytes<D>());
-    cuda::set_max_dynamic_smem(kernel, kBytes);
-    const int most_blocks =
-        cuda::wgmma_grid_limit(runs.n_runs, runs.longest, n_tokens, stream.n_sms);
-    const cuda::TileScheduler items =
-        cuda::tile_scheduler(args, runs.runs.as<int32_t>(), runs.n_runs, runs.longest, most_blocks);
-    cuda::launch(stream, kernel, unsigned(items.n_blocks), cuda::kWgmmaThreads, kBytes, true, args,
-                 items, cuda::paged_kv_maps<T, D>(args, n_slots));
-}
-
-// Every token as a decode token, independent of its neighbours.
-template <typename T, int D>
-void run_exact(device::CudaStream &stream, AttentionArgs args, int64_t n) {
-    for (int64_t first = 0; first < n; first += kExactTokens) {
-        const int64_t count = std::min(kExactTokens, n - first);
-        if (args.group <= 8) {
-            cuda::run_decode<T, D, 1>(stream, args, nullptr, count);
-        } else {
-            cuda::run_decode<T, D, 2>(stream, args, nullptr, count);
-        }
-        args.q = static_cast<const T *>(args.q) + count * args.q_token;
-        args.out = static_cast<T *>(args.out) + count * args.out_token;
-        args.q_rows += count;
-        args.begin += count;
-        args.end += count;
+// The kernels of a head_dim; null: none on this device.
+using LaunchAttention = void (*)(const cuda::AttentionLaunch &);
+LaunchAttention kernels_of(const device::CudaStream &stream, int64_t head_dim) {
+    if (head_dim == 64 || head_dim == 128) {
+        return head_dim == 64 ? cuda::launch_attention<64> : cuda::launch_attention<128>;
     }
-}
-
-template <typename T, int D>
-void run_singles(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
-                 int64_t n, bool are_long) {
-    if (n > 0 && args.group <= 8) {
-        cuda::run_decode<T, D, 1>(stream, args, tokens, n, are_long);
-    } else if (n > 0) {
-        cuda::run_decode<T, D, 2>(stream, args, tokens, n, are_long);
+    if (stream.max_shared_bytes < cuda::kLargeHeadSmem) {
+        return nullptr;
     }
-}
-
-template <typename T, int D>
-void run_fast(device::CudaStream &stream, const AttentionArgs &args, int64_t n, int64_t n_slots,
-              const AttentionRuns &runs) {
-    const int32_t *singles = runs.singles.defined() ? runs.singles.as<int32_t>() : nullptr;
-    const int64_t n_singles = runs.are_all_single ? n : runs.n_singles;
-    // Long sequences come first. They have a launch of their own if it gives them more blocks.
-    const int64_t n_long = singles != nullptr && runs.n_long > 0 &&
-                                   cuda::decode_clusters(stream, runs.n_long * args.kv_heads) > 1
-                               ? std::min(runs.n_long, n_singles)
-                               : 0;
-    run_singles<T, D>(stream, args, singles, n_long, true);
-    run_singles<T, D>(stream, args, n_long > 0 ? singles + n_long : singles, n_singles - n_long,
-                      false);
-    if (runs.n_runs > 0 && cuda::has_wgmma(stream)) {
-        run_wgmma<T, D>(stream, args, runs, n - n_singles, n_slots);
-    } else if (runs.n_runs > 0) {
-        run_prefill<T, D>(stream, args, runs);
+    switch (head_dim) {
+    case 80:
+        return cuda::launch_attention_80;
+    case 96:
+        return cuda::launch_attention_96;
+    case 112:
+        return cuda::launch_attention_112;
+    case 192:
+        return cuda::launch_attention_192;
+    case 256:
+        return cuda::launch_attention_256;
+    default:
+        return nullptr;
     }
-}
-
-template <typename T>
-void run_fast(device::CudaStream &stream, const AttentionArgs &args, int64_t n, int64_t d,
-              int64_t n_slots, const AttentionRuns &runs) {
-    return d == 64 ? run_fast<T, 64>(stream, args, n, n_slots, runs)
-                   : run_fast<T, 128>(stream, args, n, n_slots, runs);
 }
 
 bool is_16_byte_aligned(const Tensor &tensor) {
@@ -249,23 +190,17 @@ void attention_cuda(const device::Stream &stream, const Tensor &out, const Tenso
     const DType dtype = q.dtype();
     device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     const bool is_fast = dtype != LLAISYS_DTYPE_F32 && kv.k.dtype() == dtype &&
-                         kv.v.dtype() == dtype && out.dtype() == dtype && (d == 64 || d == 128) &&
-                         args.group <= 16 && scale > 0 && is_16_byte_aligned(q) &&
-                         is_16_byte_aligned(out);
-    if (!is_fast) {
-        return run_plain(cuda_stream, args, out, q, kv.k, kv.v, scale);
+                         kv.v.dtype() == dtype && out.dtype() == dtype && args.group <= 16 &&
+                         scale > 0 && is_16_byte_aligned(q) && is_16_byte_aligned(out);
+    const LaunchAttention launch = is_fast ? kernels_of(cuda_stream, d) : nullptr;
+    if (launch == nullptr) {
+        return run_reference(cuda_stream, args, out, q, kv.k, kv.v, scale);
     }
     if (cuda_stream.is_exact) {
-        return cuda::dispatch_half(dtype, [&](auto type) {
-            using T = decltype(type);
-            d == 64 ? run_exact<T, 64>(cuda_stream, args, n)
-                    : run_exact<T, 128>(cuda_stream, args, n);
-        });
+        return launch({cuda_stream, args, dtype, n, kv.n_slots, nullptr});
     }
     const AttentionRuns runs = lists.runs.is_known ? lists.runs : runs_of(stream, lists, n);
-    cuda::dispatch_half(dtype, [&](auto type) {
-        run_fast<decltype(type)>(cuda_stream, args, n, d, kv.n_slots, runs);
-    });
+    launch({cuda_stream, args, dtype, n, kv.n_slots, &runs});
     if (!lists.runs.is_known) {
         stream.synchronize(); // the runs are freed on return
     }

@@ -32,10 +32,13 @@ struct AttentionArgs {
     }
 };
 
-// Byte offset of 16-byte chunk `chunk` of row `row` in a tile of rows of D 16-bit values,
-// swizzled so that the 8 rows of an ldmatrix hit different banks.
+// Bytes of a row of D 16-bit values in a tile: whole swizzle periods of 8 chunks.
+template <int D> constexpr int kTileRowBytes = (D + 63) / 64 * 128;
+
+// Byte offset of 16-byte chunk `chunk` of row `row` in a tile of rows of D 16-bit values, swizzled
+// so that the 8 rows of an ldmatrix hit different banks.
 template <int D> __device__ __forceinline__ uint32_t tile_offset(int row, int chunk) {
-    return uint32_t(row * (D * 2) + ((chunk ^ (row & 7)) << 4));
+    return uint32_t(row * kTileRowBytes<D> + ((chunk ^ (row & 7)) << 4));
 }
 
 } // namespace llaisys::ops::cuda

@@ -26,7 +26,7 @@ struct DecodeTuning {
 };
 
 template <int D, int Stages>
-constexpr int kDecodePipelineBytes = kDecodeWarps * Stages * 2 * kDecodeKeys * D * 2;
+constexpr int kDecodePipelineBytes = kDecodeWarps * Stages * 2 * kDecodeKeys * kTileRowBytes<D>;
 
 // Online softmax state of one warp: maximum, sum and unnormalized output.
 template <typename T, int D, int HeadTiles> struct DecodeState {
@@ -108,8 +108,8 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
                                              int kv_head, int begin, int end, int first_tile,
                                              int last_tile, uint32_t buffer, const T *query,
                                              DecodeState<T, D, HeadTiles> &state) {
-    constexpr uint32_t kTile = kDecodeKeys * D * 2; // bytes
-    constexpr int kChunks = D / 8;                  // 16-byte chunks per row
+    constexpr uint32_t kTile = kDecodeKeys * kTileRowBytes<D>; // bytes
+    constexpr int kChunks = D / 8;                             // 16-byte chunks per row
     const int lane = threadIdx.x % kWarpSize;
     const int warp = threadIdx.x / kWarpSize;
     const int n = (last_tile - first_tile - warp + kDecodeWarps - 1) / kDecodeWarps;
@@ -185,7 +185,8 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
     cp_async_wait_group<0>();
 }
 
-template <typename T, int D, int HeadTiles, int Stages>
+// Long: with several clusters per token and KV head.
+template <typename T, int D, int HeadTiles, int Stages, bool Long>
 __global__ void __launch_bounds__(kDecodeThreads, 2)
     attention_decode_kernel(AttentionArgs args, const int32_t *tokens, SplitKv splits) {
     constexpr int kHeads = 8 * HeadTiles;
@@ -215,14 +216,14 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
     const int tiles_begin = begin / kDecodeKeys;
     const int tiles_end = (end + kDecodeKeys - 1) / kDecodeKeys;
     const int n_tiles = tiles_end - tiles_begin;
-    const int max_splits = splits.n * splits.clusters;
+    const int max_splits = Long ? splits.n * splits.clusters : splits.n;
     const int per_split = max((n_tiles + max_splits - 1) / max_splits, kDecodeMinTiles);
     const int n_splits = (n_tiles + per_split - 1) / per_split;
     constexpr int kPitch = D + 4;                    // row pitch of `outs`, avoids bank conflicts
     float *outs = reinterpret_cast<float *>(shared); // [warp][head][kPitch]
     const unsigned char *workspace = shared + kDecodePipelineBytes<D, Stages>;
-    SplitCombine<T, D, kHeads> combine(args, splits, n_splits, smem_address(workspace),
-                                       smem_address(&combine_barrier));
+    SplitCombine<T, D, kHeads, Long> combine(args, splits, n_splits, smem_address(workspace),
+                                             smem_address(&combine_barrier));
     const bool is_split = n_splits > 1 && combine.has_splits();
     if (is_split) {
         combine.init();
@@ -243,7 +244,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
     const T *q = static_cast<const T *>(args.q) + token * args.q_token +
                  int64_t(kv_head) * args.group * args.q_head;
     const uint32_t buffer =
-        smem_address(shared) + uint32_t(warp) * Stages * 2 * kDecodeKeys * D * 2;
+        smem_address(shared) + uint32_t(warp) * Stages * 2 * kDecodeKeys * kTileRowBytes<D>;
     const int first_tile = tiles_begin + split * per_split;
     decode_tiles<T, D, HeadTiles, Stages>(args, args.table_of(token), kv_head, begin, end,
                                           first_tile, min(first_tile + per_split, tiles_end),
@@ -330,7 +331,7 @@ template <int D, int HeadTiles, int Stages> constexpr int max_decode_smem(bool h
            (has_clusters ? combine_bytes<D>(8 * HeadTiles, kMaxSplits) : 0);
 }
 
-template <typename T, int D, int HeadTiles, int Stages>
+template <typename T, int D, int HeadTiles, int Stages, bool Long>
 void launch_decode(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
                    int64_t n_tokens, int n_splits, int clusters) {
     const int64_t units = n_tokens * args.kv_heads;
@@ -346,7 +347,7 @@ void launch_decode(device::CudaStream &stream, const AttentionArgs &args, const 
         splits.counters = static_cast<int32_t *>(
             stream.counters.at_least(size_t(units * splits.n) * sizeof(int32_t)));
     }
-    const auto kernel = attention_decode_kernel<T, D, HeadTiles, Stages>;
+    const auto kernel = attention_decode_kernel<T, D, HeadTiles, Stages, Long>;
     set_max_dynamic_smem(kernel, size_t(max_decode_smem<D, HeadTiles, Stages>(has_clusters)));
     const int bytes = kDecodePipelineBytes<D, Stages> +
                       (has_clusters ? combine_bytes<D>(args.group, splits.n) : 0);
@@ -368,14 +369,20 @@ void run_decode(device::CudaStream &stream, const AttentionArgs &args, const int
     // With few tokens the blocks should fit beside those of the previous and the next kernel. Devices
     // with 99 KB per block have room for two stages only.
     constexpr int kOwnShared = 2 << 10; // upper bound of the static shared memory
-    const bool are_few = clusters > 1 || 2 * stream.n_sms / units >= 4;
+    const bool are_few = 2 * stream.n_sms / units >= 4;
     const bool has_room =
         max_decode_smem<D, HeadTiles, 3>(stream.has_pdl) + kOwnShared <= stream.max_shared_bytes;
-    if (tuning.stages == 2 || (tuning.stages == 0 && are_few) || !has_room) {
-        launch_decode<T, D, HeadTiles, 2>(stream, args, tokens, n_tokens, n, clusters);
-    } else {
-        launch_decode<T, D, HeadTiles, 3>(stream, args, tokens, n_tokens, n, clusters);
+    if (clusters > 1) {
+        launch_decode<T, D, HeadTiles, 2, true>(stream, args, tokens, n_tokens, n, clusters);
+        return;
     }
+    if constexpr (D == 64 || D == 128) {
+        if (tuning.stages == 3 || (tuning.stages == 0 && !are_few && has_room)) {
+            launch_decode<T, D, HeadTiles, 3, false>(stream, args, tokens, n_tokens, n, 1);
+            return;
+        }
+    }
+    launch_decode<T, D, HeadTiles, 2, false>(stream, args, tokens, n_tokens, n, 1);
 }
 
 } // namespace llaisys::ops::cuda

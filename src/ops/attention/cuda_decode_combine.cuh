@@ -23,8 +23,8 @@ constexpr int kMaxClusters = 16; // per token and KV head
 struct SplitKv {
     int n;
     int clusters;
-    // With several clusters: [tokens, kv_heads, clusters, group, D + 2]: out, max, sum. Without
-    // clusters: [tokens, kv_heads, n, heads of 8 * HeadTiles, D + 2].
+    // With several clusters: [tokens, kv_heads, clusters, cluster_partial_floats]. Devices without
+    // clusters: [tokens, kv_heads, n, heads of 8 * HeadTiles, D + 2]: out, max, sum.
     float *partial;
     int32_t *counters; // [tokens, kv_heads, n], zero between calls
 };
@@ -39,43 +39,68 @@ struct WeightedSum {
     }
 };
 
-// Workspace of a block with n splits: the values of its parts per split, then maximum and
-// denominator of the heads of a part.
-template <int D> constexpr int kPartHeads = kDecodeThreads / D;
+// A part is 128 values of [group, D]. Heads that it may contain values of, and its bytes: values, then
+// maximum and denominator of these heads.
+template <int D>
+constexpr int kPartHeads = D % kDecodeThreads == 0   ? 1
+                           : kDecodeThreads % D == 0 ? kDecodeThreads / D
+                                                     : (D + kDecodeThreads - 2) / D + 1;
 template <int D> constexpr int kPartBytes = kDecodeThreads * 4 + kPartHeads<D> * 8;
+template <int D> __host__ __device__ constexpr int n_parts(int group) {
+    return (group * D + kDecodeThreads - 1) / kDecodeThreads;
+}
+// Workspace of a block with n splits: its parts per split.
 template <int D> constexpr int combine_bytes(int group, int n) {
-    const int parts = (group * D + kDecodeThreads - 1) / kDecodeThreads;
-    return n == 1 ? 0 : (parts + n - 1) / n * n * kPartBytes<D>;
+    return n == 1 ? 0 : (n_parts<D>(group) + n - 1) / n * n * kPartBytes<D>;
+}
+// Result of one cluster in global memory: all parts.
+template <int D> __host__ __device__ constexpr int64_t cluster_partial_floats(int group) {
+    return int64_t(n_parts<D>(group)) * (kPartBytes<D> / 4);
+}
+// The head of value i within its part, and whether i is the first value of it there.
+template <int D> __device__ __forceinline__ int head_in_part(int i) {
+    return kDecodeThreads % D == 0 ? i % kDecodeThreads / D : i / D - (i - i % kDecodeThreads) / D;
+}
+template <int D> __device__ __forceinline__ bool starts_head(int i) {
+    return i % D == 0 || (kDecodeThreads % D != 0 && i % kDecodeThreads == 0);
 }
 
 #if __CUDA_ARCH__ >= 900
 
 // For a token and KV head with n_splits > 1; called by all threads of all blocks of the clusters,
 // also by blocks without a split. workspace: combine_bytes, 8-byte aligned; barrier: in shared memory.
-template <typename T, int D, int Heads> class SplitCombine {
+template <typename T, int D, int Heads, bool Long> class SplitCombine {
 public:
     __device__ __forceinline__ SplitCombine(const AttentionArgs &args, const SplitKv &splits,
                                             int n_splits, uint32_t workspace, uint32_t barrier)
-        : group_(args.group), n_(splits.n), rank_(int(blockIdx.x) % splits.n),
-          cluster_(int(blockIdx.x) / splits.n), n_clusters_((n_splits + splits.n - 1) / splits.n),
-          n_splits_(min(n_splits - cluster_ * splits.n, splits.n)), workspace_(workspace),
-          barrier_(barrier) {
-        const int64_t unit = int64_t(blockIdx.z) * args.kv_heads + blockIdx.y;
-        partial_ = splits.partial + unit * splits.clusters * group_ * (D + 2);
-        counter_ = splits.counters + unit * splits.n + rank_;
+        : group_(args.group), n_(splits.n), n_splits_(n_splits), rank_(int(blockIdx.x)),
+          workspace_(workspace), barrier_(barrier) {
+        if constexpr (Long) {
+            rank_ = int(blockIdx.x) % n_;
+            const int cluster = int(blockIdx.x) / n_;
+            n_clusters_ = (n_splits + n_ - 1) / n_;
+            n_splits_ = min(n_splits - cluster * n_, n_);
+            const int64_t unit = int64_t(blockIdx.z) * args.kv_heads + blockIdx.y;
+            first_ = splits.partial + unit * splits.clusters * cluster_partial_floats<D>(group_);
+            own_ = first_ + cluster * cluster_partial_floats<D>(group_);
+            counter_ = splits.counters + unit * n_ + rank_;
+        }
     }
     // False: no split of the token belongs to this cluster.
-    __device__ __forceinline__ bool has_splits() const { return n_splits_ > 0; }
+    __device__ __forceinline__ bool has_splits() const { return !Long || n_splits_ > 0; }
     __device__ __forceinline__ void init() {
         if (threadIdx.x == 0) {
             mbarrier_init(barrier_, 1);
             fence_mbarrier_init();
-            int values = 0;
+            int bytes = 0;
             for (int part = rank_; part * kDecodeThreads < group_ * D; part += n_) {
-                values += min(kDecodeThreads, group_ * D - part * kDecodeThreads);
+                const int first = part * kDecodeThreads;
+                const int values = min(kDecodeThreads, group_ * D - first);
+                const int heads =
+                    kDecodeThreads % D == 0 ? values / D : (first + values - 1) / D - first / D + 1;
+                bytes += values * 4 + heads * 8;
             }
-            mbarrier_arrive_expect_tx(barrier_,
-                                      uint32_t(n_splits_ * (values * 4 + values / D * 8)));
+            mbarrier_arrive_expect_tx(barrier_, uint32_t(n_splits_ * bytes));
         }
         barrier_cluster_arrive();
     }
@@ -88,8 +113,8 @@ public:
         const uint32_t at = mapa(part_address(part / n_, rank_), to);
         const uint32_t barrier = mapa(barrier_, to);
         st_async(at + uint32_t(i % kDecodeThreads) * 4, value, barrier);
-        if (i % D == 0) {
-            st_async(at + kDecodeThreads * 4 + uint32_t(i % kDecodeThreads / D) * 8,
+        if (starts_head<D>(i)) {
+            st_async(at + kDecodeThreads * 4 + uint32_t(head_in_part<D>(i)) * 8,
                      make_float2(top, sum), barrier);
         }
     }
@@ -109,10 +134,9 @@ public:
                     workspace + (part_address(own, min(s, n_splits_ - 1)) - workspace_);
                 const bool is_there = s < n_splits_;
                 value[s] = is_there ? reinterpret_cast<const float *>(at)[threadIdx.x] : 0.0f;
-                stats[s] =
-                    is_there
-                        ? reinterpret_cast<const float2 *>(at + kDecodeThreads * 4)[threadIdx.x / D]
-                        : make_float2(-INFINITY, 0.0f);
+                stats[s] = is_there ? reinterpret_cast<const float2 *>(
+                                          at + kDecodeThreads * 4)[head_in_part<D>(i)]
+                                    : make_float2(-INFINITY, 0.0f);
             }
             float highest = stats[0].x;
 #pragma unroll
@@ -124,19 +148,21 @@ public:
             for (int s = 0; s < kMaxSplits; ++s) {
                 all.add(value[s], stats[s].y, exp2f(stats[s].x - highest));
             }
-            if (n_clusters_ == 1) {
+            if (!Long || n_clusters_ == 1) {
                 out[i / D * out_head + i % D] = from_float<T>(all.value / all.sum);
                 continue;
             }
-            float *head = partial_ + (int64_t(cluster_) * group_ + i / D) * (D + 2);
-            head[i % D] = all.value;
-            if (i % D == 0) {
-                head[D] = highest;
-                head[D + 1] = all.sum;
+            float *part = own_ + i / kDecodeThreads * kPartFloats;
+            part[threadIdx.x] = all.value;
+            if (starts_head<D>(i)) {
+                reinterpret_cast<float2 *>(part + kDecodeThreads)[head_in_part<D>(i)] =
+                    make_float2(highest, all.sum);
             }
         }
-        if (n_clusters_ > 1) {
-            finish_clusters(out, out_head);
+        if constexpr (Long) {
+            if (n_clusters_ > 1) {
+                finish_clusters(out, out_head);
+            }
         }
     }
 
@@ -162,25 +188,27 @@ private:
             if (i >= group_ * D) {
                 break;
             }
-            const float *first = partial_ + i / D * (D + 2);
-            const int64_t step = int64_t(group_) * (D + 2);
+            const float *part = first_ + i / kDecodeThreads * kPartFloats;
+            const int64_t step = cluster_partial_floats<D>(group_);
             // kAtOnce clusters are loaded at a time; the sums are rescaled to the running maximum.
             constexpr int kAtOnce = 4;
             float highest = -INFINITY;
             WeightedSum all;
             for (int c0 = 0; c0 < n_clusters_; c0 += kAtOnce) {
-                float value[kAtOnce], top[kAtOnce], sum[kAtOnce];
+                float value[kAtOnce];
+                float2 stats[kAtOnce];
                 float now = highest;
 #pragma unroll
                 for (int j = 0; j < kAtOnce; ++j) {
-                    const float *at = first + min(c0 + j, n_clusters_ - 1) * step;
-                    value[j] = __ldcg(at + i % D);
-                    top[j] = c0 + j < n_clusters_ ? __ldcg(at + D) : -INFINITY;
-                    sum[j] = __ldcg(at + D + 1);
+                    const float *at = part + min(c0 + j, n_clusters_ - 1) * step;
+                    value[j] = __ldcg(at + threadIdx.x);
+                    stats[j] = __ldcg(reinterpret_cast<const float2 *>(at + kDecodeThreads) +
+                                      head_in_part<D>(i));
+                    stats[j].x = c0 + j < n_clusters_ ? stats[j].x : -INFINITY;
                 }
 #pragma unroll
                 for (int j = 0; j < kAtOnce; ++j) {
-                    now = fmaxf(now, top[j]);
+                    now = fmaxf(now, stats[j].x);
                 }
                 const float rescale = exp2f(highest - now);
                 all.value *= rescale;
@@ -188,7 +216,7 @@ private:
                 highest = now;
 #pragma unroll
                 for (int j = 0; j < kAtOnce; ++j) {
-                    all.add(value[j], sum[j], exp2f(top[j] - now));
+                    all.add(value[j], stats[j].y, exp2f(stats[j].x - now));
                 }
             }
             out[i / D * out_head + i % D] = from_float<T>(all.value / all.sum);
@@ -197,18 +225,20 @@ private:
             *counter_ = 0;
         }
     }
+    static constexpr int kPartFloats = kPartBytes<D> / 4;
     __device__ __forceinline__ uint32_t part_address(int own, int split) const {
         return workspace_ + uint32_t((own * n_ + split) * kPartBytes<D>);
     }
-    int group_, n_, rank_, cluster_, n_clusters_, n_splits_;
+    int group_, n_, n_splits_, rank_;
     uint32_t workspace_, barrier_;
-    float *partial_;
-    int32_t *counter_;
+    int n_clusters_ = 1; // with splits of the token
+    float *first_ = nullptr, *own_ = nullptr;
+    int32_t *counter_ = nullptr;
 };
 
 #else
 
-template <typename T, int D, int Heads> class SplitCombine {
+template <typename T, int D, int Heads, bool Long> class SplitCombine {
 public:
     __device__ __forceinline__ SplitCombine(const AttentionArgs &args, const SplitKv &splits,
                                             int n_splits, uint32_t, uint32_t)

@@ -16,7 +16,9 @@ constexpr int kPrefillRows = kPrefillWarps * 16;
 constexpr int kPrefillKeys = 64;
 constexpr int kPrefillThreads = kPrefillWarps * kWarpSize;
 
-template <int D> constexpr int prefill_shared_bytes() { return 2 * 2 * kPrefillKeys * D * 2; }
+template <int D> constexpr int prefill_shared_bytes() {
+    return 2 * 2 * kPrefillKeys * kTileRowBytes<D>;
+}
 
 // Rows g and g + 8 of a warp (g: lane / 4), columns in pairs.
 template <typename T, int D> struct PrefillState {
@@ -106,7 +108,7 @@ template <typename T, int D>
 __global__ void __launch_bounds__(kPrefillThreads, 1)
     attention_prefill_kernel(AttentionArgs args, const int32_t *runs) {
     constexpr int kChunks = D / 8;
-    constexpr uint32_t kTile = kPrefillKeys * D * 2; // bytes
+    constexpr uint32_t kTile = kPrefillKeys * kTileRowBytes<D>; // bytes
     extern __shared__ __align__(128) unsigned char shared[];
     __shared__ int slots[2][kPrefillKeys];
     __shared__ int seen[4]; // smallest and largest begin and end of the tokens

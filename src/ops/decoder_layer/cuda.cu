@@ -242,7 +242,7 @@ bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, 
         k.weight->bytes.dtype() != dtype || v.weight->bytes.dtype() != dtype ||
         q.out->dtype() != dtype || placement.kv.k.dtype() != dtype ||
         placement.kv.head_dim != 2 * placement.inv_freq.size(0) ||
-        placement.kv.head_dim % 32 != 0 || placement.kv.head_dim > 2 * cuda::kMaxPairs ||
+        placement.kv.head_dim % 16 != 0 || placement.kv.head_dim > 2 * cuda::kMaxPairs ||
         (has_rope_kernel && !(is_adjacent(*q.out, *k.out) && is_adjacent(*k.out, *v.out) &&
                               is_16_byte_aligned(*q.out) && q.out->stride(0) % 8 == 0 &&
                               is_16_byte_aligned(placement.kv.k) &&

@@ -123,6 +123,14 @@ template <typename T> void check_all(CudaStream &stream) {
         check_sequences<T, 64, 2>(stream, 1, 11, {6000}, tuning);
     }
     check_sequences<T, 128, 1>(stream, 1, 4, {30000}, {16, 0});
+    // Other head_dim: parts of the combine that straddle heads.
+    for (const int clusters : {1, 3}) {
+        const DecodeTuning tuning{clusters, 0};
+        check_sequences<T, 80, 1>(stream, 2, 5, {3000, 5, 0, 1000}, tuning);
+        check_sequences<T, 80, 2>(stream, 1, 11, {2500}, tuning);
+        check_sequences<T, 192, 1>(stream, 1, 7, {2500, 129}, tuning);
+        check_sequences<T, 256, 1>(stream, 2, 4, {2500, 129}, tuning);
+    }
 }
 
 // n sequences of `mean` positions, or of 1/8 to 15/8 of it; KV blocks are shuffled.
@@ -269,6 +277,7 @@ int main(int argc, char **argv) {
         check_sequences<bf16, 128, 1>(stream, 2, 6, {300, 0, 129, 17}, {});
         check_sequences<f16, 64, 2>(stream, 1, 11, {2000}, {0, 3});
         check_sequences<bf16, 128, 1>(stream, 2, 8, {3000, 5}, {3, 0});
+        check_sequences<bf16, 80, 1>(stream, 1, 5, {2000, 5}, {2, 0});
     };
     const auto profile = [](CudaStream &stream) {
         Sequences(28, 4, 256, 830, true).run(stream);
