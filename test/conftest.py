@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+# `--device auto` is the CPU in every test and in the processes that tests start; tests of CUDA
+# (test/cuda) name their device.
+os.environ.setdefault("LLAISYS_DEVICE", "cpu")
+
 # Fakes, reference models and servers that several folders use.
 sys.path.insert(0, str(Path(__file__).resolve().parent / "helpers"))
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
-from contextlib import suppress
 from importlib import metadata
 
 from llaisys.common.errors import LlaisysError
+from llaisys.common.machine_cores import describe_cores
+from llaisys.common.machine_memory import describe_memory
 from llaisys.common.numa import format_cpus, numa_nodes
 from llaisys.common.version import __version__
 
@@ -25,15 +25,20 @@ def describe_environment() -> dict[str, str]:
         "llaisys": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
-        "cores": str(os.cpu_count()),
+        "cores": describe_cores(),
+        "memory": describe_memory(),
         "numa": "; ".join(f"node {n.number}: {format_cpus(n.cpus)}" for n in numa_nodes()),
     }
     try:
         from llaisys.libllaisys.handles import describe_devices
-        from llaisys.libllaisys.library import choose_library, last_error, lib, library_path
+        from llaisys.libllaisys.library import last_error, lib, library_path
+        from llaisys.models.device import choose_device, requested_device
 
-        with suppress(LlaisysError):  # falls back to the CPU library
-            choose_library("cuda")
+        choice = choose_device()  # loads the CUDA library if that is possible
+        requested = requested_device("auto")
+        facts["device auto"] = f"{choice.device}: {choice.reason}"
+        if requested != "auto":
+            facts["device auto"] = f"{requested}: set by LLAISYS_DEVICE"
         native = lib()
         facts["library"] = f"{library_path().name}, ABI {native.llaisysAbiVersion()}"
         isa = native.llaisysCpuIsa().decode()

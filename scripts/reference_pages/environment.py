@@ -16,6 +16,7 @@ TEXTS = {
     "LLAISYS_CACHE": "Directory of downloaded models (default: `$XDG_CACHE_HOME/llaisys`)",
     "LLAISYS_CPU_AMX": "`off` disables the AMX kernels",
     "LLAISYS_CPU_ISA": "Instruction set of the CPU kernels: `portable`, `avx2`, `avx512`, `neon`",
+    "LLAISYS_DEVICE": "Device of `--device auto`: `cpu` or `cuda` (default: CUDA where it works)",
     "LLAISYS_LIBRARY": "Path of the native library (default: the one in the package)",
     "LLAISYS_NVTX": "`1` marks the stages of a step for NVIDIA's profilers",
     "CUDA_VISIBLE_DEVICES": "GPUs that the process may use, as for every CUDA program",

@@ -97,6 +97,24 @@ def test_requests_are_distributed_and_results_are_equal(server: ServerProcess) -
         assert os.sched_getaffinity(pid) == cores_of_rank(numa_nodes(), index, 2)
 
 
+def test_the_choice_of_the_device_is_one_line_for_all_replicas() -> None:
+    hidden = {"LLAISYS_DEVICE": "", "CUDA_VISIBLE_DEVICES": ""}  # auto, without a GPU
+    with ServerProcess(*TWO, env=hidden) as server:
+        server.wait_ready()
+        wait_up(server)
+        messages = [str(event.get("message")) for event in server.events()]
+        chosen = [text for text in messages if text.startswith("device ")]
+        assert len(chosen) == 1 and chosen[0].startswith("device cpu: ")
+
+
+def test_cuda_without_a_gpu_ends_the_server_with_what_is_missing() -> None:
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    with ServerProcess("--device", "cuda", env=hidden) as server:
+        reason = "device is 'cuda'; it must be cpu here: "
+        server.wait_for(lambda: any(reason in line for line in server.log), "the reason")
+        assert server.process.wait(60) != 0
+
+
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_dead_replica_fails_only_its_requests_and_restarts(how: int) -> None:
     with ServerProcess(*TWO, "--engine-dead-after", "1", env=STEP) as server:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.step import AttentionMetadata, ModelStepInput, SamplingMetadata
 from llaisys.common.validation import check_int
 from llaisys.engine.config import EngineConfig
+from llaisys.engine.executor.device_choice import resolve_device
 from llaisys.libllaisys.handles import Stream
 from llaisys.libllaisys.types import DTYPE_BYTES
 from llaisys.models.base import AdapterOptions, ModelAdapter
@@ -60,6 +61,7 @@ class LatencyOptions:
 
 
 def run_latency(options: LatencyOptions) -> dict[str, Any]:
+    options = replace(options, engine=resolve_device(options.engine))
     engine = options.engine
     path = _model_path(options)
     rng = np.random.default_rng(0)  # imported before base_rss is measured

@@ -200,6 +200,7 @@ class ModelInfo:
     generation_defaults: dict[str, float | int | None] = field(default_factory=dict)
     hidden_size: int = 0  # size of an embedding; 0: not supported
     tokenizer_source: Any = None  # for llaisys.tokenization; None: no tokenizer
+    device: str = "cpu"
 
     @property
     def kv_cache_bytes(self) -> int:

@@ -208,8 +208,11 @@ class EngineConfig:
     tokenizer: Any = None  # a Tokenizer that replaces the model's
     adapter_class: Any = None  # a ModelAdapter class that replaces the registry's
     device: str = option(
-        "cpu", Text(), "Device: cpu or cuda", group="device", common=True, metavar="DEVICE"
-    )
+        "auto", Choice(("auto", "cpu", "cuda"), {"nvidia": "cuda"}), "Device",
+        group="device", common=True,
+        more="`auto`: CUDA if the package, the driver, the GPU and the other options support it, "
+        "else the CPU. The log says which and why.",
+    )  # fmt: skip
     dtype: str = option(
         "auto", Choice(DTYPES, DTYPE_NAMES), "Data type of weights and activations",
         group="model", common=True,
@@ -224,7 +227,9 @@ class EngineConfig:
     )  # fmt: skip
     n_threads: int = option(
         0, Integer(0, 4096), "CPU threads", flag="--threads",
-        group="device", common=True, default_text="one per core", aliases=("-t",),
+        group="device", common=True, default_text="one per usable core", aliases=("-t",),
+        more="Usable: within the CPU affinity and the CPU quota of the container. Ranks and "
+        "replicas divide them.",
     )  # fmt: skip
     seed: int | None = option(
         None, Integer(0, (1 << 64) - 1), "Seed for requests that set none",
@@ -266,7 +271,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         check_options(self)
         object.__setattr__(self, "parallel", normalize_parallel_config(self.parallel))
-        if self.cache.kv_cache_dtype == "q8" and self.device != "cpu":
+        if self.device == "cuda" and self.parallel.distributed_executor_backend == "ray":
+            raise invalid_value("device", "cuda", "cpu with distributed_executor_backend ray")
+        if self.cache.kv_cache_dtype == "q8" and self.device == "cuda":
             limit = f"{', '.join(DTYPES)} on device {self.device}: 8 bits are for the CPU"
             raise invalid_value("kv_cache_dtype", "q8", limit)
 
@@ -277,7 +284,7 @@ class EngineConfig:
         if given is None:
             return None
         config = SpeculativeConfig(**given)
-        few = config.has_weights and self.device == "cpu"
+        few = config.has_weights and self.device != "cuda"
         batch = config.disable_by_batch_size or (CPU_DRAFT_BATCH if few else DRAFT_BATCH)
         return replace(config, disable_by_batch_size=batch)
 

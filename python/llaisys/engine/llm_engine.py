@@ -16,6 +16,7 @@ from llaisys.engine.config import EngineConfig
 from llaisys.engine.core import EngineCore
 from llaisys.engine.engine_client import EngineClient
 from llaisys.engine.executor import Executor
+from llaisys.engine.executor.device_choice import resolve_device
 from llaisys.engine.input_processor import InputProcessor, Messages, open_tokenizer
 from llaisys.engine.output_processor import OutputOptions, OutputProcessor
 
@@ -26,7 +27,7 @@ class LLMEngine(EngineClient):
     """Runs in the process and thread of its caller. Not thread-safe."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.config = config
+        self.config = config = resolve_device(config)
         executor = self._init_executor(config)
         try:
             self.core = EngineCore(config, executor)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from llaisys.common.flags import OptionParser
 from llaisys.common.model_argument import add_model_argument
 from llaisys.common.validation import check_int, invalid_value
-from llaisys.engine.config import EngineConfig, add_engine_flags, given_engine_options
+from llaisys.engine.config import DTYPES, EngineConfig, add_engine_flags, given_engine_options
 from llaisys.entrypoints.cli_options import add_model_options, open_llm
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ LATENCY_OPTIONS = (*MODEL_OPTIONS, "device", "exact", "max_model_len")
 OPS_OPTIONS = ("device", "n_threads")
 NO_ENGINE = "this runs {} without the engine; bench throughput takes every option"
 SIMULATED_PROMPT = 128  # tokens
+FIRST_OF_TWO = 0.45  # gpu_memory_utilization of the first of two engines in a process
 SHAPE = "Random weights of this shape, e.g. qwen2.5-0.5b"
 
 
@@ -165,9 +166,12 @@ def _add_serve(kinds: Any) -> None:
 def _ops(options: argparse.Namespace) -> int:
     from llaisys.bench.machine import print_machine
     from llaisys.bench.run_ops import run
+    from llaisys.engine.executor.device_choice import resolve_device
 
     given = given_engine_options(options, only=OPS_OPTIONS, because=NO_ENGINE.format("operators"))
-    engine = EngineConfig.of(**given)
+    others = [name for name in options.dtypes or () if name not in DTYPES]
+    cpu_reason = f"dtype {others[0]} is timed on the CPU only" if others else ""
+    engine = resolve_device(EngineConfig.of(**given), cpu_reason=cpu_reason)
     machine, results = run(
         *(engine.device, engine.n_threads, options.models, options.dtypes, options.quick),
         _show_progress,
@@ -284,8 +288,12 @@ def _speculative(options: argparse.Namespace) -> int:
         options.model = _shape_model(options)
     if options.speculative_config is None:
         options.speculative_config = {}
+    fraction = options.gpu_memory_utilization
+    if fraction is None:  # both engines share a GPU
+        options.gpu_memory_utilization = FIRST_OF_TWO
     with open_llm(options) as drafted:
         options.speculative_config = None
+        options.gpu_memory_utilization = fraction
         with open_llm(options) as plain:
             runs = run_speculative(
                 drafted,

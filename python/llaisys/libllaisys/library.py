@@ -17,16 +17,33 @@ CUDA_LIBRARY = "libllaisys_cuda.so"  # with CUDA; supports the CPU as well
 _chosen = CPU_LIBRARY  # loaded by lib()
 
 
-def library_path() -> Path:
+def library_path(name: str = "") -> Path:
     """The file that `lib()` loads: `LLAISYS_LIBRARY`, the one in the package, or in an editable
-    package (`make develop`) the one in `build/native` of the repository."""
+    package (`make develop`) the one in `build/native` of the repository. `name`: the file of one of
+    the two libraries."""
     override = os.environ.get("LLAISYS_LIBRARY")
     if override:
         return Path(override)
     package = Path(__file__).resolve().parent.parent
-    built = package.parents[1] / "build/native" / _chosen
-    installed = package / "lib" / _chosen
+    built = package.parents[1] / "build/native" / (name or _chosen)
+    installed = package / "lib" / (name or _chosen)
     return built if built.is_file() and not installed.is_file() else installed
+
+
+def is_loaded() -> bool:
+    """Whether this process has loaded a library, which is final."""
+    return bool(lib.cache_info().currsize)
+
+
+def is_cuda_chosen() -> bool:
+    return _chosen == CUDA_LIBRARY
+
+
+def choose_cpu_library() -> None:
+    """Make `lib()` load the CPU library, unless a library is loaded."""
+    global _chosen
+    if not is_loaded():
+        _chosen = CPU_LIBRARY
 
 
 def choose_library(device: str) -> None:
@@ -35,7 +52,7 @@ def choose_library(device: str) -> None:
     global _chosen
     if types.DEVICE_NAMES.get(device) != types.DEVICE_NVIDIA or _chosen == CUDA_LIBRARY:
         return
-    if lib.cache_info().currsize:
+    if is_loaded():
         if lib().llaisysDeviceCount(types.DEVICE_NVIDIA) == 0:
             why = "the CPU library is already loaded in this process, or there is no usable GPU"
             raise _only_the_cpu(device, why)
@@ -43,10 +60,10 @@ def choose_library(device: str) -> None:
     _chosen = CUDA_LIBRARY
     if not library_path().is_file():
         _chosen = CPU_LIBRARY
-        why = f"this installation has no {CUDA_LIBRARY}; build it where nvcc is installed"
+        why = f"this installation has no {CUDA_LIBRARY} (`make build CUDA=1` builds it)"
         raise _only_the_cpu(device, why)
-    _preload("libcublasLt.so")
-    _preload("libnccl.so")
+    preload("libcublasLt.so")
+    preload("libnccl.so")
 
 
 def _only_the_cpu(device: str, why: str) -> InvalidInputError:
@@ -56,7 +73,7 @@ def _only_the_cpu(device: str, why: str) -> InvalidInputError:
     )
 
 
-def _preload(name: str) -> None:
+def preload(name: str) -> None:
     """Load a library from an `nvidia-*` wheel, for systems without the CUDA toolkit."""
     for folder in map(Path, sys.path):
         for path in sorted(folder.glob(f"nvidia/*/lib/{name}.*"), reverse=True):

@@ -1,7 +1,7 @@
-"""GPU utilization through NVIDIA's management library (NVML).
+"""NVIDIA's management library (NVML): finds GPUs and reads their utilization.
 
-Wraps the few calls of nvml.h that are used. The library is optional: without it only the
-utilization metric is missing.
+Wraps the few calls of nvml.h that are used. The library is optional: without it the utilization
+metric is missing, and `gpu_probe` asks libcuda.
 """
 
 from __future__ import annotations
@@ -26,6 +26,16 @@ def load_library() -> Any:
         return None
 
 
+def find_device(library: Any, name: str) -> ctypes.c_void_p | None:
+    """The handle of a GPU by its index or UUID, as CUDA_VISIBLE_DEVICES names it."""
+    handle = ctypes.c_void_p()
+    if name.isdecimal():
+        code = library.nvmlDeviceGetHandleByIndex_v2(int(name), ctypes.byref(handle))
+    else:
+        code = library.nvmlDeviceGetHandleByUUID(name.encode(), ctypes.byref(handle))
+    return handle if code == 0 else None
+
+
 class NvmlDevice:
     """One GPU; `device_id` is CUDA's index, which respects CUDA_VISIBLE_DEVICES."""
 
@@ -39,12 +49,10 @@ class NvmlDevice:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         names = [name.strip() for name in visible.split(",")] if visible else []
         name = names[device_id] if device_id < len(names) else str(device_id)
-        found = ctypes.byref(self._device)
-        if name.isdecimal():
-            code = self._library.nvmlDeviceGetHandleByIndex_v2(int(name), found)
-        else:
-            code = self._library.nvmlDeviceGetHandleByUUID(name.encode(), found)
-        return bool(code == 0)
+        handle = find_device(self._library, name)
+        if handle is not None:
+            self._device = handle
+        return handle is not None
 
     def utilization(self) -> float | None:
         """Fraction of the last sample period in which a kernel ran, 0 to 1; None: unknown."""

@@ -1,18 +1,71 @@
-"""Selection of a process's device, and its memory budget."""
+"""Choice of a process's device, and its memory budget."""
 
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
+from llaisys.common.errors import InvalidInputError
 from llaisys.common.types import GpuUsage
+from llaisys.common.validation import check_choice
+from llaisys.libllaisys.cuda_support import CudaProblem, find_cuda, load_cuda
 from llaisys.libllaisys.handles import describe_devices, device_memory
 from llaisys.libllaisys.library import choose_library
 from llaisys.libllaisys.nvml import NvmlDevice
 from llaisys.libllaisys.types import DEVICE_NAMES, DEVICE_NVIDIA
 
 logger = logging.getLogger("llaisys.models")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    device: str  # cpu or cuda
+    reason: str
+    num_gpus: int = 0  # visible to this process; 0 on the CPU
+
+
+def requested_device(device: str) -> str:
+    """`device`, or for `auto` the value of LLAISYS_DEVICE: auto, cpu or cuda."""
+    if device != "auto":
+        return device
+    return check_choice(
+        "LLAISYS_DEVICE", os.environ.get("LLAISYS_DEVICE") or "auto", ("auto", "cpu", "cuda")
+    )
+
+
+def choose_device(
+    device_ids: Sequence[int] = (0,), num_ranks: int = 1, cpu_reason: str = ""
+) -> DeviceChoice:
+    """The device of `auto`: CUDA where it works, else the CPU. Loads the CUDA library in the first
+    case. `cpu_reason`: an option that only the CPU supports."""
+    if cpu_reason:
+        return DeviceChoice("cpu", cpu_reason)
+    support = find_cuda(device_ids, num_ranks)
+    problem = support.problem or load_cuda()
+    if problem is not None:
+        return DeviceChoice("cpu", str(problem))
+    reason = "GPU with compute capability {}.{}".format(*support.capability)
+    return DeviceChoice("cuda", reason, support.num_gpus)
+
+
+def require_cuda(device_ids: Sequence[int] = (0,), num_ranks: int = 1) -> DeviceChoice:
+    """Load the CUDA library. Raises InvalidInputError, which says what is missing and how to get
+    it."""
+    support = find_cuda(device_ids, num_ranks)
+    problem = support.problem or load_cuda()
+    if problem is not None:
+        raise _no_cuda(problem)
+    return DeviceChoice("cuda", "as requested", support.num_gpus)
+
+
+def _no_cuda(problem: CudaProblem) -> InvalidInputError:
+    limit = f"cpu here: {problem}"
+    return InvalidInputError(
+        f"device is 'cuda'; it must be {limit}", field="device", value="cuda", limit=limit
+    )
 
 
 def open_device(device: str) -> None:

@@ -15,6 +15,7 @@ from llaisys.chat.style import AUTO, NONE
 from llaisys.chat.tool_formats import TOOL_FORMATS
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.logs import FORMATS, LEVELS
+from llaisys.common.machine_cores import usable_cores
 from llaisys.common.options import (
     Bytes,
     Choice,
@@ -289,10 +290,12 @@ class ServerConfig:
     def engine_of_replica(self) -> EngineConfig:
         """The configuration of each engine process; several of them divide the cores."""
         engine, count = self.engine, self.data_parallel_size
+        if self.data_parallel_backend == "ray" and engine.device == "auto":
+            engine = replace(engine, device="cpu")  # Ray is asked for CPUs only
         if count == 1 or engine.n_threads:
             return engine
         ranks = count * engine.parallel.tensor_parallel_size
-        return replace(engine, n_threads=max(1, len(os.sched_getaffinity(0)) // ranks))
+        return replace(engine, n_threads=max(1, usable_cores() // ranks))
 
     @property
     def max_num_seqs(self) -> int:

@@ -13,6 +13,7 @@ from llaisys.common.errors import ClosedError, LlaisysError
 from llaisys.common.step import TokenMasks
 from llaisys.common.types import DraftRequest, GpuUsage, ModelInfo, SchedulerOutputs, StepOutput
 from llaisys.engine.config import EngineConfig
+from llaisys.engine.executor.device_choice import resolve_device
 
 logger = logging.getLogger("llaisys.engine")
 
@@ -45,7 +46,7 @@ class Executor(ABC):
     """A step is launched by `execute_model` and collected by `sample_tokens`."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.config = config
+        self.config = resolve_device(config) if config.device == "auto" else config
         self.stats = ExecutorStats()
         self.model_info: ModelInfo
         self._closed = False

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.worker.model_opening import OpenedModel, open_model
-from llaisys.models.device import open_device
+from llaisys.models.device import is_gpu, open_device
 
 SLACK = 32 << 20  # growth of interpreter and allocator
 
@@ -32,7 +32,7 @@ def estimate_memory(config: EngineConfig) -> MemoryEstimate:
         weights, scratch = _weights_and_scratch(opened, config)
         weights, scratch = ranks * weights, ranks * scratch
         kv_cache = slots * opened.kv_bytes_per_token * ranks
-        if config.device == "cpu":  # host blocks are in device memory
+        if not is_gpu(config.device):  # host blocks are in device memory
             host_slots = opened.num_host_blocks * config.cache.block_size
             kv_cache += host_slots * opened.kv_bytes_per_token * ranks
         if opened.draft is not None:  # on one rank

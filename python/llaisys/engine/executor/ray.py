@@ -19,7 +19,6 @@ from typing import Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.logs import format_name, level_name
-from llaisys.common.validation import invalid_value
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.executor.base import WorkerLostError
 from llaisys.engine.executor.driver import DriverExecutor, close_if_same
@@ -102,10 +101,6 @@ class RayExecutor(DriverExecutor, backend="ray"):
 
     def _init_ranks(self) -> None:
         config = self.config
-        if config.device != "cpu":
-            raise invalid_value(
-                "device", config.device, "cpu with distributed_executor_backend ray"
-            )
         self._ray = ray = import_ray()
         self._group: Any = None
         self._driver_socket: tuple[int, int] | None = None  # (descriptor, inode)

@@ -5,11 +5,14 @@ Nothing large is allocated here.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from llaisys.common.cgroup import cpu_quota
 from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.common.machine_cores import cores_within, usable_cores
 from llaisys.common.machine_memory import available_memory
 from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.parallel import ParallelConfig
@@ -25,9 +28,12 @@ if TYPE_CHECKING:
 
 DEFAULT_KV_TOKENS = 32768  # capacity of the KV cache without an option, memory permitting
 DEFAULT_KV_FRACTION = 0.4  # of the available memory
+MAX_KV_FRACTION = 0.8  # of the available memory beside the model
 MAX_GPU_BLOCKS = 1 << 16  # bounds the bookkeeping of the block manager
 MAX_KV_SLOTS = 1 << 25  # limit of the native library
 MAX_HOST_BLOCKS = 1 << 20
+logger = logging.getLogger("llaisys.engine")
+
 MODELS_WITHOUT_FILES = ("mock",)
 
 
@@ -68,15 +74,15 @@ def open_model(
         draft = _open_draft(config, options, checkpoint) if rank == 0 else None
         # A draft model has as many blocks from the same budget.
         both = per_token + (0 if draft is None else draft.kv_bytes_per_token)
+        seqs = config.scheduler.max_num_seqs
+        needs = adapter_class.memory_needs(checkpoint, options, seqs)
+        if draft is not None:
+            needs += draft.memory_needs(seqs)
         if is_gpu(config.device) and config.cache.num_kv_blocks is None:
-            seqs = config.scheduler.max_num_seqs
-            needs = adapter_class.memory_needs(checkpoint, options, seqs)
-            if draft is not None:
-                needs += draft.memory_needs(seqs)
             device_id = options.device_ids[local_rank]
             blocks = _blocks_of_gpu(config, device_id, needs, both)
         else:
-            blocks = _affordable_blocks(config, checkpoint, both)
+            blocks = _affordable_blocks(config, checkpoint, both, needs)
         host_blocks = _host_blocks(config, per_token)
     except BaseException:
         for opened in (checkpoint, draft):
@@ -192,6 +198,7 @@ def describe(opened: OpenedModel, adapter: ModelAdapter, config: EngineConfig) -
         num_host_blocks=opened.num_host_blocks,
         hidden_size=adapter.hidden_size,
         generation_defaults={} if checkpoint is None else {**checkpoint.config.generation},
+        device=config.device,
         tokenizer_source=getattr(checkpoint, "tokenizer_source", None),
     )
     if info.num_blocks < 1:
@@ -219,18 +226,21 @@ def _usable_length(config: EngineConfig, max_model_len: int) -> int:
 
 def device_ids(config: EngineConfig) -> tuple[int, ...]:
     """Return a device per rank of this machine; CPU ranks budget device 0."""
-    if config.device == "cpu":
+    if not is_gpu(config.device):
         return (0,) * config.parallel.tensor_parallel_size
     return tuple(config.parallel.tensor_parallel_device_ids or (0,))
 
 
 def _threads(config: EngineConfig) -> int:
-    """Return the CPU threads of a rank: the option, or its part of the cores; 0: all cores."""
+    """Return the CPU threads of a rank: the option, or its part of the usable cores."""
     size = config.parallel.tensor_parallel_size
-    if config.n_threads or size == 1:
+    if config.n_threads:
         return config.n_threads
-    cores = len(os.sched_getaffinity(0))  # with `numa`, of this rank
-    return max(1, cores if config.parallel.numa else cores // size)
+    share = max(1, usable_cores() // size)
+    if config.parallel.numa and size > 1:  # this thread is bound to the cores of its rank
+        quota = cpu_quota()
+        return cores_within(len(os.sched_getaffinity(0)), None if quota is None else quota / size)
+    return share
 
 
 def _adapter_options(
@@ -266,15 +276,16 @@ def _blocks_of_gpu(
             "kv_cache_memory_bytes",
             requested,
             f"from {block_bytes}, one block of {cache.block_size} tokens, to {budget}, the bytes "
-            f"that the GPU has beside {needs.total} for the model",
+            f"that the GPU has beside {needs.total} for the model; device cpu uses CPU memory",
         )
     return int(min(requested // block_bytes, MAX_GPU_BLOCKS))
 
 
 def _affordable_blocks(
-    config: EngineConfig, checkpoint: Checkpoint | None, bytes_per_token: int
+    config: EngineConfig, checkpoint: Checkpoint | None, bytes_per_token: int, needs: MemoryNeeds
 ) -> int:
-    """Return the requested KV blocks, or those that fit into the memory of this rank."""
+    """Return the requested KV blocks, or those that fit into the memory of this rank beside the
+    model."""
     cache = config.cache
     most = MAX_KV_SLOTS // cache.block_size
     if cache.num_kv_blocks is not None:
@@ -298,9 +309,16 @@ def _affordable_blocks(
     if checkpoint is not None and not length:
         length = min(checkpoint.config.max_position_embeddings, DEFAULT_KV_TOKENS)
     requested = -(-max(length, DEFAULT_KV_TOKENS) // cache.block_size)
-    budget = available_memory() * DEFAULT_KV_FRACTION
-    if config.device == "cpu":  # ranks budget its memory
-        budget /= config.parallel.tensor_parallel_size
+    available = available_memory()
+    if not is_gpu(config.device):  # ranks divide the memory
+        available //= config.parallel.tensor_parallel_size
+    model = needs.weights + needs.activations + needs.logits
+    if model > available:
+        logger.warning(
+            "the model needs about %.1f GiB of memory; %.1f GiB are available",
+            *(model / (1 << 30), available / (1 << 30)),
+        )
+    budget = min(available * DEFAULT_KV_FRACTION, (available - model) * MAX_KV_FRACTION)
     affordable = int(budget) // block_bytes
     return max(1, min(requested, affordable))
 

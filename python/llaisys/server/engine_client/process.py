@@ -23,6 +23,7 @@ from llaisys.common.types import GpuUsage, TokenUpdate
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.core import EngineCore
 from llaisys.engine.executor import Executor, estimate_memory
+from llaisys.engine.executor.device_choice import resolve_device
 from llaisys.processes.channel import (
     Context,
     bind_receiver,
@@ -219,6 +220,12 @@ def reserve_memory(
             raise ShutdownBeforeLoad
 
 
+def engine_config_of(setup: EngineSetup) -> EngineConfig:
+    """Return the configuration with the device of this process."""
+    several = "several models share the memory" if setup.wait_for_memory else ""
+    return resolve_device(setup.engine_config(), setup.replica, setup.replicas, several)
+
+
 def serve_engine(setup: EngineSetup) -> int:
     """Load the model, run the loop, close; return the exit status."""
     context: Context = zmq.Context()
@@ -230,7 +237,7 @@ def serve_engine(setup: EngineSetup) -> int:
     )
     core = None
     try:
-        config = setup.engine_config()
+        config = engine_config_of(setup)
         if config.parallel.numa and setup.replicas > 1:
             bind_to_cores(setup.replica, setup.replicas)  # its ranks share those CPUs
         with progress_listener(clock.load):

@@ -54,7 +54,7 @@ async def running_entry(service: Service, name: str) -> dict[str, Any]:
     return {
         **entry,
         "expires_at": FOREVER,
-        "size_vram": 0 if service.config.engine.device == "cpu" else entry["size"],
+        "size_vram": 0 if service.info.device == "cpu" else entry["size"],
         "context_length": service.info.max_model_len,
     }
 

@@ -1,0 +1,80 @@
+"""CPU and memory limits of the control groups (cgroup v1 and v2) that this process is in.
+
+A limit holds for a group and everything below it, so the groups from this one up to the root of the
+mount count. `src/device/cpu/usable_cores.cpp` reads the CPU quota in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+MEMBERSHIP = Path("/proc/self/cgroup")
+ROOT = Path("/sys/fs/cgroup")
+NO_LIMIT = 1 << 60  # cgroup v1 reports a huge number of bytes in place of "no limit"
+
+
+def cpu_quota(membership: Path = MEMBERSHIP, root: Path = ROOT) -> float | None:
+    """CPUs' worth of time per second, the smallest of all groups; None: no quota."""
+    found = []
+    for group in _groups("cpu", membership, root):
+        limit, _, period = _text(group / "cpu.max").partition(" ")
+        if not limit:
+            limit = _text(group / "cpu.cfs_quota_us")  # -1: no quota
+            period = _text(group / "cpu.cfs_period_us")
+        if limit.isdecimal() and period.isdecimal() and int(limit) and int(period):
+            found.append(int(limit) / int(period))
+    return min(found, default=None)
+
+
+def memory_left(membership: Path = MEMBERSHIP, root: Path = ROOT) -> int | None:
+    """Bytes that may still be allocated, the smallest of all groups; None: no limit.
+
+    The page cache of files counts as free, as in MemAvailable: the kernel drops it first.
+    """
+    found = []
+    for group in _groups("memory", membership, root):
+        limits = [_text(group / name) for name in ("memory.max", "memory.high")]
+        used = _text(group / "memory.current")
+        names = ("active_file", "inactive_file")
+        if not used:
+            limits = [_text(group / "memory.limit_in_bytes")]
+            used = _text(group / "memory.usage_in_bytes")
+            names = ("total_active_file", "total_inactive_file")
+        limit = min((int(text) for text in limits if text.isdecimal()), default=NO_LIMIT)
+        if limit < NO_LIMIT and used.isdecimal():
+            stat = _stat(group / "memory.stat")
+            files = sum(stat.get(name, 0) for name in names)
+            found.append(max(0, limit - max(0, int(used) - files)))
+    return min(found, default=None)
+
+
+def _groups(controller: str, membership: Path, root: Path) -> Iterator[Path]:
+    """The directories of this process's groups. Some may not exist: a container may see the path of
+    the host while its own group is the root of the mount."""
+    for line in _text(membership).splitlines():  # "hierarchy:controllers:path"
+        parts = line.split(":", 2)
+        if len(parts) != 3:
+            continue
+        controllers, path = parts[1], PurePosixPath("/", parts[2])
+        if not controllers:
+            mounts = [root]
+        elif controller in controllers.split(","):
+            mounts = [root / name for name in {controllers, controller}]
+        else:
+            continue
+        for mount in mounts:
+            yield from (mount / str(part)[1:] for part in (path, *path.parents))
+
+
+def _text(path: Path) -> str:
+    """The stripped text of a file; empty when it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _stat(path: Path) -> dict[str, int]:
+    pairs = [line.split() for line in _text(path).splitlines()]
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}

@@ -1,0 +1,69 @@
+"""The device of an engine, before its native library is loaded."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from llaisys.engine.config import EngineConfig
+from llaisys.models.device import choose_device, requested_device, require_cuda
+
+logger = logging.getLogger("llaisys.engine")
+
+MODELS_ON_CPU = ("mock",)
+
+
+def resolve_device(
+    config: EngineConfig, replica: int = 0, replicas: int = 1, cpu_reason: str = ""
+) -> EngineConfig:
+    """Return the configuration with device `cpu` or `cuda`; on CUDA, with the devices of this
+    replica. One log line, of the first replica, reports the choice of `auto`.
+
+    `cpu_reason`: why `auto` must be the CPU, apart from the engine options. Raises
+    InvalidInputError when CUDA is requested and does not work.
+    """
+    requested = requested_device(config.device)
+    if requested == "cpu":
+        chosen, reason, num_gpus = "cpu", "set by LLAISYS_DEVICE", 0
+    else:
+        ranks = config.parallel.tensor_parallel_size
+        ids = config.parallel.tensor_parallel_device_ids or (0,)
+        if requested == "cuda":
+            choice = require_cuda(ids, ranks)
+        else:
+            every_id = range(ranks * replicas) if _has_default_ids(config) else ids
+            choice = choose_device(every_id, ranks, cpu_reason or _cpu_option(config))
+        chosen, reason, num_gpus = choice.device, choice.reason, choice.num_gpus
+    if config.device == "auto":
+        logger.log(logging.INFO if replica == 0 else logging.DEBUG, "device %s: %s", chosen, reason)
+    config = replace(config, device=chosen)
+    return _placed(config, replica, replicas, num_gpus)
+
+
+def _cpu_option(config: EngineConfig) -> str:
+    """The option that only the CPU supports; empty: none."""
+    if config.cache.kv_cache_dtype == "q8":
+        return "kv_cache_dtype q8 is supported on the CPU only"
+    if config.quantization is not None:
+        return f"quantization {config.quantization} is supported on the CPU only"
+    if config.parallel.distributed_executor_backend == "ray":
+        return "distributed_executor_backend ray is supported on the CPU only"
+    if config.adapter_class is not None:
+        return "adapter_class is set"
+    if (config.model_type or config.model) in MODELS_ON_CPU:
+        return "the model has no weights"
+    return ""
+
+
+def _has_default_ids(config: EngineConfig) -> bool:
+    ids = config.parallel.tensor_parallel_device_ids
+    return ids is None or tuple(ids) == tuple(range(config.parallel.tensor_parallel_size))
+
+
+def _placed(config: EngineConfig, replica: int, replicas: int, num_gpus: int) -> EngineConfig:
+    """Give each replica GPUs of its own when there are enough; otherwise replicas share them."""
+    ranks = config.parallel.tensor_parallel_size
+    if replicas == 1 or num_gpus < ranks * replicas or not _has_default_ids(config):
+        return config
+    ids = tuple(range(replica * ranks, (replica + 1) * ranks))
+    return replace(config, parallel=replace(config.parallel, tensor_parallel_device_ids=ids))
