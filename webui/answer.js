@@ -5,6 +5,7 @@ import { Markdown } from "./markdown.js";
 
 const OPEN = "<think>";
 const CLOSE = "</think>";
+const MAX_SPACE = 1000; // characters before <think>
 
 /** Renders text incrementally: each piece changes only the end of the output. */
 export class Answer {
@@ -42,7 +43,7 @@ export class Answer {
 	#step() {
 		if (this.#state === "start") {
 			const text = this.#pending.trimStart();
-			if (OPEN.startsWith(text)) return false;
+			if (OPEN.startsWith(text) && this.#pending.length < MAX_SPACE) return false;
 			if (!text.startsWith(OPEN)) {
 				this.#begin();
 				return true;
@@ -103,7 +104,7 @@ export class Answer {
 		const written = this.#body;
 		this.#markdown.end();
 		this.#think();
-		this.#thoughts.lastChild.append(...written.childNodes);
+		while (written.firstChild) this.#thoughts.lastChild.append(written.firstChild);
 		written.remove();
 		this.#leaveThoughts();
 	}

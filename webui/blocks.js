@@ -1,7 +1,7 @@
 // Composite Markdown blocks: code with a toolbar, tables, task checkboxes.
 
 import { copyButton, h } from "./dom.js";
-import { renderInline } from "./inline.js";
+import { inlineNodes } from "./inline.js";
 
 export function codeBlock(language) {
 	const code = h("code");
@@ -20,16 +20,17 @@ export function tableBlock(head, separator) {
 	const body = h("tbody");
 	const top = h("tr");
 	cells(head).forEach((cell, i) => top.append(
-		h("th", { class: align[i], scope: "col" }, ...renderInline(cell).nodes)));
+		h("th", { class: align[i], scope: "col" }, ...inlineNodes(cell))));
 	const block = h("div", { class: "table", tabIndex: 0, role: "region", "aria-label": "Table" },
 		h("table", {}, h("thead", {}, top), body));
 	return { block, body, align };
 }
 
 export function tableRow(row, align) {
-	const texts = cells(row);
-	return h("tr", {}, ...align.map((side, i) =>
-		h("td", { class: side }, ...renderInline(texts[i] ?? "").nodes)));
+	const texts = cells(row).slice(0, align.length);
+	const missing = align.length - texts.length; // one cell: the cost depends on the text, not on the columns
+	return h("tr", {}, ...texts.map((text, i) => h("td", { class: align[i] }, ...inlineNodes(text))),
+		missing ? h("td", { colSpan: missing }) : null);
 }
 
 /** The cells of a row; a `|` in code or after a backslash is not a separator. */

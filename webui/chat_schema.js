@@ -42,13 +42,18 @@ function normaliseAnswer(raw) {
 		role: "assistant",
 		content: String(raw.content ?? ""),
 		finish: raw.finish ?? null,
-		usage: raw.usage ?? null,
-		stats: raw.stats ?? null,
+		usage: numbers(raw.usage),
+		stats: numbers(raw.stats),
 		failure: raw.failure ?? null,
 		edited: Boolean(raw.edited),
 		calls: normaliseCalls(raw.calls),
 		truncated: Boolean(raw.truncated),
 	};
+}
+
+/** The fields of an object that are numbers, or null. */
+function numbers(raw) {
+	return raw ? Object.fromEntries(Object.entries(raw).filter(([, value]) => Number.isFinite(value))) : null;
 }
 
 function normaliseVersions(raw) {

@@ -4,13 +4,15 @@
 
 import { cells, codeBlock, tableBlock, tableRow, taskCheckbox } from "./blocks.js";
 import { h } from "./dom.js";
+import { EMPTY, paint } from "./growing_text.js";
 import { familyOf, highlightLine } from "./highlight.js";
-import { renderInline } from "./inline.js";
 import * as lines from "./markdown_lines.js";
 import { formula } from "./math.js";
 
-const FREEZE = 400; // characters of a paragraph that may be rendered again
-const FORCE = 4000; // characters after which text is final even inside an open construct
+const OFTEN = 250; // characters of an open line up to which every piece is shown; then growth by a quarter
+const MAX_CONTAINERS = 20; // nested quotes, lists and items; deeper markers are text
+const MAX_COLUMNS = 100; // of a table
+const MAX_FORMULA = 4000; // characters of a formula over several lines
 
 export class Markdown {
 	#root;
@@ -19,6 +21,7 @@ export class Markdown {
 	#pending = ""; // the open line
 	#streaming = false; // the open line is in #leaf and only grows
 	#saved = null; // state before the open line, for rollback
+	#due = 0; // length of the open line at which it is parsed again
 
 	constructor(root) {
 		this.#root = root;
@@ -34,10 +37,17 @@ export class Markdown {
 			this.#streaming = false;
 			text = text.slice(end + 1);
 		}
+		const complete = text.split("\n");
+		complete[0] = this.#pending + complete[0];
+		if (complete.length === 1 && complete[0].length < this.#due) {
+			this.#pending = complete[0];
+			return;
+		}
 		this.#rollback();
-		const complete = (this.#pending + text).split("\n");
 		this.#pending = complete.pop();
+		this.#due = this.#pending.length > OFTEN ? 1.25 * this.#pending.length : 0;
 		for (const line of complete) this.#line(line);
+		this.#paint(); // freezes text before the open line, which may be rolled back
 		if (this.#pending) this.#openLine();
 		this.#paint();
 	}
@@ -58,6 +68,7 @@ export class Markdown {
 			this.#saved = null;
 			this.#streaming = true;
 			this.#pending = "";
+			this.#due = 0;
 		}
 	}
 
@@ -100,7 +111,8 @@ export class Markdown {
 			return null;
 		}
 		if (depth < this.#stack.length) {
-			if (this.#leaf?.kind === "p" && !lines.startsBlock(rest)) return this.#text(rest);
+			const half = this.#saved && lines.FORMULA_BEGUN.test(rest);
+			if (this.#leaf?.kind === "p" && !half && !lines.startsBlock(rest)) return this.#text(rest);
 			this.#close(depth);
 		}
 		rest = this.#containers(rest);
@@ -115,8 +127,9 @@ export class Markdown {
 	/** Opens the quotes and lists that begin here; null when the line is consumed. */
 	#containers(rest) {
 		for (;;) {
-			const quote = lines.QUOTE.exec(rest);
-			const marker = lines.RULE.test(rest) ? null : lines.MARKER.exec(rest);
+			const full = this.#stack.length > MAX_CONTAINERS;
+			const quote = full ? null : lines.QUOTE.exec(rest);
+			const marker = full || lines.RULE.test(rest) ? null : lines.MARKER.exec(rest);
 			// "1986. A good year" inside a paragraph is not a list.
 			const list = marker && !(this.#leaf?.kind === "p" && /^\d/.test(marker[2])
 				&& Number.parseInt(marker[2], 10) !== 1) ? marker : null;
@@ -174,11 +187,11 @@ export class Markdown {
 		if (fence) return this.#fence(rest, fence);
 		const math = lines.FORMULA.exec(rest);
 		if (math) return this.#formula(math);
-		if (this.#saved && (rest === "$" || rest === "\\")) return null; // possibly half of a formula delimiter
+		if (this.#saved && lines.FORMULA_BEGUN.test(rest)) return null;
 		const heading = lines.HEADING.exec(rest);
 		if (heading) {
 			this.#setLeaf({ kind: "h", el: this.#add(h(`h${heading[1].length}`)), ...EMPTY,
-				text: heading[2].replace(/\s+#+\s*$/, "") });
+				text: heading[2].replace(/(?<!\s)\s+#+\s*$/, "") });
 			return heading[2] ? `x${heading[2]}` : null;
 		}
 		if (this.#leaf?.kind === "table") {
@@ -188,8 +201,9 @@ export class Markdown {
 		if (this.#leaf?.kind === "p" && rest.includes("|") && this.#leaf.text.includes("|")
 			&& /^[ |:-]+$/.test(rest)) {
 			if (this.#saved) return null; // possibly half of a separator
-			const head = this.#leaf.text.split("\n").at(-1);
-			if (lines.SEPARATOR.test(rest) && cells(head).length === cells(rest).length) return this.#table(head, rest);
+			const head = this.#leaf.text.slice(this.#leaf.text.lastIndexOf("\n") + 1);
+			const columns = cells(rest).length;
+			if (columns <= MAX_COLUMNS && lines.SEPARATOR.test(rest) && cells(head).length === columns) return this.#table(head, rest);
 		}
 		return this.#text(rest);
 	}
@@ -248,6 +262,10 @@ export class Markdown {
 	#formulaLine(line) {
 		if (this.#saved) return null; // shown when it is complete
 		const leaf = this.#leaf;
+		if (leaf.tex.length + line.length > MAX_FORMULA) { // stays text
+			this.#setLeaf(null);
+			return this.#line(line);
+		}
 		const close = line.indexOf(leaf.end);
 		leaf.tex += `\n${close < 0 ? line : line.slice(0, close)}`;
 		leaf.el.textContent = leaf.tex;
@@ -265,6 +283,7 @@ export class Markdown {
 		const before = this.#leaf.text.slice(0, this.#leaf.text.lastIndexOf("\n") + 1).trimEnd();
 		this.#leaf = { ...this.#leaf, ...EMPTY, text: before };
 		el.replaceChildren();
+		el.shown = null;
 		this.#setLeaf(null);
 		const { block, body, align } = tableBlock(head, separator);
 		this.#add(block);
@@ -273,28 +292,8 @@ export class Markdown {
 		return null;
 	}
 
-	// ---- text
-
-	/** Renders the open paragraph or heading; its frozen part is not rendered again. */
+	/** Renders the open paragraph or heading. */
 	#paint() {
-		const leaf = this.#leaf;
-		if (!leaf || leaf.text === undefined || leaf.painted === leaf.text) return;
-		for (;;) {
-			while (leaf.el.childNodes.length > leaf.frozenNodes) leaf.el.lastChild.remove();
-			const source = leaf.text.slice(leaf.frozen, leaf.frozen + FORCE);
-			const full = source.length === FORCE;
-			const { nodes, cut } = renderInline(source);
-			const at = cut || (full ? FORCE : 0);
-			if (!full && (this.#saved || source.length < FREEZE || !at)) {
-				leaf.el.append(...nodes);
-				leaf.painted = leaf.text;
-				return;
-			}
-			leaf.el.append(...renderInline(source.slice(0, at)).nodes);
-			leaf.frozen += at;
-			leaf.frozenNodes = leaf.el.childNodes.length;
-		}
+		if (this.#leaf?.text !== undefined) paint(this.#leaf, this.#saved !== null);
 	}
 }
-
-const EMPTY = { text: "", painted: null, frozen: 0, frozenNodes: 0 };

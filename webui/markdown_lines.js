@@ -1,13 +1,14 @@
 // Line patterns of Markdown blocks and containers.
 
 export const RULE = /^ {0,3}([-*_])(?: *\1){2,} *$/;
-export const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
-export const FENCE = /^ *(`{3,}|~{3,}) *([^`]*)$/;
+export const HEADING = /^ {0,3}(#{1,6})\s+([^]*)$/;
+export const FENCE = /^ *(`{3,}|~{3,})([^`]*)$/;
 export const MARKER = /^( *)([-+*]|\d{1,9}[.)])( +|$)/;
 export const QUOTE = /^ {0,3}> ?/;
 export const TASK = /^\[([ xX])\]( +|$)/;
 export const TASK_BEGUN = /^\[(?:[ xX]\]?)?$/;
 export const FORMULA = /^(\$\$|\\\[)(.*)$/;
+export const FORMULA_BEGUN = /^[$\\]$/; // possibly half of a delimiter
 export const FORMULA_ENDS = { "$$": "$$", "\\[": "\\]" };
 export const SEPARATOR = /^ *\|?(?: *:?-+:? *\|)+(?: *:?-+:? *)?$/;
 // Lines whose kind does not depend on further text.
@@ -32,5 +33,5 @@ export function codeText(line, containers, indent) {
 	const depth = containers.reduce((sum, { indent: inner = 0 }) => sum + inner, indent);
 	let text = line;
 	for (const { kind } of containers) if (kind === "quote") text = text.replace(QUOTE, "");
-	return text.replace(new RegExp(`^ {0,${depth}}`), "");
+	return text.slice(Math.min(depth, text.search(/[^ ]|$/)));
 }

@@ -1,7 +1,8 @@
 // Formulas: common TeX as MathML. Unsupported input is shown as source.
 
 const SPACE = "http://www.w3.org/1998/Math/MathML";
-const DEPTH = 40; // of nested groups
+const MAX_DEPTH = 50; // of nested groups and arguments
+const MAX_TOKENS = 1000; // layout of a formula takes time per element
 const TOKEN = /\\(?:[a-zA-Z]+|[^])|\d+(?:\.\d+)?|\s+|[^]/gu;
 
 const has = Object.hasOwn;
@@ -70,6 +71,7 @@ class Parser {
 
 	constructor(source) {
 		this.#tokens = source.match(TOKEN) ?? [];
+		if (this.#tokens.length > MAX_TOKENS) throw new FormulaError("too long");
 	}
 
 	all() {
@@ -90,9 +92,14 @@ class Parser {
 		return token;
 	}
 
+	/** Every recursion enters here. */
+	#enter() {
+		if (++this.#depth > MAX_DEPTH) throw new FormulaError("too deep");
+	}
+
 	/** Parses up to a token for which `ends` is true; that token stays unread. */
 	#row(ends) {
-		if (++this.#depth > DEPTH) throw new FormulaError("too deep");
+		this.#enter();
 		const parts = [];
 		for (let token = this.#peek(); token !== undefined && token !== "}" && !ends(token); token = this.#peek()) {
 			parts.push(this.#scripted());
@@ -105,7 +112,7 @@ class Parser {
 	#scripted() {
 		const token = this.#peek();
 		const base = token === "^" || token === "_" ? m("mrow") : this.#atom();
-		let over = null;
+		const over = [];
 		let under = null;
 		for (let mark = this.#peek(); mark === "^" || mark === "_" || mark === "'"; mark = this.#peek()) {
 			if (mark === "_") {
@@ -114,25 +121,26 @@ class Parser {
 				under = this.#argument();
 			} else if (mark === "^") {
 				this.#next();
-				const power = this.#argument();
-				over = over ? m("mrow", [over, power]) : power;
+				over.push(this.#argument());
 			} else {
 				let primes = "";
 				for (; this.#peek() === "'"; this.#at += 1) primes += "′";
-				over = over ? m("mrow", [over, m("mo", [primes])]) : m("mo", [primes]);
+				over.push(m("mo", [primes]));
 			}
 		}
-		if (!over && !under) return base;
+		if (!over.length && !under) return base;
 		const stacked = base.hasAttribute("data-limits");
 		const [both, above, below] = stacked ? ["munderover", "mover", "munder"] : ["msubsup", "msup", "msub"];
-		if (over && under) return m(both, [base, under, over]);
-		return over ? m(above, [base, over]) : m(below, [base, under]);
+		if (over.length && under) return m(both, [base, under, row(over)]);
+		return over.length ? m(above, [base, row(over)]) : m(below, [base, under]);
 	}
 
 	/** A group in braces, or an atom. */
 	#argument() {
-		if (this.#peek() === "{") return this.#group();
-		return this.#atom();
+		this.#enter();
+		const part = this.#peek() === "{" ? this.#group() : this.#atom();
+		this.#depth -= 1;
+		return part;
 	}
 
 	#group() {

@@ -57,7 +57,7 @@ const NOTES = {
 class AnswerView {
 	#rendered = 0; // characters
 	#answer = null;
-	#calls = "[]"; // rendered calls as JSON
+	#calls = ""; // rendered calls: names and lengths
 	#state = null;
 
 	constructor(message, actions) {
@@ -91,17 +91,24 @@ class AnswerView {
 			this.#rendered = 0;
 			this.ended = false;
 		}
-		if (content.length > this.#rendered) this.#answer.push(content.slice(this.#rendered));
+		const added = content.slice(this.#rendered);
 		this.#rendered = content.length;
-		const calls = JSON.stringify(this.message.calls);
-		if (calls !== this.#calls) this.calls.replaceChildren(...callsView(this.message.calls));
-		this.#calls = calls;
-		if (!writing && !this.ended) {
-			this.#answer.end();
-			this.ended = true;
-			const json = jsonBlock(content);
+		const ends = !writing && !this.ended;
+		try {
+			if (added) this.#answer.push(added);
+			if (ends) this.#answer.end();
+			const json = ends ? jsonBlock(content) : null;
 			if (json) this.body.replaceChildren(json);
+		} catch (error) { // a bug of this page: the text must be readable anyway
+			console.error(error);
+			const text = h("div", { class: "plain" }, content);
+			this.body.replaceChildren(text);
+			this.#answer = { push: (more) => text.append(more), end: () => {} };
 		}
+		if (ends) this.ended = true;
+		const calls = this.message.calls.map(({ name, arguments: given }) => `${name} ${given.length}`).join() + writing;
+		if (calls !== this.#calls) this.calls.replaceChildren(...callsView(this.message.calls, !writing));
+		this.#calls = calls;
 	}
 
 	/** Opens an editor in place of the answer. */

@@ -22,7 +22,7 @@ export function appendCalls(message, deltas) {
 export const toWireCalls = (calls) => calls.map(({ id, name, arguments: given }) =>
 	({ id, type: "function", function: { name, arguments: given } }));
 
-/** One collapsed line per call, with its arguments inside. */
-export const callsView = (calls) => calls.map(({ name, arguments: given }) =>
+/** One collapsed line per call, with its arguments inside; formatted when they are `complete`. */
+export const callsView = (calls, complete) => calls.map(({ name, arguments: given }) =>
 	h("details", { class: "thoughts call" }, h("summary", {}, h("span", {}, "Calls "), h("code", {}, name)),
-		jsonBlock(given) ?? h("pre", {}, given)));
+		(complete && jsonBlock(given)) || h("pre", {}, given)));
