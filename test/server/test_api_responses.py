@@ -59,6 +59,7 @@ def test_previous_response_continues_for_its_owner_only(
     stored = client.get(f"/v1/sessions/{first['id']}").json()["messages"]
     contents = [message["content"] for message in stored]
     assert contents == ["Hi", HELLO, ASK_COUNT, COUNT, "Once more.", COUNT]  # no instructions
+    assert client.get("/v1/sessions").json()["data"] == []  # responses are not chats
     branch = create(client, input="Elsewhere.", previous_response_id=first["id"])
     assert text_of(branch) == HELLO
     own = client.get(f"/v1/sessions/{branch['id']}").json()["messages"]

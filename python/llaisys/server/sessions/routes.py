@@ -35,7 +35,7 @@ def not_found() -> ApiError:
 
 @router.get("")
 async def list_sessions(request: Request) -> dict[str, Any]:
-    """List all sessions, latest first."""
+    """List all sessions, latest first, without those of stored responses."""
     found = await service_of(request).sessions.list_all(owner_of(request))
     return {"object": "list", "data": [info.to_dict() for info in found]}
 

@@ -62,14 +62,15 @@ class SessionStore:
         self.file.close()
 
     async def list_all(self, owner: str) -> list[SessionInfo]:
-        """Return the sessions of an owner, latest first."""
+        """Return the sessions of an owner, latest first, without those of stored responses."""
         return await self.file.transaction(
             lambda db: [
                 SessionInfo(*row)
                 for row in db.execute(
                     "SELECT id, title, model, created, updated, "
                     "(SELECT count(*) FROM messages m WHERE m.owner = s.owner AND m.session = s.id)"
-                    " FROM sessions s WHERE owner = ? ORDER BY updated DESC, id",
+                    " FROM sessions s WHERE owner = ? AND NOT EXISTS (SELECT 1 FROM responses r"
+                    " WHERE r.owner = s.owner AND r.session = s.id) ORDER BY updated DESC, id",
                     (owner,),
                 )
             ]
