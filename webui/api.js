@@ -7,7 +7,7 @@ const PREFIX = "llaisys:"; // of metric names
 const PARAMETERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop",
 	"repetition_penalty", "presence_penalty", "frequency_penalty", "reuse_prefix", "model"];
 const TOP_LOGPROBS = 5; // alternatives shown beside the sampled token
-export const MAX_TOKENS = 1024; // of an answer, unless the settings or the server have another limit
+const MAX_TOKENS = 1024; // of an answer, unless the settings or the server have another limit
 let defaults = {}; // model id -> default sampling parameters; "": of the first model
 
 /** A failed request, with a message for the user. `status` 0: no response. */
@@ -85,19 +85,21 @@ export async function loading() {
 	return { stage: stage ?? null, percent: Number.isFinite(progress) ? Math.floor(100 * progress) : null };
 }
 
-/** [{id, state, maxLength, defaults}]; `defaults`: the server's default sampling parameters, and a token limit. */
+/** [{id, state, defaults}]; `defaults`: the server's default sampling parameters, and a token limit. */
 export async function models() {
 	const { data } = await (await call("v1/models")).json();
 	const found = data.map((card) => ({
 		id: card.id,
 		state: card.state ?? "ready",
-		maxLength: card.max_model_len ?? null,
-		defaults: { max_tokens: MAX_TOKENS, ...card.default_sampling_params },
+		defaults: { max_tokens: maxTokens(card.max_model_len), ...card.default_sampling_params },
 	}));
 	defaults = Object.fromEntries(found.map((model) => [model.id, model.defaults]));
 	defaults[""] = found[0]?.defaults;
 	return found;
 }
+
+/** Default token limit: prompts keep three quarters of the context. */
+const maxTokens = (length) => length ? Math.min(MAX_TOKENS, Math.ceil(length / 4)) : MAX_TOKENS;
 
 // ---- sessions: chats stored on the server
 
@@ -138,6 +140,7 @@ export async function metrics() {
 export async function* generate(messages, settings, { signal, requestId }) {
 	const parameters = { max_tokens: (defaults[settings.model ?? ""] ?? {}).max_tokens ?? MAX_TOKENS };
 	for (const name of PARAMETERS) if (settings[name] !== undefined) parameters[name] = settings[name];
+	if (!parameters.max_tokens || settings.custom?.max_completion_tokens) delete parameters.max_tokens; // 0: no limit
 	if (settings.probabilities) Object.assign(parameters, { logprobs: true, top_logprobs: TOP_LOGPROBS });
 	Object.assign(parameters, settings.custom);
 	parameters.stream = settings.stream !== false;

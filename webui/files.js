@@ -69,10 +69,10 @@ async function read(file, count) {
 	}
 }
 
-/** The files of a sent message, collapsed. */
+/** The files of a sent message, collapsed, above its text; null without files. */
 export function sentFiles(files) {
-	return files.map(({ name, text }) => h("details", { class: "sent-file" },
-		h("summary", {}, `${name} · ${size(text)}`), h("pre", { tabIndex: 0, "aria-label": name }, text)));
+	return files.length ? h("div", { class: "sent-files" }, ...files.map(({ name, text }) => h("details", { class: "sent-file" },
+		h("summary", {}, `${name} · ${size(text)}`), h("pre", { tabIndex: 0, "aria-label": name }, text)))) : null;
 }
 
 function size(text) {

@@ -23,7 +23,7 @@ class UserView {
 			iconButton("edit", "Edit message", () => this.edit(message.content)),
 			copyButton("Copy message", () => message.content));
 		this.element = h("article", { class: "message user", "aria-label": "You" },
-			...sentFiles(message.files), this.text, this.tools);
+			sentFiles(message.files), this.text, this.tools);
 		this.text.hidden = !message.content;
 	}
 

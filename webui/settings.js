@@ -15,7 +15,7 @@ const FIELDS = [
 	["repetition_penalty", "Repetition penalty", "number", { min: 0.01, max: 2, step: "any" }, "1 = off"],
 	["presence_penalty", "Presence penalty", "number", { min: -2, max: 2, step: "any" }, "0 = off"],
 	["frequency_penalty", "Frequency penalty", "number", { min: -2, max: 2, step: "any" }, "0 = off"],
-	["max_tokens", "Max tokens", "integer", { min: 1, max: 2147483647 }, "Per answer; a cut off answer can be continued"],
+	["max_tokens", "Max tokens", "integer", { min: 0, max: 2147483647 }, "Per answer, then Continue is offered; 0 = no limit"],
 	["seed", "Seed", "integer", { min: 0, max: Number.MAX_SAFE_INTEGER }, "Makes answers reproducible"],
 	["stop", "Stop strings", "lines", { rows: 2 }, "One per line; \\n is a line break"],
 	["custom", "Custom parameters", "json", { rows: 2 }, "A JSON object, sent unchanged"],
@@ -31,6 +31,7 @@ export class Settings {
 	#store;
 	#dialog = byId("settings");
 	#inputs = new Map();
+	#picker = byId("model-picker"); // in the header, over the name of the model
 	#models = [];
 	#ready;
 
@@ -59,6 +60,12 @@ export class Settings {
 		byId("key-close").addEventListener("click", () => byId("key").close());
 		byId("key-change").hidden = !localStorage.getItem("llaisys:key");
 		api.setApiKey(localStorage.getItem("llaisys:key") ?? "");
+		this.#picker.addEventListener("focus", () => this.#showStates());
+		this.#picker.addEventListener("change", () => {
+			const { model: _, ...others } = store.active.settings;
+			const { value: model } = this.#picker;
+			this.#save(model === this.#models[0].id ? others : { ...others, model });
+		});
 		store.on("active", () => this.#title());
 	}
 
@@ -73,7 +80,7 @@ export class Settings {
 		const models = await api.models().catch(() => []);
 		if (!models.length) return;
 		this.#models = models;
-		for (const option of this.#inputs.get("model").input.options) {
+		for (const option of [...this.#inputs.get("model").input.options, ...this.#picker.options]) {
 			const model = models.find(({ id }) => id === option.value);
 			if (model) option.textContent = modelLabel(model);
 		}
@@ -126,6 +133,13 @@ export class Settings {
 
 	#title() {
 		byId("model-name").textContent = this.#model?.id ?? "";
+		this.#picker.hidden = this.#models.length < 2;
+		this.#picker.replaceChildren(...this.#options());
+		this.#picker.value = this.#model?.id ?? "";
+	}
+
+	#options() {
+		return this.#models.map((model) => h("option", { value: model.id }, modelLabel(model)));
 	}
 
 	#field(name, label, type, attributes, hint) {
@@ -143,8 +157,7 @@ export class Settings {
 	#fill() {
 		const { settings } = this.#store.active;
 		const defaults = this.#model?.defaults ?? {};
-		this.#inputs.get("model").input.replaceChildren(
-			...this.#models.map((model) => h("option", { value: model.id }, modelLabel(model))));
+		this.#inputs.get("model").input.replaceChildren(...this.#options());
 		for (const [name, { input, type }] of this.#inputs) {
 			const value = settings[name];
 			if (type === "switch") input.checked = value !== false;

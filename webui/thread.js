@@ -14,6 +14,7 @@ export class Thread {
 	#views = new Map(); // message -> view
 	#frame = 0;
 	#follow = true;
+	#undo = null; // {chat, note}: the last offer to undo, shown with its chat only
 	#scroller = byId("thread");
 	#list = byId("messages");
 	#end = byId("thread-end");
@@ -23,7 +24,10 @@ export class Thread {
 		this.#store = store;
 		this.#chats = chats;
 		this.#submit = submit;
-		store.on("active", () => this.show());
+		store.on("active", () => {
+			this.show();
+			if (this.#undo) this.#undo.note.hidden = this.#undo.chat !== store.active;
+		});
 		chats.on("progress", ({ chat }) => chat === store.active && this.#later());
 		chats.on("state", (chat) => {
 			if (chat !== store.active) return;
@@ -141,12 +145,13 @@ export class Thread {
 	#replace(chat, run) {
 		const before = chat.messages;
 		run();
-		toast("The earlier answer was replaced", "Undo", async () => {
+		const note = toast("The earlier answer was replaced", "Undo", async () => {
 			this.#chats.stop(chat);
 			while (this.#chats.isRunning(chat)) await new Promise((resume) => setTimeout(resume, 20));
 			chat.failure = null;
 			this.#change(chat, before);
 		});
+		this.#undo = { chat, note };
 	}
 
 	#onScroll() {

@@ -49,6 +49,21 @@ def test_files_are_sent_before_the_text_and_shown_collapsed(
     assert page.locator(".sent-file pre").inner_text() == "print('```')\n"
 
 
+def test_sent_files_are_above_the_text_and_leave_its_width(
+    tester: PageDriver, fake: FakeServer
+) -> None:
+    page = tester.page
+    tester.ask("Explain all of these files")
+    attach(tester, *((f"a-long-name-of-a-file-{i}.txt", b"x") for i in range(8)))
+    tester.ask("Explain all of these files")
+    alone, beside = (bubble.bounding_box() for bubble in page.locator(".bubble").all())
+    assert beside["width"] == alone["width"] and beside["height"] == alone["height"]
+    files = page.locator(".sent-files").bounding_box()
+    thread = page.locator("#messages").bounding_box()
+    assert files["y"] + files["height"] <= beside["y"]
+    assert files["x"] >= thread["x"] and files["width"] <= thread["width"]
+
+
 def test_file_without_text_is_sent_and_restored_on_failure(
     tester: PageDriver, fake: FakeServer
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from webui_fake_server import FakeServer, Reply
+from webui_fake_server import MODEL, FakeServer, Reply
 from webui_page import PageDriver
 
 
@@ -69,6 +69,47 @@ def test_answers_have_a_default_token_limit(tester: PageDriver, fake: FakeServer
         del fake.model_defaults["max_tokens"]
     limits = [body["max_tokens"] for body in fake.bodies("/v1/chat/completions")]
     assert limits == [1024, 77, 5]
+
+
+def test_answers_have_a_token_limit_unless_it_is_zero(tester: PageDriver, fake: FakeServer) -> None:
+    page = tester.page
+    fake.replies["story"] = Reply(["Once upon "], finish="length")
+    fake.replies["+story"] = Reply(["a time."])
+    tester.ask("story")
+    tester.see(".cut", "token limit reached")
+    page.get_by_role("button", name="Continue").click()
+    tester.until_answer("Once upon a time.")
+    tester.idle()
+    page.click("#settings-open")
+    assert page.get_attribute("#set-max_tokens", "placeholder") == "1024"
+    for value in ("50", "0"):
+        page.fill("#set-max_tokens", value)
+        page.keyboard.press("Escape")
+        tester.ask("hello")
+        page.click("#settings-open")
+    page.fill("#set-max_tokens", "")
+    page.fill("#set-custom", '{"max_completion_tokens": 7}')
+    page.keyboard.press("Escape")
+    tester.ask("hello")
+    limits = [body.get("max_tokens") for body in fake.bodies("/v1/chat/completions")]
+    assert limits == [1024, 1024, 50, None, None]
+
+
+def test_model_is_chosen_in_the_header(tester: PageDriver, fake: FakeServer) -> None:
+    page = tester.page
+    page.select_option("#model-picker", "another-model")
+    tester.see("#model-name", "another-model")
+    tester.ask("hello")
+    page.click("#new-chat")
+    tester.see("#model-name", MODEL)
+    tester.ask("plain")
+    models = [body.get("model") for body in fake.bodies("/v1/chat/completions")]
+    assert models == ["another-model", None]
+    page.locator("button.chat", has_text="hello").click()
+    assert page.input_value("#model-picker") == "another-model"
+    page.select_option("#model-picker", MODEL)
+    page.reload()
+    tester.see("#model-name", MODEL)
 
 
 def test_statistics_of_the_answer_and_the_server(tester: PageDriver, fake: FakeServer) -> None:
