@@ -216,3 +216,45 @@ def test_cancel_during_grammar_compilation_leaks_nothing(
             return
         time.sleep(0.2)
     raise AssertionError("the request still waits")
+
+
+def test_one_key_cannot_delay_the_grammars_of_another(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """A flood of slow schemas by one key: the other key's schemas are compiled at once, and the
+    flood ends at the queue timeout."""
+    path = tmp_path_factory.mktemp("keys") / "model"
+    write_hf_model(path, tiny_config())
+    options = ["--model", str(path), "--threads", "1", "--max-model-len", "512"]
+    options += ["--api-key", "flood", "--api-key", "quiet", "--queue-timeout", "20"]
+    ended: list[tuple[int, float]] = []
+
+    def flood(number: int) -> None:
+        schema = {"type": "integer", "multipleOf": 1_000_003 + 2 * number}
+        with keyed(server, "flood") as client:
+            start = time.monotonic()
+            response = client.post(CHAT, json=body(structured_outputs={"json": schema}))
+            ended.append((response.status_code, time.monotonic() - start))
+
+    def keyed(server: ServerProcess, key: str) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.Client(base_url=server.url, timeout=120, headers=headers)
+
+    with ServerProcess(*options, real=True) as server, keyed(server.wait_ready(), "quiet") as quiet:
+        assert text_of(quiet.post(CHAT, json=body(guided_choice=["first"]))) == "first"
+        threads = [threading.Thread(target=flood, args=(number,)) for number in range(24)]
+        for thread in threads:
+            thread.start()
+        waiting = "num_requests_waiting"
+        server.wait_for(lambda: server.metric(waiting, "quiet") >= 16, "the flood")
+        compiled = []  # schemas of the flood that were compiled during each quiet request
+        for number in range(4):
+            before = sum(status == 400 for status, _ in ended)
+            text = f"quick {number}"
+            assert text_of(quiet.post(CHAT, json=body(guided_choice=[text]))) == text
+            compiled.append(sum(status == 400 for status, _ in ended) - before)
+        for thread in threads:
+            thread.join()
+    assert max(compiled) <= 3, compiled
+    assert {status for status, _ in ended} == {400, 503}
+    assert max(seconds for status, seconds in ended if status == 503) < 60

@@ -277,6 +277,10 @@ class EngineCore:
         """End and return the prompts of which no choice started before the deadline."""
         now = time.monotonic()
         expired = []
+        for pending in self.structured.expire(now):
+            expired.append(list(pending.requests))
+            for request in pending.requests:
+                request.set_status(RequestStatus.FINISHED_ABORTED)
         while self._deadlines and self._deadlines[0][0] <= now:
             names = heappop(self._deadlines)[2]
             requests = [r for name in names if (r := self.scheduler.requests.get(name)) is not None]

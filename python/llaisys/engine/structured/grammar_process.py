@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import mmap
 import os
+import resource
 import signal
 import socket
 from typing import Any
@@ -50,14 +51,20 @@ def _serve(tokenizer: LLTokenizer, request: Compile, engine: socket.socket, memo
     spec = StructuredOutputs(**request.structured)
     error = check_grammar(tokenizer, spec, engine)
     if error:
-        send(engine, Compiled(error))
+        send(engine, Compiled(error, cpu_seconds()))
         return
     limit_memory()
     masks = GrammarMasks(tokenizer, compile_grammar(tokenizer, spec), memory, request.max_masks)
-    send(engine, Compiled())
+    send(engine, Compiled(cpu_seconds=cpu_seconds()))
     while True:
         step, _ = receive(engine, MaskRequest)
         send(engine, masks.compute(step))
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of its check."""
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return sum(sum(resource.getrusage(kind)[:2]) for kind in kinds)
 
 
 class GrammarMasks:

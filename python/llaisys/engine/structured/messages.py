@@ -44,6 +44,7 @@ class Compiled(Struct, forbid_unknown_fields=True):
     """The first message of a grammar process."""
 
     error: str = ""  # not empty: the grammar is rejected and the process exits
+    cpu_seconds: float = 0.0  # of compilation and trial
 
 
 class Row(Struct, array_like=True, forbid_unknown_fields=True):

@@ -68,7 +68,16 @@ class StructuredRequests:
         """Keep requests until `poll` returns them."""
         spec = requests[0].sampling.structured_outputs
         assert isinstance(spec, StructuredOutputs)
-        self._pending.append(PendingRequests(requests, deadline, self._service.get(spec)))
+        grammar = self._service.get(spec, requests[0].owner)
+        self._pending.append(PendingRequests(requests, deadline, grammar))
+
+    def expire(self, now: float) -> list[PendingRequests]:
+        """Remove and return the pending requests whose deadline has passed."""
+        expired = [p for p in self._pending if p.deadline is not None and p.deadline <= now]
+        for pending in expired:
+            self._pending.remove(pending)
+            self._service.release(pending.grammar)
+        return expired
 
     @property
     def num_pending(self) -> int:

@@ -10,6 +10,7 @@ import select
 import socket
 import subprocess
 import time
+from collections import deque
 from typing import Any
 
 import msgspec
@@ -34,8 +35,12 @@ from llaisys.engine.structured.messages import (
 logger = logging.getLogger("llaisys.engine")
 
 MODULE = "llaisys.engine.structured.fork_server"
-MAX_COMPILING = 2  # at once
+MAX_COMPILING = 2  # at once; one per owner when there are several owners
 MAX_IDLE = 16  # cached grammars without a user
+MAX_PROCESSES = 32  # grammar processes; half per owner when there are several owners
+# CPU seconds that an owner may compile per window when there are several owners.
+COMPILE_BUDGET = 20.0
+BUDGET_WINDOW = 60.0
 OPENING_SECONDS = 120.0  # limit for loading the vocabulary
 START_SECONDS = 60.0  # limit for compiling; the grammar process has tighter limits
 
@@ -43,14 +48,16 @@ START_SECONDS = 60.0  # limit for compiling; the grammar process has tighter lim
 class Grammar:
     """One grammar and its process. A grammar with an `error` is never used again."""
 
-    def __init__(self, spec: StructuredOutputs) -> None:
+    def __init__(self, spec: StructuredOutputs, owner: str = "") -> None:
         self.spec = spec
+        self.owner = owner  # of the request that it was compiled for
         self.users = 0
         self.is_ready = False
         self.error: str | None = None
         self.is_fault = False  # the error is of the engine, not of the grammar
         self.pending: list[Row] | None = None  # rows of the request in flight
         self.sent_at = 0.0
+        self.compile_seconds = 0.0  # CPU time, when compiled
         self.released: list[int] = []  # matchers to free in its process
         self.masks: NDArray[np.uint32]  # [max_masks, words], written by the process
         self._connection: socket.socket | None = None
@@ -99,7 +106,8 @@ class Grammar:
         """Update `is_ready` and `error` if the process has replied."""
         frame = self._take()
         if frame is not None:
-            self.error = msgspec.msgpack.decode(frame, type=Compiled).error or None
+            reply = msgspec.msgpack.decode(frame, type=Compiled)
+            self.error, self.compile_seconds = reply.error or None, reply.cpu_seconds
             self.is_ready = self.error is None
             if self.error is not None:
                 self.close()
@@ -132,6 +140,23 @@ class Grammar:
             return None
 
 
+class CompileBudget:
+    """CPU seconds of an owner's compilations within BUDGET_WINDOW."""
+
+    def __init__(self) -> None:
+        self._entries: deque[tuple[float, float]] = deque()  # (time, CPU seconds)
+
+    def add(self, seconds: float) -> None:
+        self._entries.append((time.monotonic(), seconds))
+
+    @property
+    def used(self) -> float:
+        oldest = time.monotonic() - BUDGET_WINDOW
+        while self._entries and self._entries[0][0] < oldest:
+            self._entries.popleft()
+        return sum(seconds for _, seconds in self._entries)
+
+
 class GrammarService:
     """Owner of the grammars in use and of the cached ones."""
 
@@ -140,19 +165,24 @@ class GrammarService:
         self.max_masks = 4 * max_seqs + 64  # drafts have masks, too
         self._info = info
         self._grammars: dict[StructuredOutputs, Grammar] = {}  # the one used last is the last
-        self._compiling: list[Grammar] = []
+        self._compiling: list[Grammar] = []  # waiting and started, in order of arrival
+        self._budgets: dict[str, CompileBudget] = {}  # by owner
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._frames: FrameBuffer
         self._is_open = False  # the tokenizer process has read the vocabulary
         self._opening_since = 0.0
 
-    def get(self, spec: StructuredOutputs) -> Grammar:
-        """Return a cached or new grammar; the caller is a user of it until `release`."""
+    def get(self, spec: StructuredOutputs, owner: str = "") -> Grammar:
+        """Return a cached or new grammar; the caller is a user of it until `release`. A grammar
+        that waits for its compilation moves to the owner with the smaller load."""
+        self._budgets.setdefault(owner, CompileBudget())
         grammar = self._grammars.pop(spec, None)
         if grammar is None or grammar.error is not None:
-            grammar = Grammar(spec)
+            grammar = Grammar(spec, owner)
             self._compiling.append(grammar)
+        elif not grammar.is_started and self._load(owner) < self._load(grammar.owner):
+            grammar.owner = owner
         self._grammars[spec] = grammar
         grammar.users += 1
         return grammar
@@ -165,10 +195,17 @@ class GrammarService:
         if not grammar.users and not grammar.is_ready:
             self._remove(grammar)
 
+    def _charge(self, grammar: Grammar) -> None:
+        """Add a compilation to its owner's budget; without a reply its wall time."""
+        seconds = grammar.compile_seconds or time.monotonic() - grammar.sent_at
+        self._budgets[grammar.owner].add(seconds)
+
     def _remove(self, grammar: Grammar) -> None:
         grammar.close()
         if grammar in self._compiling:
             self._compiling.remove(grammar)
+            if grammar.is_started:
+                self._charge(grammar)
         if self._grammars.get(grammar.spec) is grammar:
             del self._grammars[grammar.spec]
 
@@ -195,14 +232,53 @@ class GrammarService:
             late = time.monotonic() - grammar.sent_at > START_SECONDS
             if late and not grammar.is_ready and grammar.error is None:
                 grammar.fail("it could not be compiled in time")
+            if grammar.is_ready or grammar.error is not None:
+                self._charge(grammar)
         self._compiling = [g for g in self._compiling if not g.is_ready and g.error is None]
 
     def _start_some(self) -> None:
-        running = sum(grammar.is_started for grammar in self._compiling)
+        while self._control is not None:
+            grammar = self._next()
+            if grammar is None:
+                return
+            self._start(grammar)
+
+    def _next(self) -> Grammar | None:
+        """Return the waiting grammar to compile next: of the owner with the smallest load, in order
+        of arrival. None when nothing waits or the limits are reached."""
+        if sum(grammar.is_started for grammar in self._compiling) >= MAX_COMPILING:
+            return None
         waiting = [grammar for grammar in self._compiling if not grammar.is_started]
-        for grammar in waiting[: max(0, MAX_COMPILING - running)]:
-            if self._control is not None:
-                self._start(grammar)
+        allowed = [grammar for grammar in waiting if self._may_start(grammar.owner)]
+        if not allowed or not self._free_process():
+            return None
+        return min(allowed, key=lambda grammar: self._load(grammar.owner))
+
+    def _load(self, owner: str) -> tuple[int, float]:
+        """(running compilations, CPU seconds of recent ones) of an owner."""
+        running = sum(g.is_started and g.owner == owner for g in self._compiling)
+        return running, self._budgets[owner].used
+
+    def _may_start(self, owner: str) -> bool:
+        if len(self._budgets) < 2:
+            return True
+        running, used = self._load(owner)
+        processes = sum(g.owner == owner for g in self._processes if g.users)
+        return running < 1 and used < COMPILE_BUDGET and processes < MAX_PROCESSES // 2
+
+    @property
+    def _processes(self) -> list[Grammar]:
+        """Grammars with a process, least recently used first."""
+        return [g for g in self._grammars.values() if g.is_started and g.error is None]
+
+    def _free_process(self) -> bool:
+        """Whether another process may start; removes idle grammars if needed."""
+        processes = self._processes
+        idle = [grammar for grammar in processes if not grammar.users]
+        while len(processes) >= MAX_PROCESSES and idle:
+            self._remove(idle.pop(0))
+            processes = self._processes
+        return len(processes) < MAX_PROCESSES
 
     def _start(self, grammar: Grammar) -> None:
         assert self._control is not None
