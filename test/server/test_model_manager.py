@@ -19,6 +19,7 @@ from llaisys.server.models.manager import ModelManager
 from llaisys.server.models.served import State
 from llaisys.server.service import Service, SharedState
 from llaisys.server.sessions.store import SessionStore
+from llaisys.server.thread_pool import current_owner
 
 MIB = 1 << 20
 SIZE = 400 * MIB
@@ -368,3 +369,55 @@ def test_unknown_model_is_a_404(tmp_path: Path) -> None:
     with pytest.raises(ApiError) as caught:
         run(scene.ask("d"))
     assert caught.value.status == 404 and "a, b, c" in caught.value.message
+
+
+def test_long_request_delays_others_by_at_most_half_of_the_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One client streams from a without end and requests b; the budget holds one model."""
+    monkeypatch.setattr("llaisys.server.models.manager.MIN_RESIDENCY", 0.0)
+
+    async def work() -> None:
+        scene = Scene(tmp_path, budget=SIZE)
+        loop = asyncio.get_running_loop()
+        scene.manager._clock = loop.time
+        _, release = await scene.manager.lease("a")
+        scene.manager.find("a").drain_window = 0.05
+        other = asyncio.create_task(scene.ask("b"))
+        start, waited, longest = loop.time(), 0.0, 0.0
+        while loop.time() - start < 1.4:  # drains of 0.05, 0.1, 0.2 and 0.4 s
+            began = loop.time()
+            await scene.ask("a")
+            waited += loop.time() - began
+            longest = max(longest, loop.time() - began)
+            await asyncio.sleep(0.005)
+        elapsed = loop.time() - start
+        assert 0.1 < waited < 0.65 * elapsed and longest < 0.6
+        assert not other.done() and scene.manager.find("a").drain_window > 0.3
+        release()
+        await other
+        assert scene.state("a") is State.UNLOADED and scene.state("b") is State.READY
+        await scene.manager.close()
+
+    run(work())
+
+
+def test_one_key_cannot_fill_the_queue_for_models(tmp_path: Path) -> None:
+    async def work() -> None:
+        scene = Scene(tmp_path, load_timeout=0.2, max_waiting=4)
+        leases = [await scene.manager.lease(name) for name in "ab"]
+
+        async def wait_for(owner: str) -> str:
+            current_owner.set(owner)  # of this task only
+            with pytest.raises(ApiError) as caught:
+                await scene.ask("c")
+            return caught.value.code or ""
+
+        codes = await asyncio.gather(*[wait_for("flood") for _ in range(4)], wait_for("quiet"))
+        assert codes[:2] == ["model_load_timeout"] * 2 and codes[2:4] == ["models_busy"] * 2
+        assert codes[4] == "model_load_timeout"
+        for _, release in leases:
+            release()
+        await scene.manager.close()
+
+    run(work())

@@ -5,7 +5,10 @@
 One load at a time, in request order, so that models that do not fit together alternate. Memory is
 freed by unloading idle models, least recently used first. When all are in use, the longest loaded
 one that has had its minimum residency is drained: it accepts no new requests and is unloaded after
-its last one. An unload never ends a request. A failed load fails only the requests for that model.
+its last one. A drain that does not end within its window is abandoned: the model accepts requests
+for as long as the window, then the next drain has twice the window. So a long request delays the
+others by at most half of the time, and a switch succeeds once the window exceeds the longest
+request. An unload never ends a request. A failed load fails only the requests for that model.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,6 +28,7 @@ from llaisys.server.errors import ApiError
 from llaisys.server.models.served import ServedModel, State
 from llaisys.server.models.single import SingleModel
 from llaisys.server.service import Service, unknown_model
+from llaisys.server.thread_pool import current_owner
 
 logger = logging.getLogger("llaisys.server")
 
@@ -70,7 +75,7 @@ class ModelManager:
         self._on_engine_end = on_engine_end
         self._load_lock = asyncio.Lock()  # FIFO
         self._changed = asyncio.Event()  # memory may have become available
-        self._blocked = 0  # requests that wait for a load
+        self._blocked: Counter[str] = Counter()  # requests that wait for a load, by owner
         self._tasks: set[asyncio.Task[None]] = set()
         self._closings: set[asyncio.Task[None]] = set()  # the subset that closes engines
 
@@ -148,14 +153,16 @@ class ModelManager:
     async def _wait_for(self, model: ServedModel) -> None:
         """Wait until the model is ready. Waiting requests are counted: a model loaded for them is
         not idle."""
-        if self._blocked >= self.max_waiting:
+        owner = current_owner.get()
+        total, own = self._blocked.total(), self._blocked[owner]
+        if total >= self.max_waiting or (owner and own >= max(1, self.max_waiting // 2)):
             raise ApiError(
                 503,
-                f"{self._blocked} requests wait for models to be loaded",
+                f"{total} requests wait for models to be loaded",
                 code="models_busy",
                 retry_after=RETRY_SECONDS,
             )
-        self._blocked += 1
+        self._blocked[owner] += 1
         try:
             async with asyncio.timeout(self.load_timeout):
                 while model.state is not State.READY:
@@ -169,7 +176,9 @@ class ModelManager:
                 retry_after=RETRY_SECONDS,
             ) from None
         finally:
-            self._blocked -= 1
+            self._blocked[owner] -= 1
+            if not self._blocked[owner]:
+                del self._blocked[owner]
 
     async def _wait_once(self, model: ServedModel) -> None:
         if self.closing:
@@ -289,13 +298,13 @@ class ModelManager:
                 await self._wait_changed(pause)
 
     def _next_to_drain(self, model: ServedModel) -> tuple[ServedModel | None, float | None]:
-        """Return (model, None): the longest loaded model past its minimum residency; else (None,
-        seconds until the first one is; None: wait for a change)."""
+        """Return (model, None): the longest loaded model past its minimum residency and its last
+        drain; else (None, seconds until the first one is; None: wait for a change)."""
         now, waits = self._clock(), []
         for other in self.models:
             if other.state is State.READY and other is not model:
                 residency = max(MIN_RESIDENCY, 3 * other.load_seconds)
-                waits.append((other.loaded_at + residency - now, other))
+                waits.append((max(other.loaded_at + residency, other.drain_after) - now, other))
         if not waits:
             return None, None
         pause, oldest = min(waits, key=lambda row: row[0])
@@ -311,14 +320,19 @@ class ModelManager:
     # ---- unloading -----------------------------------------------------------------------------
 
     async def _drain(self, model: ServedModel) -> None:
-        """Stop new requests to a model and unload it after its last one. When cancelled before,
-        the model is READY again."""
+        """Stop new requests to a model and unload it after its last one. After its drain window, or
+        when cancelled, the model is READY again."""
         model.state = State.UNLOADING
         model.unload_ended.clear()
+        end = self._clock() + model.drain_window
         try:
             while model.users or model.waiting or model.service.admission.open:
+                left = end - self._clock()
+                if left <= 0:
+                    model.abandon_drain(self._clock())
+                    return
                 self._changed.clear()
-                await self._wait_changed(POLL_SECONDS)
+                await self._wait_changed(min(left, POLL_SECONDS))
             if model.state is State.UNLOADING:  # the engine may have died
                 await self._unload(model)
         except BaseException:

@@ -14,6 +14,9 @@ FIRST_PAUSE = 1.0  # seconds after a failed load without a retry; doubles with e
 MAX_PAUSE = 60.0
 
 
+DRAIN_SECONDS = 10.0  # first drain window; doubles with each abandoned drain
+
+
 class State(Enum):
     UNLOADED = "unloaded"
     LOADING = "loading"
@@ -33,6 +36,8 @@ class ServedModel:
         self.last_used = 0.0
         self.loaded_at = 0.0
         self.load_seconds = 0.0  # of the last load
+        self.drain_window = DRAIN_SECONDS
+        self.drain_after = 0.0  # no drain before this time
         self.reserved = 0  # bytes of the budget
         self.estimate = 0  # bytes, reported by the engine; 0: unknown
         self.problem: str | None = None  # why the last load or the engine failed
@@ -84,7 +89,15 @@ class ServedModel:
         self.retry_at = now + min(MAX_PAUSE, FIRST_PAUSE * 2 ** (self.failures - 1))
         self.state = State.FAILED
 
+    def abandon_drain(self, now: float) -> None:
+        """Accept requests again for as long as the drain took; the next one has twice the time."""
+        if self.state is State.UNLOADING:
+            self.state = State.READY
+        self.drain_after = now + self.drain_window
+        self.drain_window *= 2
+
     def succeeded(self, now: float, seconds: float) -> None:
+        self.drain_window, self.drain_after = DRAIN_SECONDS, 0.0
         self.state, self.problem, self.public_error = State.READY, None, None
         self.loaded_at = self.last_used = now
         self.load_seconds = seconds
