@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future
 from concurrent.futures import wait as wait_for
 from typing import Any
 
-from llaisys.common.errors import InvalidInputError
+from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.common.step import TokenMasks
 from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.engine.executor.base import (
@@ -70,7 +70,7 @@ class UniProcExecutor(Executor, backend="uni"):
 
     def execute_model(self, outputs: SchedulerOutputs, queued: bool = False) -> None:
         if self._is_direct:
-            self.collective_rpc("execute_model", args=(outputs, queued))
+            self._call_worker("execute_model", outputs, queued)
         else:
             super().execute_model(outputs, queued)
 
@@ -79,9 +79,19 @@ class UniProcExecutor(Executor, backend="uni"):
     ) -> StepOutput:
         if not self._is_direct:
             return super().sample_tokens(step_id, masks)
-        output: StepOutput = self.collective_rpc("sample_tokens", args=(step_id, masks))[0]
+        output: StepOutput = self._call_worker("sample_tokens", step_id, masks)
         self.stats.steps += 1
         return output
+
+    def _call_worker(self, method: str, *args: Any) -> Any:
+        """Call the only worker in the caller's thread; as `collective_rpc`, in less time."""
+        if self._closed:
+            raise ClosedError("the executor is shut down")
+        try:
+            return getattr(self.worker, method)(*args)
+        except Exception as error:
+            self.stats.worker_errors += 1
+            raise _worker_error(method, self.worker, error) from error
 
     def _call(
         self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
