@@ -23,7 +23,7 @@ def test_results_may_come_one_step_late():
     plan0 = scheduler.schedule()
     second = add(scheduler, "b", [5, 6, 7], max_tokens=2)
     plan1 = scheduler.schedule()
-    assert plan0.request_ids == ["a"] and plan1.request_ids == ["b"]  # a's token is not known yet
+    assert plan0.request_ids == ["a"] and plan1.request_ids == ["b"]  # a's token is in flight
     assert scheduler.schedule().batch_size == 0
     scheduler.update_from_output(answer(plan0, 3))
     plan2 = scheduler.schedule()
@@ -51,7 +51,7 @@ def test_late_result_of_a_preempted_request_is_applied():
     old = add(scheduler, "old", [1] * 8, max_tokens=9)
     young = add(scheduler, "young", [2] * 3, max_tokens=5)
     scheduler.update_from_output(answer(scheduler.schedule(), 1))
-    for _ in range(3):  # old leads by one block, young's last result is still out
+    for _ in range(3):  # old leads by one block, young's last result is in flight
         plan = scheduler.schedule()
         scheduler.update_from_output(answer(plan, 1))
     out = scheduler.schedule()
@@ -71,9 +71,9 @@ def test_repeated_token_is_counted_once():
     request = add(scheduler, "a", [1, 2, 3], max_tokens=3)
     first = scheduler.schedule()
     preempt_latest(scheduler)
-    again = scheduler.schedule()  # computes the same tokens, the first result is still out
+    again = scheduler.schedule()  # computes the same tokens, the first result is in flight
     assert again.request_ids == ["a"] and again.samples == [True]
-    assert scheduler.update_from_output(answer(first, 5)) == []  # of a run that was given up
+    assert scheduler.update_from_output(answer(first, 5)) == []  # of the preempted run
     scheduler.update_from_output(answer(again, 6))
     assert request.output_token_ids == [6]
 

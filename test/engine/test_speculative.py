@@ -1,5 +1,5 @@
-"""Drafts change how many steps an answer takes and nothing of the answer: random requests with
-every source of drafts, good and bad, are compared with the run that has none."""
+"""Drafts change the number of steps but not the answers: random requests with every proposer, good
+and bad, equal the run without drafts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from llaisys.common.types import RequestOutput
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.engine.speculative.costs import DraftCosts
 
-COUNT = int(os.environ.get("LLAISYS_TEST_BATCHES", "8"))  # of requests, for each source
+COUNT = int(os.environ.get("LLAISYS_TEST_BATCHES", "8"))  # requests per proposer
 NATIVE = {"model": "mock", "adapter_class": None}  # the real sampler, 64 tokens
 MOCK_VOCAB = 64
 FAKES = [AlwaysRight, AlwaysWrong, SometimesRight, Garbage, TooMany, NoIdea]
@@ -34,7 +34,7 @@ SPECULATIVE = {"num_speculative_tokens": 6, "disable_by_batch_size": 1000}
 
 
 class NothingCosts(DraftCosts):
-    """Drafts as long as they may be, whatever the time that steps take."""
+    """Drafts of maximum length; durations of steps are ignored."""
 
     def price(self, running: int) -> float:
         return 0.0
@@ -48,7 +48,7 @@ class NothingCosts(DraftCosts):
 
 @dataclass
 class Run:
-    """What came out of one engine."""
+    """The results of one engine."""
 
     outputs: dict[str, RequestOutput]
     parts: dict[tuple[str, int], list[Any]] = field(default_factory=dict)  # of streams
@@ -100,8 +100,7 @@ def run(
     proposer: type[Fake] | None = None,
     speculative: dict[str, Any] | None = None,
 ) -> Run:
-    """With `truth`: with drafts, from `proposer` or else from the request's own tokens; with
-    `speculative`: from what that configuration says."""
+    """Run requests with drafts of `proposer`, of n-grams, or of the configuration `speculative`."""
     if truth is not None:
         speculative = SPECULATIVE
     engine = LLMEngine(make_config(seed=7, speculative_config=speculative, **settings))
@@ -124,7 +123,7 @@ def run(
 
 
 def answers(outputs: dict[str, RequestOutput]) -> dict[str, Any]:
-    """Everything that must not change."""
+    """The parts of the outputs that must not change."""
     return {
         name: [
             (o.token_ids, o.text, o.finish_reason, o.stop_reason, o.logprobs, o.error)
@@ -135,7 +134,7 @@ def answers(outputs: dict[str, RequestOutput]) -> dict[str, Any]:
 
 
 def truth_of(plain: Run) -> dict[str, list[int]]:
-    """What each sequence is going to say, by the engine's name for it."""
+    """Tokens of each sequence by request id."""
     found = {}
     for name, output in plain.outputs.items():
         for o in output.outputs:
@@ -188,7 +187,7 @@ def test_drafts_change_nothing_but_the_number_of_steps(name: str, proposer: type
 
 @pytest.mark.parametrize("proposer", [AlwaysWrong, SometimesRight])
 def test_blocks_of_rejected_drafts_are_never_shared(proposer: type[Fake]):
-    """The answers become prompts: what the prefix cache kept of them must be theirs."""
+    """The answers become prompts: their cached blocks must be correct."""
     first = [([9, 9, index], greedy(30, ignore_eos=True), False) for index in range(4)]
     plain = run(first, {})
     second = [
@@ -270,5 +269,5 @@ def test_draft_and_acceptance_counts():
     wrong = run(requests, {}, truth, AlwaysWrong).stats
     assert wrong["spec_decode_num_accepted_tokens"] == 0
     assert wrong["spec_decode_mean_accepted_length"] == 1.0
-    assert wrong["spec_decode_num_drafts"] == 5  # in 14 steps: it is asked ever more rarely
+    assert wrong["spec_decode_num_drafts"] == 5  # in 14 steps: the intervals grow
     assert run(requests, {}).stats["spec_decode_mean_accepted_length"] == 0.0

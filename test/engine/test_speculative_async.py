@@ -92,7 +92,7 @@ def test_drafts_with_async_scheduling_change_no_answer(
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A model, and a head that knows nothing of what it says."""
+    """A model and a random head."""
     path = tmp_path_factory.mktemp("ahead")
     write_hf_model(path / "model", HEAD_CONFIG, tokenizer=False)
     head = write_head(
@@ -110,7 +110,7 @@ def test_draft_weights_follow_unobserved_steps(
     """Long answers, so that pauses allow asynchronous scheduling; then short ones."""
     settings = {"model": str(files["model"]), "adapter_class": None, "max_num_seqs": 4}
     drafts = {"method": method, "model": str(files["eagle"]), "num_speculative_tokens": 3}
-    drafts["prompt_lookup_max"] = 64  # it is not the own tokens that draft
+    drafts["prompt_lookup_max"] = 64  # no n-gram drafts
     if method == "draft_model":
         drafts["model"] = str(files["model"])
     requests = [([1, 2, 3], greedy(150, ignore_eos=True), False)]
@@ -120,7 +120,7 @@ def test_draft_weights_follow_unobserved_steps(
     assert answers(drafted.outputs) == answers(plain.outputs)
     assert drafted.stats["worker_errors"] == 0
     assert drafted.stats["spec_decode_num_draft_tokens"] > 9
-    if method == "eagle":  # what the head must see is never launched
+    if method == "eagle":  # steps that the head observes are not queued
         assert launched and all(not plan.num_prefill_tokens for plan in launched)
 
 
@@ -128,13 +128,13 @@ def test_draft_head_releases_sequences_of_unobserved_steps(files: dict[str, Path
     drafts = {"method": "eagle", "model": str(files["eagle"]), "disable_by_batch_size": 2}
     settings = {"model": str(files["model"]), "adapter_class": None, **ASYNC}
     engine = LLMEngine(make_config(seed=7, speculative_config=drafts, **settings))
-    for count in (1, 3, 1):  # seen, too many to be seen, seen
+    for count in (1, 3, 1):  # observed, too many, observed
         for index in range(count):
             engine.submit([index + 1] * 6, greedy(12, ignore_eos=True))
         run_all(engine)
     head = engine.core.executor.worker._drafter  # type: ignore[attr-defined]
     head.tables.check_integrity()
-    assert len(head._tracks) <= 1  # the last one, of which no plan has said yet that it has gone
+    assert len(head._tracks) <= 1  # the last one, not yet released by a plan
     engine.close()
 
 
@@ -142,7 +142,7 @@ def test_draft_head_releases_sequences_of_unobserved_steps(files: dict[str, Path
 
 
 def steps_of(engine: LLMEngine, prompt: list[int], count: int, proposer: Any) -> tuple[int, int]:
-    """(steps, of them launched) of one answer."""
+    """Return (steps, queued steps) of one answer."""
     engine.core.speculator.proposer = proposer
     engine.core.speculator.costs = NothingCosts()
     engine.submit(prompt, greedy(count, ignore_eos=True), "r")
@@ -184,7 +184,7 @@ def test_step_with_drafts_is_launched_before_the_previous_result_is_returned():
         if "r" in engine._groups and any(len(output.token_ids) > 1 for output in outputs):
             (launched,) = engine.core._in_flight
             assert set(launched.plan.draft_token_ids) == {0, 1}
-            engine.cancel("r")  # the others do not notice
+            engine.cancel("r")  # the other request is unaffected
     assert 1 < len(received["r"]) < 20 and received["r"] == truth["r"][3 : 3 + len(received["r"])]
     assert received["s"] == truth["s"][2:]
     engine.core.scheduler.check_integrity()
@@ -203,7 +203,7 @@ def test_ngram_expects_a_draft_after_a_right_prediction():
 
 
 class Foreseeing(NgramProposer):
-    """Sure to have an idea, and never has one."""
+    """Expects a draft and never has one."""
 
     def expects_draft(self, request: Request) -> bool:
         return True
@@ -246,7 +246,7 @@ def test_no_step_waits_for_unlikely_drafts():
 def test_draft_head_observes_the_steps_before_its_drafts():
     speculator = make_speculator()
     plan = SchedulerOutputs(0, [0], ["r"])
-    assert not speculator.needs_sync(plan)  # its own tokens are all that it needs
+    assert not speculator.needs_sync(plan)  # n-grams need no hidden states
     speculator.proposer.num_observed_steps = HEAD_OBSERVED_STEPS
     assert speculator.needs_sync(plan)  # a new sequence
     request = request_of([1, 2, 3])

@@ -1,5 +1,5 @@
-"""Accepting a draft when it is what was sampled anyway, and the draw otherwise, leaves the model's
-distribution as it is, whatever is proposed: chi-square over many seeded answers."""
+"""Verification of drafts keeps the model's distribution for any proposer: chi-square over many
+seeded answers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def limit_of(degrees: int) -> float:
 
 
 def chances_behind(tokens: Sequence[int]) -> dict[int, float]:
-    """Of the allowed tokens, by the model's own logits."""
+    """Probabilities of the allowed tokens from the logits of the model."""
     options = AdapterOptions(kv_cache_layout="slot", kv_cache_capacity_tokens=64)
     with MockAdapter.load(None, options) as adapter:
         n = len(tokens)
@@ -62,7 +62,7 @@ def chances_behind(tokens: Sequence[int]) -> dict[int, float]:
 
 @pytest.fixture(scope="module")
 def chances() -> dict[tuple[int, ...], float]:
-    """Of answers of three tokens: the first comes with the prompt, the others behind drafts."""
+    """Probabilities of answers of three tokens; the last two are verified drafts."""
     found: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
         found = {
@@ -74,7 +74,7 @@ def chances() -> dict[tuple[int, ...], float]:
 
 
 def chi_square(counts: Counter[tuple[int, ...]], chances: dict[tuple[int, ...], float]) -> float:
-    """Against the limit: at most 1 is what it should be. Rare answers are counted together."""
+    """Return the statistic relative to its limit; rare answers are pooled."""
     total, rest, seen, statistic, cells = counts.total(), 0.0, 0, 0.0, 0
     for answer, chance in chances.items():
         if chance * total < 5:
@@ -123,7 +123,7 @@ def test_answers_follow_the_distribution_of_the_model(
 
 
 def test_wrong_distribution_is_detected(chances: dict[tuple[int, ...], float]):
-    """Accepting every draft that the model finds possible, say."""
+    """For example, accepting every possible draft."""
     rng = np.random.default_rng(1)
     answers, weights = list(chances), list(chances.values())
     sampled = [answers[i] for i in rng.choice(len(answers), SAMPLES, p=weights)]

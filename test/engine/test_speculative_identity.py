@@ -22,8 +22,8 @@ METHODS = ("ngram", "draft_model", "eagle", "eagle3", "mtp")
 
 
 def speaking_weights(seed: int, layers: float) -> dict[str, Any]:
-    """A model that says a cycle of tokens when it is left alone: the output row of a token is the
-    embedding of the one before it, and the layers, by their weight, add noise."""
+    """A model that repeats a cycle of tokens: the output row of a token is the embedding of its
+    predecessor, and the layers add noise."""
     weights = tiny_weights(CONFIG, seed)
     table, after = cycle()
     for name, values in weights.items():
@@ -48,7 +48,7 @@ def cycle() -> tuple[Any, Any]:
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The model, a smaller one that mostly agrees with it, and heads that know its cycles."""
+    """The model, a smaller one that mostly agrees with it, and heads with its cycles."""
     found = {name: tmp_path_factory.mktemp(name) for name in ("model", *METHODS)}
     weights = speaking_weights(1, 0.5)
     write_hf_model(found["model"], CONFIG, weights=weights)

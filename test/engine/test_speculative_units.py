@@ -1,4 +1,4 @@
-"""Where drafts come from, what they cost, and how many a request gets."""
+"""Units of speculative decoding: proposers, costs, draft lengths."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def request_of(tokens: list[int], seq_id: int = 0) -> Request:
 
 
 def naive_draft(tokens: list[int], shortest: int, longest: int, count: int) -> list[int]:
-    """Every earlier place is looked at, the latest ones first."""
+    """The reference: examines every earlier index, the latest first."""
     places = []
     for end in range(len(tokens) - 1, shortest - 1, -1):
         length = 0
@@ -84,7 +84,7 @@ def test_ngram_tables_are_separate_and_released():
 
 def test_draft_length_maximises_tokens_per_second():
     assert best_length(1.0, 0.0, 6) == 6
-    assert best_length(1.0, 0.9, 6) == 6  # every one of them is worth more than it costs
+    assert best_length(1.0, 0.9, 6) == 6  # every draft token pays
     assert best_length(0.9, 0.95, 6) == 0
     assert best_length(0.0, 0.1, 6) == 0
     for rate in (0.3, 0.6, 0.8, 0.95):
@@ -103,15 +103,15 @@ def test_price_is_measured_from_steps():
         costs.add_step(1, 4, 0.012)  # each draft adds 5 %
     assert costs.price(1) == pytest.approx(0.05, rel=0.01) and costs.price(1) < before
     costs.add_step(4, 0, 0.010)
-    costs.add_step(4, 4, 9.0)  # one odd step says little
+    costs.add_step(4, 4, 9.0)  # one outlier has little effect
     assert costs.price(4) < 0.4
     for _ in range(60):
         costs.add_step(4, 4, 0.020)  # as much as a token of each of the four
     assert costs.price(4) == pytest.approx(1.0, rel=0.01)
     for _ in range(400):
         costs.add_step(4, 0, 0.010)
-    assert costs.price(4) < 0.5  # long ago
-    costs.add_step(1, 0, 9.0)  # something else was running
+    assert costs.price(4) < 0.5  # decayed
+    costs.add_step(1, 0, 9.0)  # other load
     assert costs.price(1) == pytest.approx(0.05, rel=0.02)
     for _ in range(REFRESH):
         costs.add_step(1, 4, 0.012)
@@ -169,10 +169,10 @@ def test_first_price_includes_catching_up():
     costs = DraftCosts()
     costs.add_step(2, 0, 0.010)
     assert costs.first_price(2) == costs.price(2) and costs.first_price(1) == costs.price(1)
-    costs.add_catching_up(0.64)  # 10 ms for each of the drafts that are hoped for, 2 tokens
+    costs.add_catching_up(0.64)  # 10 ms per expected draft, 2 tokens
     assert costs.first_price(2) == pytest.approx(costs.price(2) + 2)
     for _ in range(100):
-        costs.add_drafts(8)  # many drafts for it: a small share of each
+        costs.add_drafts(8)  # distributed over many drafts
     assert costs.first_price(2) < costs.price(2) + 0.1
     costs.add_catching_up(64.0)
     assert costs.first_price(2) > 1
@@ -196,7 +196,7 @@ def make_speculator(**config: Any) -> Speculator:
 
 
 def verified(speculator: Speculator, request: Request, accepted: int) -> None:
-    """A step in which so many of the drafts turned out right; the time went with the tokens."""
+    """Observe a step with this many accepted drafts; its time is proportional to its tokens."""
     draft = request.draft_token_ids
     plan = SchedulerOutputs(0, [request.seq_id], ["r"], num_decode_tokens=1 + len(draft))
     plan.draft_token_ids = {request.seq_id: draft} if draft else {}
@@ -328,7 +328,7 @@ def test_only_greedy_rows_verify_drafts_in_one_call():
 
 
 class Nines(NgramProposer):
-    """Stands for a head: nines, and who was asked."""
+    """A fake head: proposes nines and records its requests."""
 
     num_observed_steps = 16
     limits_length = True

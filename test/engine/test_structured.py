@@ -1,5 +1,4 @@
-"""Answers that must have a form: every kind of constraint, and everything else that a request may
-ask for beside it."""
+"""Structured output: every kind of constraint, combined with other request options."""
 
 from __future__ import annotations
 
@@ -270,7 +269,7 @@ def test_grammar_applies_after_reasoning_opened_by_the_prompt(tmp_path: Path, dr
 
 
 def test_random_schemas_are_enforced(llm: LLM) -> None:
-    """Every answer that comes to its end validates."""
+    """Every finished answer validates."""
     schemas = [SchemaMaker(seed).schema() for seed in range(COUNT)]
     given = [
         params({"json": schema, "disable_any_whitespace": seed % 2 == 0}, seed=seed)

@@ -1,4 +1,4 @@
-"""What a request may ask of an answer's form: the value, its checks and its way over the wire."""
+"""StructuredOutputs: values, validation and wire format."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Several ranks give what one gives: threads (uni) and processes (mp), and what happens when a
-rank fails or dies."""
+"""Several ranks, as threads (uni) and processes (mp), equal one rank; failures of a rank."""
 
 from __future__ import annotations
 
@@ -69,8 +68,8 @@ def expected(model: Path) -> Iterator[list[list[int]]]:
 def test_all_sizes_give_the_same_tokens(
     model: Path, expected: list[list[int]], backend: str, tp_size: int
 ) -> None:
-    """Prompts in chunks beside decoding, five requests in four max_num_seqs, a second time from the
-    prefix cache."""
+    """Chunked prompts beside decoding, five requests with max_num_seqs 4, and again from the prefix
+    cache."""
     with open_llm(model, tp_size, backend, max_num_batched_tokens=16) as llm:
         assert tokens_of(llm) == expected
         assert tokens_of(llm) == expected
@@ -306,7 +305,7 @@ def test_workers_end_when_the_driver_is_killed(model: Path, tmp_path: Path) -> N
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process is there and is no zombie."""
+    """Whether a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:

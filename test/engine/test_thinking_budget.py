@@ -1,4 +1,4 @@
-"""A limit on reasoning: when its tokens are spent, the engine closes it."""
+"""thinking_budget: when its tokens are spent, the engine ends the reasoning."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def budget_of(prompt: list[int], budget: int, *closing: int) -> ThinkingBudget:
 
 
 def written(prompt: list[int], budget: int, wanted: list[int], *closing: int) -> list[int]:
-    """What comes of a model that wants to write `wanted`."""
+    """Return the output of a model that samples `wanted`."""
     limit, tokens = budget_of(prompt, budget, *closing), list(prompt)
     for token in wanted:
         forced = limit.forced(len(tokens), np.array(tokens))
@@ -65,7 +65,7 @@ def test_second_reasoning_section_gets_the_remaining_budget() -> None:
 
 
 def test_rolled_back_tokens_do_not_count() -> None:
-    """Drafts are looked at ahead; what follows a rejected one is asked for again."""
+    """Positions after drafts are evaluated early, and again after a rejected draft."""
     limit, rng = budget_of([OPEN], 4), random.Random(3)
     tokens = [OPEN, 2, 3, 4, 5, CLOSE, LINE, 6, 7]
     expected = [budget_of([OPEN], 4).forced(n, np.array(tokens)) for n in range(1, 9)]

@@ -1,4 +1,4 @@
-"""scripts/train_draft_head.py: the loss falls, and what it writes opens and drafts."""
+"""scripts/train_draft_head.py: the loss falls, and the trained head loads and drafts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors carry the field, the value and the limit as data, in one grammar."""
+"""Errors have field, value and limit as data, and one grammar."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_long_values_are_truncated_and_long_lists_counted():
 
 
 def test_every_invalid_input_error_has_a_field() -> None:
-    """An InvalidInputError is made with `field=`, but for those to which a path is added later."""
+    """An InvalidInputError is created with `field=`, except where a path is added later."""
     added_later = {
         "libllaisys/library.py",  # of the native library: its callers checked what users set
         "server/anthropic/schemas.py",

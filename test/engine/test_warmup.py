@@ -1,4 +1,4 @@
-"""What runs before the first request: one token, or every decode step that a GPU records."""
+"""Warm-up: one token, or every decode step that a GPU captures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans and results cross a process whole, and nothing else does."""
+"""Plans and results survive the wire; other frames are rejected."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_invalid_parameters_are_rejected():
     num_blocks=st.integers(6, 14),
 )
 def test_remote_worker_samples_the_same_tokens(prompts, num_blocks):
-    """Every plan and every result is turned into bytes and back, preemptions included."""
+    """Every plan and result is encoded and decoded, including preemptions."""
     core = make_engine(num_blocks=num_blocks, max_num_seqs=4, max_num_batched_tokens=12).core
     requests = [
         Request(str(i), prompt, greedy(10).with_defaults(None), stop_token_ids=frozenset({EOS}))

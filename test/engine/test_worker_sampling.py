@@ -105,7 +105,7 @@ def test_bad_words_of_several_tokens_are_never_completed():
 
 
 def test_failing_row_is_removed_and_the_others_sample_as_without_it():
-    """Their logprobs and penalties too: the rows move up when one goes."""
+    """Also their logprobs and penalties: the rows move up when one is removed."""
     params = greedy(4, ignore_eos=True, logprobs=2, frequency_penalty=0.5)
     nothing_left = greedy(4, ignore_eos=True, allowed_token_ids=[40], bad_words=["(("])
 

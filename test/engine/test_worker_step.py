@@ -1,4 +1,4 @@
-"""The worker's five stages on a fake adapter: their order, their arrays, whose row is whose."""
+"""The worker's five stages on a fake adapter: order, arrays, rows."""
 
 from __future__ import annotations
 
@@ -208,7 +208,7 @@ def test_worker_has_its_rank_and_closes():
 
 
 def test_256_decoding_requests_reuse_the_buffers():
-    """Steady decoding makes no row, no block table and no buffer anew."""
+    """Steady decoding allocates no row, block table or buffer."""
 
     class Quick(FakeAdapter):
         def forward(self, step, attention):
@@ -239,7 +239,7 @@ def test_256_decoding_requests_reuse_the_buffers():
 
 
 def test_ranks_agree_on_the_smallest_number_of_blocks(monkeypatch):
-    """Nothing is allocated before every rank has said what it can afford."""
+    """Nothing is allocated before every rank has reported its KV blocks."""
     asked = []
 
     class Ranks(UniProcExecutor):
