@@ -236,8 +236,8 @@ def without_comments(text: str) -> str:
 
 def resolve_include(name: str, quoted: bool, including: Path, root: Path) -> Path | None:
     """The project file of an #include, or None for an external header."""
-    places = [including.parent] if quoted else []
-    for folder in [*places, root / "src", root / "include"]:
+    folders = [including.parent] if quoted else []
+    for folder in [*folders, root / "src", root / "include"]:
         candidate = (folder / name).resolve()
         if candidate.is_file() and candidate.is_relative_to(root):
             return candidate

@@ -110,18 +110,17 @@ def card_of(
     source = "its own list of tasks and topics" if options.prompts is None else options.prompts.name
     model = DEFAULT_MODEL if options.model is None else Path(options.model).name
     return (
-        f"# A draft head ({kind}) for {model}\n\n"
-        "Drafts tokens for that model and no other. Trained by `scripts/train_draft_head.py` on "
-        f"what the model itself answered to {len(answers.lens)} prompts ({source}), {tokens} "
-        f"tokens, half of them greedy and half at temperature {TEMPERATURE}; no other text was "
-        "used. The output matrix is the model's own.\n\n"
-        f"- steps of {options.batch} answers for {options.seconds:g} s, chains of {options.depth}, "
-        f"learning rate {options.rate}, seed {options.seed}\n"
-        f"- drafts from {options.draft_vocab} tokens, which are {covered:.1%} of the answers; "
-        f"intermediate size {options.intermediate}\n"
+        f"# Draft head ({kind}) for {model}\n\n"
+        "For this model only. Trained by `scripts/train_draft_head.py` on the model's answers to "
+        f"{len(answers.lens)} prompts ({source}): {tokens} tokens, half of the answers greedy and "
+        f"half at temperature {TEMPERATURE}. The output matrix is the model's.\n\n"
+        f"- batches of {options.batch} answers for {options.seconds:g} s, chains of "
+        f"{options.depth}, learning rate {options.rate}, seed {options.seed}\n"
+        f"- draft vocabulary of {options.draft_vocab} tokens, {covered:.1%} of the tokens of the "
+        f"answers; intermediate size {options.intermediate}\n"
         f"- loss: {f'first {losses[0]:.3f}, last {losses[-1]:.3f}' if losses else 'unfinished'}\n"
-        "- answers that it was not trained on: drafts 1 .. n all right in "
-        f"{', '.join(f'{rate:.1%}' for rate in rates) or 'an unknown part'} of the places\n"
+        "- acceptance of drafts 1 .. n on held-out answers: "
+        f"{', '.join(f'{rate:.1%}' for rate in rates) or 'not measured'}\n"
     )
 
 

@@ -55,8 +55,8 @@ class Batch:
 
 
 def token_counts(answers: Answers, vocab: int) -> NDArray[np.int64]:
-    places = np.arange(answers.tokens.shape[1])[None]
-    is_answer = (places >= answers.prompt_lens[:, None]) & (places < answers.lens[:, None])
+    positions = np.arange(answers.tokens.shape[1])[None]
+    is_answer = (positions >= answers.prompt_lens[:, None]) & (positions < answers.lens[:, None])
     return np.bincount(answers.tokens[is_answer], minlength=vocab)
 
 
@@ -121,14 +121,14 @@ def make_batch(rows: Rows, chosen: Tensor, skipped: Tensor, count: int) -> Batch
     at = skipped + torch.arange(count, device=chosen.device)
     tokens = rows.tokens.index_select(0, chosen)
     after = rows.last.index_select(0, chosen).index_select(1, at + 1)
-    places = (at + 2)[None]
+    positions = (at + 2)[None]
     prompt_lens, lens = (x.index_select(0, chosen)[:, None] for x in (rows.prompt_lens, rows.lens))
     return Batch(
         embedded=rows.embedding[tokens.index_select(1, at + 1)],
         features=rows.features.index_select(0, chosen).index_select(1, at),
         target=rows.rank[tokens.index_select(1, at + 2)],
         likely=functional.linear(after, rows.output).float().softmax(-1),
-        counts=(places >= prompt_lens) & (places < lens),
+        counts=(positions >= prompt_lens) & (positions < lens),
     )
 
 

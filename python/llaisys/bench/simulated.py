@@ -69,10 +69,10 @@ class AlwaysDraft(Speculator):
     """Drafts of constant length for every request in every step, without adaptation."""
 
     def propose(self, running: Sequence[Request]) -> None:
-        asked = [r for r in running if r.num_tokens - r.num_computed_tokens == 1]
-        rooms = [max(0, r.max_total_tokens - r.num_tokens - 1) for r in asked]
-        drafts = self.proposer.propose(asked, rooms)
-        for request, draft in zip(asked, drafts, strict=True):
+        eligible = [r for r in running if r.num_tokens - r.num_computed_tokens == 1]
+        rooms = [max(0, r.max_total_tokens - r.num_tokens - 1) for r in eligible]
+        drafts = self.proposer.propose(eligible, rooms)
+        for request, draft in zip(eligible, drafts, strict=True):
             request.draft_token_ids = list(draft)
 
     def waits(self, running: Sequence[Request]) -> bool:

@@ -161,7 +161,7 @@ class ModelAdapter(Closing, ABC):
         raise invalid_value("kv_offload", type(self).__name__, "0 for a model without host blocks")
 
     def swap_blocks(
-        self, blocks: NDArray[np.int32], places: NDArray[np.int32], to_host: bool
+        self, blocks: NDArray[np.int32], host_blocks: NDArray[np.int32], to_host: bool
     ) -> None:
         """Copy blocks to host blocks, or back. Each destination occurs once. Later steps see the
         result."""
