@@ -99,7 +99,7 @@ def test_a_trained_head_opens_and_drafts(model: Path, tmp_path: Path, kind: str)
     out = tmp_path / kind
     assert json.loads((out / "config.json").read_text())["draft_vocab_size"] == 64
     card = (out / "README.md").read_text()
-    assert f"A draft head ({kind}) for {model.name}" in card and "6 prompts" in card
+    assert f"Draft head ({kind}) for {model.name}" in card and "6 prompts" in card
     answers = []
     for drafts in (None, {"method": kind, "model": str(out), "num_speculative_tokens": 3}):
         settings = {"model": str(model), "adapter_class": None, "speculative_config": drafts}
