@@ -1,5 +1,5 @@
-// Errors inside the library: one exception type with a status code, raised by checks that say what
-// was got and what was expected. capi/ turns it into a return code and a text.
+// Errors inside the library: one exception type with a status code. capi/ turns it into a return
+// code and a text.
 #pragma once
 
 #include "llaisys/types.h"
@@ -31,23 +31,22 @@ template <typename... Args> [[noreturn]] void fail(llaisysStatus_t status, const
     throw Error(status, text(args...));
 }
 
-// The caller's fault: `condition` must hold or the rest of the arguments become the error text.
+// Precondition of the caller: throws LLAISYS_ERROR_INVALID with the remaining arguments as text.
 template <typename... Args> void require(bool condition, const Args &...args) {
     if (!condition) {
         fail(LLAISYS_ERROR_INVALID, args...);
     }
 }
 
-// Our own fault: a broken invariant.
+// Internal invariant: throws LLAISYS_ERROR_INTERNAL.
 template <typename... Args> void ensure(bool condition, const Args &...args) {
     if (!condition) {
         fail(LLAISYS_ERROR_INTERNAL, "internal error: ", args...);
     }
 }
 
-// Runs body(); the text of an Error out of it gets the place before it: "layer 3: ...". Costs nothing
-// while nothing fails.
-template <typename Body> void at_place(const char *name, size_t index, const Body &body) {
+// Runs body() and prefixes the text of an Error with "name index: ", e.g. "layer 3: ".
+template <typename Body> void with_context(const char *name, size_t index, const Body &body) {
     try {
         body();
     } catch (const Error &error) {

@@ -43,14 +43,14 @@ template <> bf16_t from_f32<bf16_t>(float value);
 template <> f16_t from_f32<f16_t>(float value);
 
 bool is_known(DType dtype);
-bool is_activation(DType dtype); // f32, f16 or bf16: what operators compute on, and KV
+bool is_activation(DType dtype); // f32, f16 or bf16
 bool is_quantised(DType dtype);  // q8_0 to i8_g128: weights in blocks
-bool is_weight(DType dtype);     // what the weight of a product may be: one of all those
+bool is_weight(DType dtype);     // activation or quantised dtypes
 
 LlaisysDataTypeTraits traits_of(DType dtype); // throws for an unknown type
 const char *name_of(DType dtype);             // "invalid" for an unknown type
 
-// Bytes of n elements that lie dense; n must fill whole blocks. Throws when it overflows.
+// Bytes of n contiguous elements; n must fill whole blocks. Throws on overflow.
 int64_t bytes_of(DType dtype, int64_t n);
 
 template <typename T> struct dtype_of;

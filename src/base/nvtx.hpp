@@ -1,5 +1,5 @@
-// Named ranges on the time line of NVIDIA's profilers, when LLAISYS_NVTX=1 is in the environment.
-// Nothing at all in a build without CUDA.
+// NVTX ranges for NVIDIA's profilers, enabled by LLAISYS_NVTX=1 in the environment. Empty in a
+// build without CUDA.
 #pragma once
 
 #if defined(LLAISYS_HAVE_CUDA) && __has_include(<nvtx3/nvToolsExt.h>)

@@ -1,4 +1,4 @@
-// Sleep on a word of memory that threads or processes share, and wake who sleeps on it.
+// Futex wait and wake on a word of shared memory.
 #pragma once
 
 #include <atomic>
@@ -7,7 +7,7 @@
 
 namespace llaisys::parallel {
 
-// Returns when woken, when the word is not `seen`, after `limit`, or for no reason.
+// Returns when woken, when the word is not `seen`, after `limit`, or spuriously.
 void sleep_on(const std::atomic<uint32_t> &word, uint32_t seen, std::chrono::milliseconds limit);
 void wake_all(const std::atomic<uint32_t> &word);
 

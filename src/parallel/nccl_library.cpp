@@ -24,8 +24,8 @@ NcclLibrary load() {
     if (file == nullptr) {
         const char *reason = dlerror();
         fail(LLAISYS_ERROR_UNSUPPORTED,
-             "tensor parallel on GPUs needs NCCL, of the CUDA toolkit's packages or of the wheel "
-             "nvidia-nccl-cu13: ",
+             "tensor parallelism on GPUs needs NCCL (a CUDA toolkit package or the wheel "
+             "nvidia-nccl-cu13): ",
              reason != nullptr ? reason : "libnccl.so.2 was not found");
     }
     NcclLibrary library;

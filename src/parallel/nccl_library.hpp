@@ -1,7 +1,7 @@
-// NVIDIA's library of collectives, found at run time: a build needs no header of it, and a machine
-// without it does without tensor parallel on GPUs and nothing else.
+// NCCL, loaded at run time: a build needs no NCCL header, and only tensor parallelism on GPUs needs
+// the library.
 //
-// The types and numbers are those of its C interface, which stays the same within version 2.
+// Types and values are those of NCCL's C API, which is stable within version 2.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ enum class NcclResult : int { success = 0, in_progress = 7 };
 enum class NcclType : int { i8 = 0, i32 = 2, i64 = 4, f16 = 6, f32 = 7, bf16 = 9 };
 enum class NcclOp : int { sum = 0, prod = 1, max = 2, min = 3, avg = 4 };
 
-// A stream is a cudaStream_t. A call queues its work there and returns.
+// A stream is a cudaStream_t. A call enqueues its work there and returns.
 struct NcclLibrary {
     NcclResult (*GetVersion)(int *version) = nullptr;
     NcclResult (*GetUniqueId)(NcclId *id) = nullptr;
@@ -41,10 +41,10 @@ struct NcclLibrary {
                        void *stream) = nullptr;
 };
 
-// Throws LLAISYS_ERROR_UNSUPPORTED, with what was looked for, when it is not on this machine.
+// Throws LLAISYS_ERROR_UNSUPPORTED with the file name when the library is not installed.
 const NcclLibrary &nccl_library();
 
-// For tests: nccl_library() is this one from now on; null: the machine's.
+// For tests: nccl_library() returns this one; null: the installed one.
 void use_nccl_library(const NcclLibrary *library);
 
 } // namespace llaisys::parallel

@@ -1,7 +1,7 @@
 #include "parallel/process_group.hpp"
 
+#include "parallel/process_group_host.hpp"
 #include "parallel/process_group_nccl.hpp"
-#include "parallel/process_group_shared.hpp"
 #include "parallel/utils.hpp"
 
 #include <algorithm>
@@ -11,13 +11,15 @@ namespace llaisys::parallel {
 ProcessGroup::ProcessGroup(const GroupOptions &options)
     : options_(options), rank_(GetGroupRank(options.rank)) {}
 
-int place_of(const GroupOptions &options, int global_rank) {
+int group_rank_of(const GroupOptions &options, int global_rank) {
     const auto found = std::find(options.ranks.begin(), options.ranks.end(), global_rank);
     require(found != options.ranks.end(), "rank ", global_rank, " is not in group ", options.name);
     return int(found - options.ranks.begin());
 }
 
-int ProcessGroup::GetGroupRank(int global_rank) const { return place_of(options_, global_rank); }
+int ProcessGroup::GetGroupRank(int global_rank) const {
+    return group_rank_of(options_, global_rank);
+}
 
 // ---- a group of one ------------------------------------------------------------------------------
 
@@ -30,7 +32,7 @@ ProcessGroupOne::ProcessGroupOne(const GroupOptions &options) : ProcessGroup(opt
 
 std::shared_ptr<Work> ProcessGroupOne::copy(const char *call, const tensor_t &output,
                                             const tensor_t &input) const {
-    CallSite{call, options(), rank()}.check_parts("output", output, "input", input);
+    CallSite{call, options(), rank()}.check_shards("output", output, "input", input);
     if (output.data() != input.data()) {
         const auto kind = output.device() == LLAISYS_DEVICE_CPU
                               ? device::CopyKind::host_to_host
@@ -137,7 +139,7 @@ std::shared_ptr<ProcessGroup> ProcessGroupFactory::GetOrCreate(const std::string
             }
         }
     }
-    // Not under the lock: joining may wait for other ranks, which may be threads that come here.
+    // Not under the lock: joining may wait for other ranks, which may be threads in this function.
     std::shared_ptr<ProcessGroup> group = create(backend, options);
     std::lock_guard<std::mutex> lock(mutex_);
     groups_[key] = group;

@@ -13,9 +13,9 @@ using std::chrono::steady_clock;
 
 namespace {
 
-constexpr milliseconds kWatchEvery{100};
-// A call that is under way has this long to end before its communicator is taken from it.
-constexpr milliseconds kLetCallEnd{2000};
+constexpr milliseconds kWatchInterval{100};
+// Time for running calls to return before ncclCommAbort.
+constexpr milliseconds kAbortGracePeriod{2000};
 
 NcclType type_of(DType dtype) {
     switch (dtype) {
@@ -56,7 +56,7 @@ void check(const NcclLibrary &nccl, NcclResult result, const char *call) {
     }
 }
 
-// What moves bytes and does not look at them.
+// Operands of a call that moves bytes of any dtype.
 struct Bytes {
     std::byte *data;
     size_t count;
@@ -65,7 +65,7 @@ Bytes bytes_of(const tensor_t &tensor) { return {tensor.data(), size_t(tensor.by
 
 } // namespace
 
-// ---- coming and going ----------------------------------------------------------------------------
+// ---- setup and teardown ----------------------------------------------------------------------------
 
 ProcessGroupNCCL::ProcessGroupNCCL(const GroupOptions &options)
     : ProcessGroup(options), nccl_(nccl_library()), runtime_(device::runtime_of(options.device)),
@@ -83,11 +83,11 @@ ProcessGroupNCCL::ProcessGroupNCCL(const GroupOptions &options)
 }
 
 ProcessGroupNCCL::~ProcessGroupNCCL() {
-    if (!state_->is_broken.load()) {
+    if (!state_->is_aborted.load()) {
         try {
             own_stream_->synchronize();
             this->options().stream->synchronize();
-        } catch (const Error &) { // the device is lost, and who used it has been told
+        } catch (const Error &) { // the device is lost; its other users report the error
         }
     }
     {
@@ -98,7 +98,7 @@ ProcessGroupNCCL::~ProcessGroupNCCL() {
     if (watcher_.joinable()) {
         watcher_.join();
     }
-    if (!state_->is_broken.load()) {
+    if (!state_->is_aborted.load()) {
         nccl_.CommDestroy(comm_);
     }
 }
@@ -106,7 +106,7 @@ ProcessGroupNCCL::~ProcessGroupNCCL() {
 void ProcessGroupNCCL::InitStreams() {
     const GroupOptions &given = options();
     own_stream_ = std::make_unique<device::Stream>(given.device, given.device_id, 1);
-    queued_ = std::make_shared<WorkNccl>(given, state_, std::vector<tensor_t>());
+    sync_work_ = std::make_shared<WorkNccl>(given, state_, std::vector<tensor_t>());
 }
 
 void ProcessGroupNCCL::InitSingleProcess() {
@@ -124,25 +124,25 @@ void ProcessGroupNCCL::InitMultiProcess() {
     host_ = ProcessGroupFactory::Instance().GetOrCreate(options().host_backend, on_host);
     NcclId id{};
     if (rank() == 0) {
-        or_abort(*host_, [&] { check(nccl_, nccl_.GetUniqueId(&id), "ncclGetUniqueId"); });
+        abort_on_error(*host_, [&] { check(nccl_, nccl_.GetUniqueId(&id), "ncclGetUniqueId"); });
     }
     const tensor_t message = Tensor::create({int64_t(sizeof id)}, LLAISYS_DTYPE_I8);
     std::memcpy(message.data(), id.bytes, sizeof id);
     host_->BroadCast(message, 0);
     std::memcpy(id.bytes, message.data(), sizeof id);
-    or_abort(*host_, [&] { join(id); });
+    abort_on_error(*host_, [&] { join(id); });
 }
 
 void ProcessGroupNCCL::join(const NcclId &id) {
-    runtime_.synchronize(own_stream_->native()); // makes its device the one of this thread
+    runtime_.synchronize(own_stream_->native()); // sets the thread's current device
     check(nccl_, nccl_.CommInitRank(&comm_, size(), id, rank()), "ncclCommInitRank");
 }
 
-// A rank that has died leaves NCCL's kernels on the other GPUs waiting for good: this ends them.
+// Aborts the communicator when a rank is lost: NCCL kernels on the other GPUs would wait forever.
 void ProcessGroupNCCL::watch() {
     std::unique_lock<std::mutex> lock(watch_mutex_);
-    while (!watch_ends_.wait_for(lock, kWatchEvery, [this] { return is_ending_; })) {
-        if (state_->is_broken.load()) {
+    while (!watch_ends_.wait_for(lock, kWatchInterval, [this] { return is_ending_; })) {
+        if (state_->is_aborted.load()) {
             return;
         }
         try {
@@ -162,23 +162,23 @@ void ProcessGroupNCCL::watch() {
 void ProcessGroupNCCL::Abort(const std::string &reason) const noexcept {
     {
         std::lock_guard<std::mutex> lock(state_->mutex);
-        if (state_->is_broken.load()) {
+        if (state_->is_aborted.load()) {
             return;
         }
         state_->reason = reason;
-        state_->is_broken.store(true); // no call begins from here on
+        state_->is_aborted.store(true); // later calls throw
     }
     if (host_ != nullptr) {
         host_->Abort(reason);
     }
     const auto start = steady_clock::now();
-    while (state_->calls.load() > 0 && steady_clock::now() - start < kLetCallEnd) {
+    while (state_->calls.load() > 0 && steady_clock::now() - start < kAbortGracePeriod) {
         std::this_thread::sleep_for(kNcclPoll);
     }
     nccl_.CommAbort(comm_);
 }
 
-void ProcessGroupNCCL::CheckResults() const { state_->throw_if_broken(); }
+void ProcessGroupNCCL::CheckResults() const { state_->throw_if_aborted(); }
 
 // ---- collectives ---------------------------------------------------------------------------------
 
@@ -186,21 +186,21 @@ template <typename Body>
 std::shared_ptr<Work> ProcessGroupNCCL::submit(const char *call, bool async_op,
                                                std::initializer_list<tensor_t> tensors,
                                                const Body &body) const {
-    while (!begun_.empty() && begun_.front()->IsCompleted()) {
-        begun_.pop_front();
+    while (!pending_.empty() && pending_.front()->IsCompleted()) {
+        pending_.pop_front();
     }
     void *const stream = options().stream->native();
     void *const used = async_op ? own_stream_->native() : stream;
     const std::shared_ptr<Work> work =
-        async_op ? std::make_shared<WorkNccl>(options(), state_, tensors) : queued_;
+        async_op ? std::make_shared<WorkNccl>(options(), state_, tensors) : sync_work_;
     state_->calls.fetch_add(1);
     try {
-        state_->throw_if_broken();
+        state_->throw_if_aborted();
         if (async_op) {
             runtime_.record_event(work->ready_event(), stream);
             runtime_.wait_event(work->ready_event(), used);
-        } else if (!begun_.empty()) {
-            begun_.back()->WaitNonBlocking();
+        } else if (!pending_.empty()) {
+            pending_.back()->WaitNonBlocking();
         }
         body(runtime_.handle_of(used));
         runtime_.record_event(work->done_event(), used);
@@ -213,7 +213,7 @@ std::shared_ptr<Work> ProcessGroupNCCL::submit(const char *call, bool async_op,
     }
     state_->calls.fetch_sub(1);
     if (async_op) {
-        begun_.push_back(work);
+        pending_.push_back(work);
     }
     return work;
 }
@@ -233,7 +233,7 @@ std::shared_ptr<Work> ProcessGroupNCCL::AllReduce(const tensor_t &tensor, Reduce
 
 std::shared_ptr<Work> ProcessGroupNCCL::AllGather(const tensor_t &output, const tensor_t &input,
                                                   bool async_op) const {
-    CallSite{"AllGather", options(), rank()}.check_parts("output", output, "input", input);
+    CallSite{"AllGather", options(), rank()}.check_shards("output", output, "input", input);
     return submit("AllGather", async_op, {output, input}, [&](void *stream) {
         const Bytes from = bytes_of(input);
         check(nccl_,
@@ -245,7 +245,7 @@ std::shared_ptr<Work> ProcessGroupNCCL::AllGather(const tensor_t &output, const 
 std::shared_ptr<Work> ProcessGroupNCCL::ReduceScatter(const tensor_t &output, const tensor_t &input,
                                                       ReduceOpType reduce_op, bool async_op) const {
     const CallSite site{"ReduceScatter", options(), rank()};
-    site.check_parts("input", input, "output", output);
+    site.check_shards("input", input, "output", output);
     site.check_reduction(input.dtype(), reduce_op);
     return submit("ReduceScatter", async_op, {output, input}, [&](void *stream) {
         check(nccl_,
@@ -268,13 +268,13 @@ std::shared_ptr<Work> ProcessGroupNCCL::BroadCast(const tensor_t &tensor, int ro
     });
 }
 
-// NCCL has neither Scatter nor Gather: they are messages that begin together.
+// NCCL has neither Scatter nor Gather: both are a group of sends and receives.
 std::shared_ptr<Work> ProcessGroupNCCL::Scatter(const tensor_t &output, const tensor_t &input,
                                                 int root, bool async_op) const {
     const CallSite site{"Scatter", options(), rank()};
     site.check_rank("root", root);
     if (rank() == root) {
-        site.check_parts("input", input, "output", output);
+        site.check_shards("input", input, "output", output);
     } else {
         site.check_tensor("output", output);
     }
@@ -295,7 +295,7 @@ std::shared_ptr<Work> ProcessGroupNCCL::Gather(const tensor_t &output, const ten
     const CallSite site{"Gather", options(), rank()};
     site.check_rank("root", root);
     if (rank() == root) {
-        site.check_parts("output", output, "input", input);
+        site.check_shards("output", output, "input", input);
     } else {
         site.check_tensor("input", input);
     }

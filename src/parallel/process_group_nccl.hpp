@@ -1,8 +1,8 @@
-// Groups whose ranks have a GPU each.
+// Process group over NCCL: one GPU per rank.
 //
-// A call that is not asynchronous goes on the caller's stream and returns before it is done; an
-// asynchronous one goes on a stream of the group. A sum has the same bits on all ranks and in all
-// runs, but NCCL chooses in which order it adds.
+// A synchronous call is enqueued on the caller's stream and returns before it completes; an
+// asynchronous call uses the group's stream. Reductions are bitwise identical on all ranks and in
+// all runs; NCCL chooses the order of the additions.
 #pragma once
 
 #include "parallel/nccl_library.hpp"
@@ -18,11 +18,11 @@ struct NcclState;
 
 class ProcessGroupNCCL final : public ProcessGroup {
 public:
-    // Returns when all ranks have come: they find each other over a group on the CPU, which is made
-    // with `options.host_backend` and the same init_method, and which tells of ranks that die. A
-    // group of one needs neither. options.stream: the caller's; it outlives the group.
+    // Returns when all ranks have joined. Rendezvous and failure detection use a CPU group with
+    // `options.host_backend` and the same init_method; a group of one needs neither. options.stream
+    // must outlive the group.
     explicit ProcessGroupNCCL(const GroupOptions &options);
-    ~ProcessGroupNCCL() override; // waits for what was begun
+    ~ProcessGroupNCCL() override; // waits for pending calls
 
     std::shared_ptr<Work> AllReduce(const tensor_t &tensor, function::ReduceOpType reduce_op,
                                     bool async_op) const override;
@@ -45,11 +45,11 @@ private:
     // The names of 002 section 2.2.
     void InitStreams();
     void InitSingleProcess(); // a group of one
-    void InitMultiProcess();  // several ranks; threads, which have a communicator each, go as well
+    void InitMultiProcess();  // several ranks: processes, or threads with a communicator each
     void join(const NcclId &id);
     void watch();
 
-    // Queues body(stream of NCCL), which reads and writes `tensors`, behind all calls before it.
+    // Enqueues body(stream), which reads and writes `tensors`, after all earlier calls.
     template <typename Body>
     std::shared_ptr<Work> submit(const char *call, bool async_op,
                                  std::initializer_list<tensor_t> tensors, const Body &body) const;
@@ -59,9 +59,9 @@ private:
     std::shared_ptr<const ProcessGroup> host_; // null: a group of one
     NcclComm comm_ = nullptr;
     std::unique_ptr<device::Stream> own_stream_; // of asynchronous calls
-    std::shared_ptr<NcclState> state_;           // shared with works, which may outlive the group
-    std::shared_ptr<Work> queued_; // what calls on the caller's stream return: over with the last
-    mutable std::deque<std::shared_ptr<Work>> begun_; // asynchronous and maybe not over, in order
+    std::shared_ptr<NcclState> state_; // shared with Work objects, which may outlive the group
+    std::shared_ptr<Work> sync_work_; // returned by synchronous calls; complete with the latest one
+    mutable std::deque<std::shared_ptr<Work>> pending_; // asynchronous calls, oldest first
 
     std::mutex watch_mutex_;
     std::condition_variable watch_ends_;

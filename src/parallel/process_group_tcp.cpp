@@ -1,6 +1,6 @@
-// Where the ranks of a group on several machines find each other.
-#include "parallel/process_group_shared.hpp"
-#include "parallel/socket_exchange.hpp"
+// The TCP process group: parses its init_method.
+#include "parallel/process_group_host.hpp"
+#include "parallel/socket_transport.hpp"
 
 #include <cstdlib>
 
@@ -9,14 +9,14 @@ namespace llaisys::parallel {
 namespace {
 
 // tcp://FD:TOKEN@HOST:PORT,HOST:PORT,..
-RankSockets parse(const GroupOptions &options) {
+RendezvousOptions parse(const GroupOptions &options) {
     const std::string &where = options.init_method;
     const char *const form = "init_method must be tcp://FD:TOKEN@HOST:PORT,.. with an address for "
                              "each rank, got ";
     const size_t at = where.find('@');
     require(where.rfind("tcp://", 0) == 0 && at != std::string::npos, form,
-            at == std::string::npos ? where : where.substr(at)); // the token stays unsaid
-    RankSockets result;
+            at == std::string::npos ? where : where.substr(at)); // without the token
+    RendezvousOptions result;
     char *end = nullptr;
     const long number = std::strtol(where.c_str() + 6, &end, 10);
     const size_t colon = size_t(end - where.c_str());
@@ -30,7 +30,7 @@ RankSockets parse(const GroupOptions &options) {
     }
     require(result.addresses.size() == options.ranks.size(), form, where.substr(at), " for ",
             options.ranks.size(), " ranks");
-    result.rank = place_of(options, options.rank);
+    result.rank = group_rank_of(options, options.rank);
     result.timeout = options.timeout;
     return result;
 }
@@ -38,6 +38,6 @@ RankSockets parse(const GroupOptions &options) {
 } // namespace
 
 ProcessGroupTcp::ProcessGroupTcp(const GroupOptions &options)
-    : ProcessGroupShared(options, std::make_unique<SocketExchange>(parse(options))) {}
+    : ProcessGroupHost(options, std::make_unique<SocketTransport>(parse(options))) {}
 
 } // namespace llaisys::parallel

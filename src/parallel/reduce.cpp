@@ -9,9 +9,9 @@ namespace {
 
 using function::ReduceOpType;
 
-constexpr int64_t kBlock = 512; // elements combined at a time; the sums stay in the first cache
+constexpr int64_t kBlock = 512; // elements per pass; their partial results fit into L1
 
-// What values of a type are combined in: floats in f32, integers unsigned, where overflow wraps.
+// Accumulator type: f32 for floats, unsigned for integers (overflow wraps).
 template <typename T>
 using Wide =
     std::conditional_t<std::is_integral_v<T>,
@@ -103,7 +103,7 @@ void reduce_as(T *out, const void *const *in, int n_inputs, int64_t count, Reduc
 
 } // namespace
 
-const char *op_name(ReduceOpType op) {
+const char *reduce_op_name(ReduceOpType op) {
     switch (op) {
     case ReduceOpType::kSum:
         return "sum";

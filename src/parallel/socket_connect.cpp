@@ -21,22 +21,22 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr uint32_t kMagic = 0x4c4c5450; // of a greeting
-constexpr auto kGreetingTime = std::chrono::seconds(2);
-constexpr auto kJoinTime = std::chrono::seconds(60); // when there is no other limit
-constexpr int kSilenceMs = 5000;                     // of a machine until it counts as gone
+constexpr uint32_t kMagic = 0x4c4c5450; // of a handshake
+constexpr auto kHandshakeTimeout = std::chrono::seconds(2);
+constexpr auto kDefaultConnectTimeout = std::chrono::seconds(60); // without a timeout option
+constexpr int kPeerTimeoutMs = 5000; // without an answer of the other machine
 
-// What both sides of a connection say first.
-struct Greeting {
+// First message of both sides of a connection.
+struct Handshake {
     uint32_t magic = kMagic;
     int32_t world = 0;
     int32_t rank = 0;
     uint32_t reserved = 0;
-    char token[RankSockets::kMaxToken] = {};
+    char token[RendezvousOptions::kMaxToken] = {};
 };
 
-// Comparing takes the same time wherever the difference is.
-bool is_same(const char *a, const char *b, size_t n) {
+// Constant-time comparison.
+bool constant_time_equal(const char *a, const char *b, size_t n) {
     unsigned difference = 0;
     for (size_t i = 0; i < n; ++i) {
         difference |= unsigned(a[i] ^ b[i]);
@@ -55,8 +55,8 @@ void prepare_socket(int fd) {
     set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
     set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 1);
     set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 1);
-    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, kSilenceMs / 1000 - 1);
-    set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kSilenceMs);
+    set_option(fd, IPPROTO_TCP, TCP_KEEPCNT, kPeerTimeoutMs / 1000 - 1);
+    set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, kPeerTimeoutMs);
 }
 
 bool wait_for(int fd, short events, Clock::time_point deadline) {
@@ -77,7 +77,7 @@ bool wait_for(int fd, short events, Clock::time_point deadline) {
     }
 }
 
-// All bytes of a value.
+// Sends or receives all bytes of a value.
 template <typename T> bool transfer(int fd, T *value, bool sends, Clock::time_point deadline) {
     char *bytes = reinterpret_cast<char *>(value);
     for (size_t done = 0; done < sizeof *value;) {
@@ -120,23 +120,23 @@ Socket try_connect(const addrinfo *address, Clock::time_point deadline) {
     return made;
 }
 
-Greeting greeting_of(const RankSockets &ranks) {
-    Greeting own;
+Handshake handshake_of(const RendezvousOptions &ranks) {
+    Handshake own;
     own.world = int32_t(ranks.addresses.size());
     own.rank = ranks.rank;
     std::memcpy(own.token, ranks.token.data(), ranks.token.size());
     return own;
 }
 
-// -1: not one of ours.
-int rank_of(const Greeting &theirs, const Greeting &own) {
-    const bool is_ours = is_same(theirs.token, own.token, sizeof own.token) &&
+// The peer's rank; -1: not a member of this group.
+int rank_of(const Handshake &theirs, const Handshake &own) {
+    const bool is_ours = constant_time_equal(theirs.token, own.token, sizeof own.token) &&
                          theirs.magic == own.magic && theirs.world == own.world &&
                          theirs.rank >= 0 && theirs.rank < own.world;
     return is_ours ? theirs.rank : -1;
 }
 
-Socket connect_to(int peer, const std::string &address, Greeting own, Clock::time_point deadline) {
+Socket connect_to(int peer, const std::string &address, Handshake own, Clock::time_point deadline) {
     const size_t colon = address.rfind(':');
     require(colon != std::string::npos && colon > 0, "'", address, "' is not HOST:PORT");
     std::string host = address.substr(0, colon);
@@ -158,30 +158,31 @@ Socket connect_to(int peer, const std::string &address, Greeting own, Clock::tim
     if (!made.is_open()) {
         fail(LLAISYS_ERROR_IO, "rank ", peer, " at ", address, ": ", std::strerror(errno));
     }
-    // Who connects speaks first: a listener tells its token to those only who know it.
-    Greeting theirs;
+    // The connecting side sends first: a listener reveals its token only after it received it.
+    Handshake theirs;
     if (!transfer(made.fd(), &own, true, deadline) ||
         !transfer(made.fd(), &theirs, false, deadline) || rank_of(theirs, own) != peer) {
-        fail(LLAISYS_ERROR_IO, "rank ", peer, " at ", address, " did not answer as it should");
+        fail(LLAISYS_ERROR_IO, "rank ", peer, " at ", address, " sent an invalid handshake");
     }
     return made;
 }
 
-// Puts the ranks behind this one into their places. Who says the wrong thing is turned away and not
-// waited for long.
-void accept_the_rest(int listener, Greeting own, Clock::time_point deadline,
-                     std::vector<Socket> *sockets) {
+// Accepts connections of all higher ranks into `sockets`. A connection without a valid handshake is
+// closed after kHandshakeTimeout at the latest.
+void accept_higher_ranks(int listener, Handshake own, Clock::time_point deadline,
+                         std::vector<Socket> *sockets) {
     for (int missing = own.world - 1 - own.rank; missing > 0;) {
         if (!wait_for(listener, POLLIN, deadline)) {
-            fail(LLAISYS_ERROR_INTERNAL, missing, " of ", own.world, " ranks did not come in time");
+            fail(LLAISYS_ERROR_INTERNAL, missing, " of ", own.world,
+                 " ranks did not connect in time");
         }
         Socket made(accept(listener, nullptr, nullptr));
         if (!made.is_open()) {
             continue;
         }
         prepare_socket(made.fd());
-        const Clock::time_point soon = std::min(deadline, Clock::now() + kGreetingTime);
-        Greeting theirs;
+        const Clock::time_point soon = std::min(deadline, Clock::now() + kHandshakeTimeout);
+        Handshake theirs;
         const int peer = transfer(made.fd(), &theirs, false, soon) ? rank_of(theirs, own) : -1;
         if (peer > own.rank && !(*sockets)[size_t(peer)].is_open() &&
             transfer(made.fd(), &own, true, soon)) {
@@ -204,21 +205,22 @@ Socket &Socket::operator=(Socket &&other) noexcept {
     return *this;
 }
 
-std::vector<Socket> connect_ranks(const RankSockets &ranks) {
+std::vector<Socket> connect_ranks(const RendezvousOptions &ranks) {
     const Socket listener(ranks.listener);
-    require(!ranks.token.empty() && ranks.token.size() <= RankSockets::kMaxToken,
-            "the token must have 1 to ", RankSockets::kMaxToken, " characters, got ",
+    require(!ranks.token.empty() && ranks.token.size() <= RendezvousOptions::kMaxToken,
+            "the token must have 1 to ", RendezvousOptions::kMaxToken, " characters, got ",
             ranks.token.size());
     fcntl(listener.fd(), F_SETFD, FD_CLOEXEC);
     fcntl(listener.fd(), F_SETFL, fcntl(listener.fd(), F_GETFL) | O_NONBLOCK);
-    const std::chrono::milliseconds limit = ranks.timeout.count() > 0 ? ranks.timeout : kJoinTime;
+    const std::chrono::milliseconds limit =
+        ranks.timeout.count() > 0 ? ranks.timeout : kDefaultConnectTimeout;
     const Clock::time_point deadline = Clock::now() + limit;
-    const Greeting own = greeting_of(ranks);
+    const Handshake own = handshake_of(ranks);
     std::vector<Socket> sockets(ranks.addresses.size());
     for (int peer = 0; peer < ranks.rank; ++peer) {
         sockets[size_t(peer)] = connect_to(peer, ranks.addresses[size_t(peer)], own, deadline);
     }
-    accept_the_rest(listener.fd(), own, deadline, &sockets);
+    accept_higher_ranks(listener.fd(), own, deadline, &sockets);
     return sockets;
 }
 

@@ -1,6 +1,6 @@
-// How the ranks of a group on several machines come to have a TCP connection between each two: a rank
-// connects to those before it and is connected to by those behind it. Both sides show the token of
-// the group first; who connects from anywhere else is turned away.
+// TCP rendezvous: creates a connection between each two ranks. A rank connects to all lower ranks
+// and accepts connections of all higher ranks. Both sides send the group's token first; a
+// connection with another token is closed.
 #pragma once
 
 #include <chrono>
@@ -24,21 +24,21 @@ private:
     int fd_;
 };
 
-// Where each rank is found, and what the caller brings along.
-struct RankSockets {
+// Addresses of the ranks, and the caller's own rank, listener and token.
+struct RendezvousOptions {
     int rank = 0;
-    int listener = -1;                  // a listening socket; it is taken over
+    int listener = -1;                  // a listening socket; connect_ranks takes ownership
     std::string token;                  // 1 to kMaxToken characters
     std::vector<std::string> addresses; // "HOST:PORT" of each rank, [world]
-    std::chrono::milliseconds timeout{
-        0}; // of the calls, and of connecting; 0: connecting has a minute
+    // Of calls and of connecting; 0: calls have none, connecting one minute.
+    std::chrono::milliseconds timeout{0};
 
     static constexpr size_t kMaxToken = 64;
 };
 
-// A connection to each rank, [world], but to the caller itself, whose place is empty. Sockets do not
-// block, and their end is noticed within seconds when the other machine is gone. The listener is
-// closed, also when this throws: a wrong token, a rank that is not there or does not come in time.
-std::vector<Socket> connect_ranks(const RankSockets &ranks);
+// A connection to each rank, [world]; the caller's own entry is empty. Sockets are non-blocking and
+// detect a lost machine within seconds. Closes the listener. Throws for an invalid token and for a
+// rank that cannot be reached or does not connect in time.
+std::vector<Socket> connect_ranks(const RendezvousOptions &ranks);
 
 } // namespace llaisys::parallel

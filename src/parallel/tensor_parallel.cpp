@@ -9,7 +9,7 @@ ParallelLinear::ParallelLinear(bool skip_bias_add, bool sequence_parallel,
     : group_(group ? std::move(group) : ProcessGroupFactory::Instance().GetDefaultProcessGroup()),
       skip_bias_add_(skip_bias_add) {
     if (sequence_parallel) {
-        fail(LLAISYS_ERROR_UNSUPPORTED, "sequence_parallel is not there");
+        fail(LLAISYS_ERROR_UNSUPPORTED, "sequence_parallel is not supported");
     }
 }
 
@@ -18,7 +18,7 @@ void ParallelLinear::set_shape(int64_t local_out, int64_t local_in, bool has_bia
     has_bias_ = has_bias;
 }
 
-int64_t ParallelLinear::share_of(const char *name, int64_t features) const {
+int64_t ParallelLinear::shard_size(const char *name, int64_t features) const {
     require(features >= 1 && features % group_->size() == 0, name,
             " must be divisible by the number of ranks, ", group_->size(), ", got ", features);
     return features / group_->size();
@@ -68,7 +68,7 @@ ColumnParallelLinear::ColumnParallelLinear(int64_t in_features, int64_t out_feat
                                            std::shared_ptr<const ProcessGroup> group)
     : ParallelLinear(skip_bias_add, sequence_parallel, std::move(group)), in_features_(in_features),
       gather_output_(gather_output) {
-    set_shape(share_of("out_features", out_features), in_features, bias);
+    set_shape(shard_size("out_features", out_features), in_features, bias);
 }
 
 std::vector<tensor_t> ColumnParallelLinear::Forward(const std::vector<tensor_t> &input_tensors) {
@@ -76,7 +76,7 @@ std::vector<tensor_t> ColumnParallelLinear::Forward(const std::vector<tensor_t> 
     if (!gather_output_ || group().size() == 1) {
         return results(output);
     }
-    // Ranks come one behind the other; their columns belong side by side.
+    // [ranks, n, local] -> [n, ranks, local]
     const int64_t ranks = group().size();
     const int64_t n = output.size(0);
     const int64_t local = output.size(1);
@@ -96,7 +96,7 @@ RowParallelLinear::RowParallelLinear(int64_t in_features, int64_t out_features, 
                                      bool sequence_parallel,
                                      std::shared_ptr<const ProcessGroup> group)
     : ParallelLinear(skip_bias_add, sequence_parallel, std::move(group)),
-      local_in_(share_of("in_features", in_features)), reduce_output_(reduce_output),
+      local_in_(shard_size("in_features", in_features)), reduce_output_(reduce_output),
       input_is_parallel_(input_is_parallel) {
     set_shape(out_features, local_in_, bias);
 }

@@ -1,8 +1,8 @@
-// Linear layers of which each rank of a group holds a part (the names of 002 section 3.2.3).
+// Tensor-parallel linear layers: each rank holds one shard of the weight (names of 002 section
+// 3.2.3).
 //
-// A layer is made with the sizes of the whole, given its rank's part of the weight, and then run. The
-// decoder, which has its own buffers and runs several products as one, does by hand what Forward does
-// here: a product, then one AllReduce where parts of a sum have to come together.
+// A layer is constructed with the global sizes and loaded with the shard of its rank. The decoder
+// does not use these classes: it fuses several products into one and has its own buffers.
 #pragma once
 
 #include "ops/linear/op.hpp"
@@ -12,12 +12,11 @@
 
 namespace llaisys::parallel {
 
-// Common to both: the group, the weight, and what to do with the bias.
+// Base class: the group, the weight shard and the bias.
 class ParallelLinear {
 public:
-    // This rank's part of the weight, of the layer's local shape, and of the bias where there is one
-    // (null otherwise). Laid out on the stream, which the layer runs on from then on and which must
-    // outlive it.
+    // Packs this rank's shard of the weight and stores that of the bias (null: none). The layer
+    // runs on the stream, which must outlive it.
     void Load(const device::Stream &stream, const tensor_t &weight, const tensor_t *bias);
 
 protected:
@@ -26,11 +25,11 @@ protected:
                    std::shared_ptr<const ProcessGroup> group);
 
     void set_shape(int64_t local_out, int64_t local_in, bool has_bias);
-    // `features` of one rank; throws when they cannot be divided.
-    int64_t share_of(const char *name, int64_t features) const;
+    // `features` per rank; throws when they are not divisible.
+    int64_t shard_size(const char *name, int64_t features) const;
     // input [n, local in] -> [n, local out]; with the bias when `adds_bias` and it is not skipped.
     tensor_t product(const tensor_t &input, bool adds_bias) const;
-    // {output}, or {output, bias} when the bias is left to the caller.
+    // {output}, or {output, bias} with skip_bias_add.
     std::vector<tensor_t> results(const tensor_t &output) const;
     const tensor_t &only_input(const std::vector<tensor_t> &inputs, int64_t columns) const;
 
@@ -44,15 +43,15 @@ private:
     bool skip_bias_add_;
     const device::Stream *stream_ = nullptr;
     ops::LinearWeight weight_;
-    tensor_t bias_; // not defined when there is none
+    tensor_t bias_; // without storage: none
 };
 
-// Outputs are cut: weight [out_features / ranks, in_features] and its bias. Every rank passes the
-// whole input; `input_is_parallel` says that it is there already, which it always is.
+// Sharded by output: weight [out_features / ranks, in_features] and its bias. Every rank passes the
+// whole input; `input_is_parallel` has no effect.
 class ColumnParallelLinear : public ParallelLinear {
 public:
-    // group: null for the default one. Throws when out_features cannot be divided, and for
-    // sequence_parallel, which is not there.
+    // group: null for the default one. Throws when out_features is not divisible by the number of
+    // ranks, and for sequence_parallel, which is not supported.
     ColumnParallelLinear(int64_t in_features, int64_t out_features, bool bias, bool gather_output,
                          bool input_is_parallel, bool skip_bias_add, bool sequence_parallel = false,
                          std::shared_ptr<const ProcessGroup> group = nullptr);
@@ -65,16 +64,17 @@ private:
     bool gather_output_;
 };
 
-// Inputs are cut: weight [out_features, in_features / ranks]; the bias is whole on every rank and one
-// term of the sum.
+// Sharded by input: weight [out_features, in_features / ranks]. Every rank holds the whole bias;
+// rank 0 adds it.
 class RowParallelLinear : public ParallelLinear {
 public:
     RowParallelLinear(int64_t in_features, int64_t out_features, bool bias, bool reduce_output,
                       bool input_is_parallel, bool skip_bias_add, bool sequence_parallel = false,
                       std::shared_ptr<const ProcessGroup> group = nullptr);
 
-    // {[n, in_features / ranks]} when the input is parallel, else {[n, in_features]} of which a rank
-    // takes its columns -> {[n, out_features]}: the sum, or this rank's part of it.
+    // {[n, in_features / ranks]} when the input is parallel, else {[n, in_features]}, of which a
+    // rank reads its columns -> {[n, out_features]}: the sum, or this rank's term without
+    // reduce_output.
     std::vector<tensor_t> Forward(const std::vector<tensor_t> &input_tensors);
 
 private:

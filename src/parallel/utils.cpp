@@ -23,8 +23,8 @@ void CallSite::check_tensor(const char *name, const tensor_t &tensor) const {
     }
 }
 
-void CallSite::check_parts(const char *large_name, const tensor_t &large, const char *small_name,
-                           const tensor_t &small) const {
+void CallSite::check_shards(const char *large_name, const tensor_t &large, const char *small_name,
+                            const tensor_t &small) const {
     check_tensor(large_name, large);
     check_tensor(small_name, small);
     if (large.dtype() != small.dtype()) {

@@ -1,4 +1,4 @@
-// Checks of a collective's arguments, the same for all backends, and texts of its failures.
+// Argument checks and error texts of collectives, shared by all backends.
 #pragma once
 
 #include "parallel/process_group.hpp"
@@ -16,13 +16,13 @@ struct CallSite {
     // "AllReduce: group TP0, rank 1 of 2, cpu:0"
     std::string text() const;
 
-    // Dense, on the group's device.
+    // Contiguous and on the group's device.
     void check_tensor(const char *name, const tensor_t &tensor) const;
-    // The same dtype, and `large` holds one `small` per rank.
-    void check_parts(const char *large_name, const tensor_t &large, const char *small_name,
-                     const tensor_t &small) const;
+    // Same dtype, and `large` holds one `small` per rank.
+    void check_shards(const char *large_name, const tensor_t &large, const char *small_name,
+                      const tensor_t &small) const;
     void check_rank(const char *name, int rank) const;
-    void check_peer(const char *name, int rank) const; // and not the caller
+    void check_peer(const char *name, int rank) const; // check_rank, and not the caller
     void check_reduction(DType dtype, function::ReduceOpType op) const;
 };
 

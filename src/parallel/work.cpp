@@ -4,10 +4,10 @@ namespace llaisys::parallel {
 
 bool HostWork::WaitBlocking(std::chrono::milliseconds timeout) {
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto is_over = [this] { return is_over_; };
+    const auto is_done = [this] { return is_done_; };
     if (timeout == std::chrono::milliseconds::zero()) {
-        over_.wait(lock, is_over);
-    } else if (!over_.wait_for(lock, timeout, is_over)) {
+        done_.wait(lock, is_done);
+    } else if (!done_.wait_for(lock, timeout, is_done)) {
         return false;
     }
     return error_ == nullptr;
@@ -17,17 +17,17 @@ bool HostWork::WaitNonBlocking() { return WaitBlocking(std::chrono::milliseconds
 
 bool HostWork::IsCompleted() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return is_over_;
+    return is_done_;
 }
 
 bool HostWork::IsSuccess() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    return is_over_ && error_ == nullptr;
+    return is_done_ && error_ == nullptr;
 }
 
 void HostWork::Synchronize() const {
     std::unique_lock<std::mutex> lock(mutex_);
-    over_.wait(lock, [this] { return is_over_; });
+    done_.wait(lock, [this] { return is_done_; });
     if (error_ != nullptr) {
         std::rethrow_exception(error_);
     }
@@ -41,10 +41,10 @@ std::exception_ptr HostWork::exception() const {
 void HostWork::Finish(std::exception_ptr error) {
     {
         std::lock_guard<std::mutex> lock(mutex_);
-        is_over_ = true;
+        is_done_ = true;
         error_ = std::move(error);
     }
-    over_.notify_all();
+    done_.notify_all();
 }
 
 } // namespace llaisys::parallel

@@ -1,4 +1,4 @@
-// A collective that was started: who started it may wait for it, or look whether it is over.
+// Handle of a started collective.
 #pragma once
 
 #include <chrono>
@@ -8,31 +8,31 @@
 
 namespace llaisys::parallel {
 
-// May be used from any thread, and in any order among works.
+// Usable from any thread and in any order relative to other Work objects.
 class Work {
 public:
     virtual ~Work() = default;
 
-    // Waits until it is over, or for `timeout` when that is not zero. True: it is over and went
-    // well. False: time is up (it goes on), or it failed (see exception).
+    // Waits for completion, or for `timeout` when it is not zero. True: success. False: timed out
+    // (the call continues) or failed (see exception).
     virtual bool
     WaitBlocking(std::chrono::milliseconds timeout = std::chrono::milliseconds::zero()) = 0;
-    // What the caller puts on its stream after this finds the result. A stream of a GPU waits and
-    // the caller does not; a stream of a CPU is its caller, which waits here. False: it failed.
+    // Orders later work on the caller's stream after the call. On a GPU only the stream waits; on a
+    // CPU the caller blocks. False: the call failed.
     virtual bool WaitNonBlocking() = 0;
 
-    virtual bool IsCompleted() const = 0; // over, well or not
-    virtual bool IsSuccess() const = 0;   // over and well
-    // Waits until it is over and throws what it failed with.
+    virtual bool IsCompleted() const = 0; // succeeded or failed
+    virtual bool IsSuccess() const = 0;
+    // Waits for completion and rethrows a failure.
     virtual void Synchronize() const = 0;
-    virtual std::exception_ptr exception() const = 0; // null while it runs and when it went well
+    virtual std::exception_ptr exception() const = 0; // null while running and on success
 
-    // Events of the device, null on a CPU: its input was ready, its output is.
+    // Device events, null on a CPU: the input is ready; the output is ready.
     virtual void *ready_event() const = 0;
     virtual void *done_event() const = 0;
 };
 
-// Work of a thread of this process.
+// Work that runs on a thread of this process.
 class HostWork final : public Work {
 public:
     bool WaitBlocking(std::chrono::milliseconds timeout) override;
@@ -44,13 +44,13 @@ public:
     void *ready_event() const override { return nullptr; }
     void *done_event() const override { return nullptr; }
 
-    // Once, by whom runs it; null: it went well.
+    // Called once, by the thread that runs the work; null: success.
     void Finish(std::exception_ptr error);
 
 private:
     mutable std::mutex mutex_;
-    mutable std::condition_variable over_;
-    bool is_over_ = false;
+    mutable std::condition_variable done_;
+    bool is_done_ = false;
     std::exception_ptr error_;
 };
 

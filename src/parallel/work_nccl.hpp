@@ -1,4 +1,4 @@
-// A call of a group over NCCL that was put on the group's stream, and what it shares with the group.
+// A call enqueued by ProcessGroupNCCL, and the state it shares with the group.
 #pragma once
 
 #include "parallel/process_group.hpp"
@@ -10,22 +10,21 @@ namespace llaisys::parallel {
 
 constexpr std::chrono::milliseconds kNcclPoll{1};
 
-// What a group and its works know of its end.
+// Abort state of a group, shared with its Work objects.
 struct NcclState {
-    std::atomic<bool> is_broken{false};
-    std::atomic<int> calls{0}; // under way in NCCL
+    std::atomic<bool> is_aborted{false};
+    std::atomic<int> calls{0}; // running inside NCCL
     std::mutex mutex;
-    std::string reason; // once broken
+    std::string reason; // valid once aborted
 
-    void throw_if_broken() {
-        if (is_broken.load()) {
+    void throw_if_aborted() {
+        if (is_aborted.load()) {
             std::lock_guard<std::mutex> lock(mutex);
             fail(LLAISYS_ERROR_INTERNAL, reason);
         }
     }
 };
 
-// A call that was put on the group's stream.
 class WorkNccl final : public Work {
 public:
     WorkNccl(const GroupOptions &options, std::shared_ptr<NcclState> state,
@@ -51,21 +50,21 @@ public:
     }
     bool WaitNonBlocking() override {
         runtime_.wait_event(done_, stream_.native());
-        return !state_->is_broken.load();
+        return !state_->is_aborted.load();
     }
     bool IsCompleted() const override {
-        return state_->is_broken.load() || runtime_.query_event(done_);
+        return state_->is_aborted.load() || runtime_.query_event(done_);
     }
     bool IsSuccess() const override {
-        return !state_->is_broken.load() && runtime_.query_event(done_);
+        return !state_->is_aborted.load() && runtime_.query_event(done_);
     }
     void Synchronize() const override {
         const_cast<WorkNccl *>(this)->WaitBlocking(std::chrono::milliseconds::zero());
-        state_->throw_if_broken();
+        state_->throw_if_aborted();
     }
     std::exception_ptr exception() const override {
         try {
-            state_->throw_if_broken();
+            state_->throw_if_aborted();
         } catch (...) {
             return std::current_exception();
         }
@@ -78,7 +77,7 @@ private:
     const device::Runtime &runtime_;
     const device::Stream &stream_; // the caller's
     std::shared_ptr<NcclState> state_;
-    std::vector<tensor_t> tensors_; // alive until it is over
+    std::vector<tensor_t> tensors_; // kept alive until the call is complete
     void *ready_;
     void *done_;
 };

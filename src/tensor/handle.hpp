@@ -1,4 +1,4 @@
-// What a public tensor handle points to.
+// The object behind a llaisysTensor_t.
 #pragma once
 
 #include "tensor/tensor.hpp"
@@ -8,12 +8,12 @@
 struct LlaisysTensor {
     explicit LlaisysTensor(llaisys::Tensor t) : tensor(std::move(t)), serial(next_serial()) {}
 
-    // Without storage once a model has laid the values out anew and let the original go.
+    // Without storage once a model has packed the values and released the original.
     llaisys::Tensor tensor;
-    // The weight table that took the handle over last; empty: none, or it is gone. The handle may
-    // have left its slots since.
+    // The weight table that owned the handle last; expired: none, or destroyed. The table may have
+    // removed the handle from its slots since.
     std::weak_ptr<const void> owner;
-    // Tells two handles apart even when the second was born at the address of the first.
+    // Unique per handle, even when the address of a destroyed handle is reused.
     const uint64_t serial;
 
 private:

@@ -36,7 +36,7 @@ void Storage::drop_pages() const {
     if (!file_ || bytes_ == 0) {
         return;
     }
-    // Whole pages inside the range only: the edges belong to the neighbours as well.
+    // Whole pages inside the range only: the first and last may be shared with other tensors.
     const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE));
     const uintptr_t begin = (reinterpret_cast<uintptr_t>(data_) + page - 1) / page * page;
     const uintptr_t end = (reinterpret_cast<uintptr_t>(data_) + uintptr_t(bytes_)) / page * page;
@@ -97,7 +97,7 @@ FileMapping::~FileMapping() {
 }
 
 std::shared_ptr<FileMapping> FileMapping::open(const std::string &path) {
-    // Keyed by what the file is, not by its name: a file that was replaced is mapped anew.
+    // Keyed by inode, size and mtime, not by path: a replaced file gets its own mapping.
     using Identity = std::tuple<dev_t, ino_t, off_t, time_t, long>;
     static std::mutex mutex;
     static std::map<Identity, std::weak_ptr<FileMapping>> mappings;

@@ -1,4 +1,4 @@
-// Bytes that tensors look at: memory of a device, or a part of a file mapped read-only.
+// Bytes behind tensors: device memory, or a range of a file mapped read-only.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -29,7 +29,7 @@ public:
     const device::Runtime &runtime() const { return *runtime_; }
     bool is_mapped() const { return file_ != nullptr; }
 
-    // Mapped storage: its pages need not stay resident (they are read again when touched).
+    // Mapped storage: lets the kernel evict its pages (they are read again on access).
     void drop_pages() const;
 
 private:
@@ -41,10 +41,10 @@ private:
     std::shared_ptr<FileMapping> file_;
 };
 
-// A whole file mapped read-only, shared by all storages on it while any lives.
+// A whole file mapped read-only, shared by all storages on it.
 class FileMapping {
 public:
-    // The mapping of this file, made on first use. Throws LLAISYS_ERROR_IO with the reason.
+    // The mapping of this file, created on first use. Throws LLAISYS_ERROR_IO with the reason.
     static std::shared_ptr<FileMapping> open(const std::string &path);
 
     explicit FileMapping(const std::string &path);

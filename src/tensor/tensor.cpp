@@ -140,16 +140,16 @@ bool Tensor::has_dense_rows() const {
 }
 
 Tensor Tensor::view(const Shape &shape) const {
-    require(shape.elements() == elements_, "view: shape ", shape, " has not the ", elements_,
+    require(shape.elements() == elements_, "view: shape ", shape, " must have the ", elements_,
             " elements of ", shape_);
     if (is_contiguous()) {
         return Tensor(storage_, data_, shape, dense_strides(shape), dtype_);
     }
-    // Walk both shapes from the right; each new dimension must fall inside one run of old ones that
-    // lie dense next to each other.
+    // Walk both shapes from the right; each new dimension must fall inside one run of old
+    // dimensions that are contiguous with each other.
     Shape strides = shape;
     int old_dim = ndim() - 1;
-    int64_t run = 1;    // elements of the current run that are still to be covered
+    int64_t run = 1;    // elements of the current run not yet covered
     int64_t stride = 1; // of the next new dimension
     for (int dim = shape.ndim() - 1; dim >= 0; --dim) {
         if (run == 1) {
@@ -165,7 +165,7 @@ Tensor Tensor::view(const Shape &shape) const {
             }
         }
         require(shape[dim] != 0 && run % shape[dim] == 0, "view: shape ", shape,
-                " cannot be seen in shape ", shape_, " with strides ", strides_, " without a copy");
+                " is not a view of shape ", shape_, " with strides ", strides_, " without a copy");
         strides[dim] = stride;
         stride *= shape[dim];
         run /= shape[dim];
@@ -179,7 +179,7 @@ Tensor Tensor::slice(int dim, int64_t start, int64_t end) const {
     require(start >= 0 && start <= end && end <= size(dim), "slice: [", start, ", ", end,
             ") is not inside [0, ", size(dim), ")");
     require(traits_of(dtype_).block_elements == 1 || dim < ndim() - 1, "slice: blocks of ",
-            name_of(dtype_), " cannot be cut");
+            name_of(dtype_), " cannot be split");
     Shape shape = shape_;
     shape[dim] = end - start;
     const int64_t offset = shape.elements() == 0 ? 0 : bytes_of(dtype_, start * stride(dim));
@@ -193,7 +193,7 @@ Tensor Tensor::permute(const int *order) const {
     for (int dim = 0; dim < ndim(); ++dim) {
         const int from = order[dim];
         require(from >= 0 && from < ndim() && (seen & (1u << from)) == 0, "permute: order[", dim,
-                "] = ", from, " does not make a permutation of 0..", ndim() - 1);
+                "] = ", from, " is not part of a permutation of 0..", ndim() - 1);
         seen |= 1u << from;
         shape[dim] = shape_[from];
         strides[dim] = strides_[from];

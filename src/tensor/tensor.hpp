@@ -1,5 +1,5 @@
-// A view {offset, shape, strides} on shared storage. Cheap to copy: nothing is allocated for the
-// shape, and views share the bytes. Strides are in elements and never negative.
+// A view {offset, shape, strides} on shared storage. Copies share the bytes and allocate nothing.
+// Strides are in elements and never negative.
 #pragma once
 
 #include "base/dtype.hpp"
@@ -39,7 +39,7 @@ private:
     int ndim_ = 0;
 };
 
-// The same as text(): a check can name a shape without building its text before it is needed.
+// Writes text(). Lets a check name a shape without formatting it unless the check fails.
 std::ostream &operator<<(std::ostream &out, const Shape &shape);
 
 class Tensor {
@@ -49,9 +49,9 @@ public:
     // Zeroed memory of a device.
     static Tensor create(const Shape &shape, DType dtype, DeviceType device = LLAISYS_DEVICE_CPU,
                          int device_id = 0, device::Lifetime lifetime = device::Lifetime::persistent);
-    // The bytes of a file from offset on, in place; a copy when they are not aligned.
+    // The bytes of a mapped file at offset; a copy when they are not aligned.
     static Tensor map(const std::string &path, uint64_t offset, const Shape &shape, DType dtype);
-    // Dense values inside storage, `offset` bytes from its start, which must have room for them.
+    // A contiguous tensor at `offset` bytes of a storage; throws when it does not fit.
     static Tensor on(std::shared_ptr<Storage> storage, int64_t offset, const Shape &shape,
                      DType dtype);
 
@@ -77,19 +77,18 @@ public:
     template <typename T> T *as() const { return reinterpret_cast<T *>(data_); }
 
     bool is_contiguous() const;
-    // Only the last dimension must be dense; rows may be apart.
+    // Only the last dimension must be contiguous.
     bool has_dense_rows() const;
 
-    // All throw with what was got when they cannot be.
+    // Views; throw for invalid arguments.
     Tensor view(const Shape &shape) const;
     Tensor slice(int dim, int64_t start, int64_t end) const;
     Tensor permute(const int *order) const;
     Tensor without_storage() const { return described(shape_, dtype_); }
 
-    // Copy n_bytes, the size of the tensor, which must be contiguous, between it and host memory, in
-    // order with the work of a stream of its device: load has read `data` when it returns, store has
-    // written it once the stream was synchronised. Without a stream both are done when they return,
-    // in order with nothing else.
+    // Copy between the tensor, which must be contiguous and have n_bytes, and host memory, in
+    // stream order. load has read `data` when it returns; store has written it once the stream is
+    // synchronised. Without a stream both block until done and are not ordered with other work.
     void load(const device::Stream &stream, const void *data, size_t n_bytes) {
         load(&stream, data, n_bytes);
     }

@@ -1,9 +1,9 @@
-// NCCL's interface over threads of this process: each communicator is a ProcessGroupThreads, and a
-// call is over when it returns. Streams are ignored.
+// Fake NCCL over threads of this process: each communicator is a ProcessGroupThreads, and calls are
+// synchronous. Streams are ignored.
 #pragma once
 
 #include "parallel/nccl_library.hpp"
-#include "parallel/process_group_shared.hpp"
+#include "parallel/process_group_host.hpp"
 
 #include <atomic>
 #include <cstring>
@@ -22,8 +22,7 @@ struct Communicator {
 
 struct NcclCounts {
     std::atomic<int> destroyed{0}, aborted{0}, ids{0};
-    std::atomic<bool> is_stuck{
-        false}; // calls return at once and do nothing, as if a rank were gone
+    std::atomic<bool> is_stuck{false}; // calls do nothing, as if a rank were lost
     std::atomic<int> init_fails_on{-1};
     std::atomic<int> async_error{0};
 };
@@ -82,7 +81,7 @@ template <typename Body> NcclResult call(NcclComm comm, const Body &body) {
     }
 }
 
-// While it lives, NCCL is this.
+// Replaces the NCCL library during its lifetime.
 class Nccl {
 public:
     Nccl() {

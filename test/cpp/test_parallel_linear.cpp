@@ -1,7 +1,7 @@
-// Column- and row-parallel layers against the whole product.
+// ColumnParallelLinear and RowParallelLinear compared with the unsharded product.
 #include "check.hpp"
 #include "ops/rearrange/op.hpp"
-#include "parallel/process_group_shared.hpp"
+#include "parallel/process_group_host.hpp"
 #include "parallel/tensor_parallel.hpp"
 
 #include <mutex>
@@ -16,7 +16,7 @@ constexpr int64_t kIn = 24;
 constexpr int64_t kOut = 40;
 constexpr int64_t kRows = 3;
 
-// Small whole numbers: sums are exact, in whatever order.
+// Small integers: sums are exact in any order.
 tensor_t numbers(const Shape &shape, int seed) {
     const tensor_t tensor = Tensor::create(shape, LLAISYS_DTYPE_F32);
     for (int64_t i = 0; i < tensor.elements(); ++i) {
@@ -62,7 +62,7 @@ tensor_t part(const tensor_t &tensor, int dim, int rank, int ranks) {
     return ops::contiguous(stream, tensor.slice(dim, rank * chunk, (rank + 1) * chunk));
 }
 
-// body(group, stream) on each rank; the first thing that went wrong.
+// Runs body(group, stream) on each rank; the first error.
 template <typename Body> std::string on_ranks(int ranks, const Body &body) {
     std::string wrong;
     std::mutex mutex;
@@ -98,7 +98,7 @@ using Group = std::shared_ptr<ProcessGroup>;
 
 } // namespace
 
-TEST(gathered_columns_are_the_whole_product) {
+TEST(gathered_column_parallel_output_equals_the_unsharded_product) {
     for (const int ranks : {1, 2, 4, 5}) {
         CHECK_EQ(on_ranks(ranks,
                           [&](const Group &group, const device::Stream &stream) -> std::string {
@@ -115,8 +115,8 @@ TEST(gathered_columns_are_the_whole_product) {
     }
 }
 
-TEST(columns_into_rows_need_one_sum) {
-    // What a layer of a model does: the columns of the first are the inputs of the second.
+TEST(column_parallel_then_row_parallel_needs_one_all_reduce) {
+    // As in a decoder layer: the output shard of the first is the input shard of the second.
     const tensor_t second = numbers({7, kOut}, 4);
     const tensor_t second_bias = numbers({7}, 5);
     const std::vector<float> hidden = whole_product(false);
@@ -146,7 +146,7 @@ TEST(columns_into_rows_need_one_sum) {
     }
 }
 
-TEST(a_row_parallel_layer_takes_its_columns_of_a_whole_input) {
+TEST(row_parallel_layer_reads_its_columns_of_an_unsharded_input) {
     CHECK_EQ(on_ranks(3,
                       [&](const Group &group, const device::Stream &stream) -> std::string {
                           RowParallelLinear layer(kIn, kOut, true, true, false, false, false,
@@ -158,7 +158,7 @@ TEST(a_row_parallel_layer_takes_its_columns_of_a_whole_input) {
              "");
 }
 
-TEST(without_the_sum_each_rank_has_its_part_and_the_bias_is_one_term) {
+TEST(without_reduce_output_each_rank_returns_its_term_and_rank_0_adds_the_bias) {
     CHECK_EQ(on_ranks(2,
                       [&](const Group &group, const device::Stream &stream) -> std::string {
                           RowParallelLinear layer(kIn, kOut, true, false, false, false, false,
@@ -174,7 +174,7 @@ TEST(without_the_sum_each_rank_has_its_part_and_the_bias_is_one_term) {
              "");
 }
 
-TEST(a_skipped_bias_is_handed_back) {
+TEST(skipped_bias_is_returned) {
     const device::Stream stream(LLAISYS_DEVICE_CPU, 0, 1);
     ColumnParallelLinear layer(kIn, kOut, true, false, false, true); // the default group: of one
     layer.Load(stream, weight(), &bias());
@@ -184,7 +184,7 @@ TEST(a_skipped_bias_is_handed_back) {
     CHECK(values(out[1]) == values(bias()));
 }
 
-TEST(what_does_not_fit_is_refused) {
+TEST(invalid_shapes_are_rejected) {
     const device::Stream stream(LLAISYS_DEVICE_CPU, 0, 1);
     RowParallelLinear layer(kIn, kOut, false, true, true, false);
     CHECK_THROWS(layer.Forward({input()}), "Forward before Load");

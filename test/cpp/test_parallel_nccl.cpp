@@ -1,10 +1,10 @@
-// Groups over NCCL, with a library that has its interface and the CPU's streams: what is ours, how
-// ranks find each other, order calls and learn of failures. test/cuda runs the real one.
+// ProcessGroupNCCL over a fake NCCL library and CPU streams: rendezvous, order of calls and failure
+// detection. test/cuda runs the real library.
 #include "check.hpp"
 #include "fake_nccl.hpp"
 #include "parallel/process_group_nccl.hpp"
 #include "parallel/tensor_parallel.hpp"
-#include "parallel_rounds.hpp"
+#include "random_collectives.hpp"
 
 #include <thread>
 
@@ -12,9 +12,9 @@ namespace {
 
 using namespace llaisys;
 using namespace llaisys::parallel;
+using collectives::contains;
+using collectives::run_ranks;
 using function::ReduceOpType;
-using rounds::contains;
-using rounds::run_ranks;
 using std::chrono::milliseconds;
 
 const device::Stream &stream() {
@@ -37,7 +37,7 @@ GroupOptions options_of(const std::string &name, int world, int rank) {
     return options;
 }
 
-// The text of the failure that CheckResults comes to tell; "" when none came for a long time.
+// The text that CheckResults throws within a minute; "" when it does not.
 std::string failure_of(const ProcessGroup &group) {
     for (int i = 0; i < 6000; ++i) {
         try {
@@ -52,24 +52,24 @@ std::string failure_of(const ProcessGroup &group) {
 
 } // namespace
 
-TEST(random_collectives_equal_their_twins) {
+TEST(random_collectives_match_the_reference) {
     const fake::Nccl nccl;
     for (const int world : {2, 3}) {
         const auto results = run_ranks(world, [&](int rank) {
             const ProcessGroupNCCL made(options_of("rounds", world, rank));
             const ProcessGroup &group = made;
-            const std::string wrong = rounds::run_rounds(group, 500 * uint64_t(world), 300);
-            return wrong.empty() ? rounds::run_async_rounds(group, 77, 40) : wrong;
+            const std::string wrong = collectives::run_rounds(group, 500 * uint64_t(world), 300);
+            return wrong.empty() ? collectives::run_async_rounds(group, 77, 40) : wrong;
         });
         for (const std::string &result : results) {
             CHECK_EQ(result, "");
         }
     }
-    // A rank that ends later than another may find it gone.
+    // A rank that leaves last may detect the other as lost and abort.
     CHECK_EQ(fake::nccl_counts().destroyed + fake::nccl_counts().aborted, 5);
 }
 
-TEST(a_group_of_one_goes_through_the_library_too) {
+TEST(group_of_one_calls_nccl) {
     const fake::Nccl nccl;
     const auto group = ProcessGroupFactory::Instance().GetOrCreate("nccl", options_of("one", 1, 0));
     const tensor_t tensor = Tensor::create({3}, LLAISYS_DTYPE_F32);
@@ -87,7 +87,7 @@ TEST(a_group_of_one_goes_through_the_library_too) {
     CHECK_EQ(fake::nccl_counts().ids.load(), 1);
 }
 
-TEST(a_rank_that_leaves_breaks_the_calls_that_wait_for_it) {
+TEST(leaving_rank_aborts_waiting_calls) {
     const fake::Nccl nccl;
     const auto results = run_ranks(2, [](int rank) -> std::string {
         auto group = std::make_unique<ProcessGroupNCCL>(options_of("leave", 2, rank));
@@ -96,10 +96,10 @@ TEST(a_rank_that_leaves_breaks_the_calls_that_wait_for_it) {
         if (rank == 1) {
             return ""; // destroyed here
         }
-        fake::nccl_counts().is_stuck = true; // from now on as on a GPU: queued and never done
+        fake::nccl_counts().is_stuck = true; // as on a GPU: enqueued and never complete
         const std::string reason = failure_of(*group);
-        const ProcessGroup &broken = *group;
-        CHECK_THROWS(broken.AllReduce(tensor), "AllReduce", "group leave", "rank 0 of 2",
+        const ProcessGroup &aborted = *group;
+        CHECK_THROWS(aborted.AllReduce(tensor), "AllReduce", "group leave", "rank 0 of 2",
                      "rank 1 has left the group");
         return reason;
     });
@@ -107,7 +107,7 @@ TEST(a_rank_that_leaves_breaks_the_calls_that_wait_for_it) {
     CHECK_EQ(fake::nccl_counts().aborted.load(), 1);
 }
 
-TEST(an_error_that_the_library_reports_later_breaks_the_group_for_all) {
+TEST(asynchronous_nccl_error_aborts_the_group_on_all_ranks) {
     const fake::Nccl nccl;
     const auto results = run_ranks(2, [](int rank) -> std::string {
         const ProcessGroupNCCL group(options_of("later", 2, rank));
@@ -126,7 +126,7 @@ TEST(an_error_that_the_library_reports_later_breaks_the_group_for_all) {
     }
 }
 
-TEST(a_rank_that_cannot_join_ends_the_others) {
+TEST(failed_comm_init_aborts_the_other_ranks) {
     const fake::Nccl nccl;
     fake::nccl_counts().init_fails_on = 1;
     const auto results = run_ranks(2, [](int rank) -> std::string {
@@ -137,14 +137,14 @@ TEST(a_rank_that_cannot_join_ends_the_others) {
     CHECK(contains(results[0], "ncclCommInitRank: fake failure"));
 }
 
-TEST(a_group_without_a_stream_is_refused) {
+TEST(group_without_a_stream_is_rejected) {
     const fake::Nccl nccl;
     GroupOptions options = options_of("none", 1, 0);
     options.stream = nullptr;
     CHECK_THROWS(ProcessGroupNCCL{options}, "group none", "stream");
 }
 
-TEST(the_real_library_serves_a_group_of_one_gpu) {
+TEST(real_nccl_serves_a_group_of_one_gpu) {
     if (!device::has_runtime(LLAISYS_DEVICE_NVIDIA) ||
         device::runtime_of(LLAISYS_DEVICE_NVIDIA).device_count() == 0) {
         std::printf("skipped: this build or this machine has no GPU\n");

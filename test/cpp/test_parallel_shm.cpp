@@ -1,7 +1,7 @@
-// Groups whose ranks are processes of this machine.
+// Process groups over shared memory.
 #include "check.hpp"
-#include "parallel/process_group_shared.hpp"
-#include "parallel_rounds.hpp"
+#include "parallel/process_group_host.hpp"
+#include "random_collectives.hpp"
 
 #include <cerrno>
 #include <csignal>
@@ -52,7 +52,7 @@ tensor_t ones(int64_t n) {
     return tensor;
 }
 
-// body(rank) in a process of its own; it prints what went wrong.
+// Runs body(rank) in a child process, which prints its error.
 pid_t start_rank(int rank, const std::function<std::string(int)> &body) {
     std::fflush(stdout);
     const pid_t pid = fork();
@@ -91,16 +91,16 @@ bool all_went_well(int world, const std::function<std::string(int)> &body) {
 
 } // namespace
 
-TEST(random_collectives_equal_their_twins) {
+TEST(random_collectives_match_the_reference) {
     for (const int world : {2, 4}) {
         const std::string where = unique_name();
         CHECK(all_went_well(world, [&](int rank) -> std::string {
             const ProcessGroupShm made(options_of(where, world, rank));
             const ProcessGroup &group = made;
             if (is_there(where)) {
-                return "the name is still there";
+                return "the name still exists";
             }
-            return rounds::run_rounds(group, 500 * uint64_t(world), 1200);
+            return collectives::run_rounds(group, 500 * uint64_t(world), 1200);
         }));
         CHECK(!is_there(where));
     }
@@ -111,23 +111,23 @@ TEST(asynchronous_calls_may_be_waited_for_in_any_order) {
     CHECK(all_went_well(2, [&](int rank) {
         const ProcessGroupShm made(options_of(where, 2, rank));
         const ProcessGroup &group = made;
-        return rounds::run_async_rounds(group, 99, 60);
+        return collectives::run_async_rounds(group, 99, 60);
     }));
 }
 
-TEST(ranks_meet_in_a_file_that_they_inherit) {
+TEST(ranks_join_through_an_inherited_file_descriptor) {
     const int fd = int(syscall(SYS_memfd_create, "llaisys-test", 0u));
     CHECK(fd >= 0);
     const std::string where = text("fd://", fd);
     CHECK(all_went_well(3, [&](int rank) {
         const ProcessGroupShm made(options_of(where, 3, rank));
         const ProcessGroup &group = made;
-        return rounds::run_rounds(group, 7, 200);
+        return collectives::run_rounds(group, 7, 200);
     }));
     close(fd);
 }
 
-TEST(a_killed_rank_ends_the_others_with_a_reason) {
+TEST(killed_rank_aborts_the_group_with_a_reason) {
     for (const int killed : {0, 1, 2}) {
         const std::string where = unique_name();
         const auto body = [&](int rank) -> std::string {
@@ -143,11 +143,11 @@ TEST(a_killed_rank_ends_the_others_with_a_reason) {
                 } catch (const Error &error) {
                     const std::string what = error.what();
                     const auto waited = steady_clock::now() - start;
-                    const bool is_told =
+                    const bool names_rank =
                         what.find(text("AllReduce: group TP0, rank ", rank, " of 3, cpu:0: rank ",
                                        killed, " (process ")) == 0 &&
                         what.find("has died") != std::string::npos;
-                    return is_told && waited < seconds(5) ? "" : what;
+                    return names_rank && waited < seconds(5) ? "" : what;
                 }
             }
         };
@@ -155,7 +155,7 @@ TEST(a_killed_rank_ends_the_others_with_a_reason) {
         for (int rank = 0; rank < 3; ++rank) {
             ranks.push_back(start_rank(rank, body));
         }
-        // The dead one is not waited for first: the others must see a process that is still listed.
+        // The killed process is reaped last: the others must detect it while it is a zombie.
         for (int rank = 0; rank < 3; ++rank) {
             if (rank != killed) {
                 CHECK_EQ(status_of(ranks[size_t(rank)]), 0);
@@ -166,7 +166,7 @@ TEST(a_killed_rank_ends_the_others_with_a_reason) {
     }
 }
 
-TEST(a_rank_that_dies_before_all_have_come_leaves_no_name_behind) {
+TEST(name_is_unlinked_when_a_rank_dies_before_all_have_joined) {
     const std::string where = unique_name();
     const pid_t dead = start_rank(0, [&](int rank) -> std::string {
         const ProcessGroupShm made(options_of(where, 3, rank));
@@ -184,7 +184,7 @@ TEST(a_rank_that_dies_before_all_have_come_leaves_no_name_behind) {
         }
         return "nothing was thrown";
     });
-    // Both are in once both hold their lock on the file.
+    // Both ranks hold their lock on the file before they join.
     for (;;) {
         const int fd = shm_open(where.c_str() + 5, O_RDWR, 0);
         struct flock both{};
@@ -205,14 +205,14 @@ TEST(a_rank_that_dies_before_all_have_come_leaves_no_name_behind) {
         }
         usleep(1000);
     }
-    usleep(50000); // the rank has joined by then; if not, it is merely seen later
+    usleep(50000); // for the rank to join; if it does not, its death is detected later
     kill(dead, SIGKILL);
     CHECK_EQ(status_of(waiting), 0);
     status_of(dead);
     CHECK(!is_there(where));
 }
 
-TEST(a_rank_that_leaves_in_order_is_not_called_dead) {
+TEST(leaving_rank_is_not_reported_as_dead) {
     const std::string where = unique_name();
     CHECK(all_went_well(2, [&](int rank) -> std::string {
         const ProcessGroupShm made(options_of(where, 2, rank));
@@ -231,7 +231,7 @@ TEST(a_rank_that_leaves_in_order_is_not_called_dead) {
     }));
 }
 
-TEST(a_place_to_meet_that_cannot_be_is_refused) {
+TEST(invalid_init_method_is_rejected) {
     CHECK_THROWS(ProcessGroupShm(options_of("tcp://here:1", 2, 0)), "fd://N or shm://NAME");
     CHECK_THROWS(ProcessGroupShm(options_of("shm://a/b", 2, 0)), "shm://a/b");
     CHECK_THROWS(ProcessGroupShm(options_of("fd://x", 2, 0)), "fd://x");

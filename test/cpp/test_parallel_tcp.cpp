@@ -1,8 +1,8 @@
-// Groups whose ranks are connected by TCP; here all are threads or processes of one machine.
+// Process groups over TCP; ranks are threads or processes of this machine.
 #include "check.hpp"
-#include "parallel/process_group_shared.hpp"
+#include "parallel/process_group_host.hpp"
 #include "parallel/socket_connect.hpp"
-#include "parallel_rounds.hpp"
+#include "random_collectives.hpp"
 
 #include <arpa/inet.h>
 #include <csignal>
@@ -21,7 +21,7 @@ using namespace llaisys::parallel;
 using std::chrono::seconds;
 using std::chrono::steady_clock;
 
-// The listening sockets of all ranks, as their processes would have made them.
+// Listening sockets of all ranks.
 struct Listeners {
     explicit Listeners(int world) {
         for (int i = 0; i < world; ++i) {
@@ -55,7 +55,7 @@ struct Listeners {
     std::vector<int> ports;
 };
 
-// body(group) in a thread for each rank; what it returns or throws, "" when all went well.
+// Runs body(group) in a thread per rank; the concatenated results and exception texts.
 std::string in_threads(int world, const std::function<std::string(const ProcessGroup &)> &body) {
     const Listeners listeners(world);
     std::vector<std::string> results(size_t(world), "");
@@ -95,24 +95,25 @@ std::string failure_of(const ProcessGroup &group) {
 
 } // namespace
 
-TEST(random_collectives_equal_their_twins) {
+TEST(random_collectives_match_the_reference) {
     for (const int world : {2, 3}) {
         CHECK_EQ(in_threads(world,
                             [&](const ProcessGroup &group) {
-                                return rounds::run_rounds(group, 900 * uint64_t(world), 400);
+                                return collectives::run_rounds(group, 900 * uint64_t(world), 400);
                             }),
                  std::string());
     }
 }
 
 TEST(asynchronous_calls_may_be_waited_for_in_any_order) {
-    CHECK_EQ(
-        in_threads(
-            3, [](const ProcessGroup &group) { return rounds::run_async_rounds(group, 77, 20); }),
-        std::string());
+    CHECK_EQ(in_threads(3,
+                        [](const ProcessGroup &group) {
+                            return collectives::run_async_rounds(group, 77, 20);
+                        }),
+             std::string());
 }
 
-TEST(a_message_may_be_sent_before_a_round_and_taken_after_it) {
+TEST(message_sent_before_a_collective_is_received_after_it) {
     CHECK_EQ(in_threads(2,
                         [](const ProcessGroup &group) -> std::string {
                             const tensor_t mail = ones(5);
@@ -131,7 +132,7 @@ TEST(a_message_may_be_sent_before_a_round_and_taken_after_it) {
              std::string());
 }
 
-TEST(a_killed_rank_ends_the_others_with_a_reason) {
+TEST(killed_rank_aborts_the_group_with_a_reason) {
     for (const int killed : {0, 2}) {
         const Listeners listeners(3);
         std::vector<pid_t> ranks;
@@ -158,15 +159,16 @@ TEST(a_killed_rank_ends_the_others_with_a_reason) {
             }
             const std::string start_of =
                 text("AllReduce: group TP0, rank ", rank, " of 3, cpu:0: ");
-            const bool is_told = what.find(start_of) == 0 &&
-                                 what.find(text("rank ", killed, " is gone")) != std::string::npos;
-            if (!is_told || steady_clock::now() - start > seconds(30)) {
+            const bool names_rank =
+                what.find(start_of) == 0 &&
+                what.find(text("rank ", killed, " disconnected")) != std::string::npos;
+            if (!names_rank || steady_clock::now() - start > seconds(30)) {
                 std::fprintf(stderr, "rank %d: %s\n", rank, what.c_str());
             }
-            _exit(is_told ? 0 : 1);
+            _exit(names_rank ? 0 : 1);
         }
         for (const int fd : listeners.fds) {
-            close(fd); // the children have them
+            close(fd); // the children own copies
         }
         for (int rank = 0; rank < 3; ++rank) {
             int status = 0;
@@ -176,8 +178,8 @@ TEST(a_killed_rank_ends_the_others_with_a_reason) {
     }
 }
 
-TEST(a_rank_that_gives_up_tells_why) {
-    const std::string told = in_threads(2, [](const ProcessGroup &group) -> std::string {
+TEST(abort_sends_its_reason_to_the_other_ranks) {
+    const std::string error_text = in_threads(2, [](const ProcessGroup &group) -> std::string {
         group.AllReduce(ones(3));
         if (group.rank() == 1) {
             group.Abort("out of ideas");
@@ -185,11 +187,11 @@ TEST(a_rank_that_gives_up_tells_why) {
         }
         return failure_of(group);
     });
-    CHECK(told.find("AllReduce: group TP0, rank 0 of 2, cpu:0: out of ideas") == 0);
+    CHECK(error_text.find("AllReduce: group TP0, rank 0 of 2, cpu:0: out of ideas") == 0);
 }
 
-TEST(calls_that_differ_are_refused_with_both_names) {
-    const std::string told = in_threads(2, [](const ProcessGroup &group) -> std::string {
+TEST(mismatched_calls_fail_and_name_both_calls) {
+    const std::string error_text = in_threads(2, [](const ProcessGroup &group) -> std::string {
         try {
             group.AllReduce(ones(3 + group.rank()));
         } catch (const Error &error) {
@@ -197,11 +199,11 @@ TEST(calls_that_differ_are_refused_with_both_names) {
         }
         return "nothing was thrown";
     });
-    CHECK(told.find("called AllReduce(sum, f32, 4 elements)") != std::string::npos);
-    CHECK(told.find("called AllReduce(sum, f32, 3 elements)") != std::string::npos);
+    CHECK(error_text.find("called AllReduce(sum, f32, 4 elements)") != std::string::npos);
+    CHECK(error_text.find("called AllReduce(sum, f32, 3 elements)") != std::string::npos);
 }
 
-TEST(who_does_not_know_the_token_is_turned_away_and_the_group_is_made_all_the_same) {
+TEST(connection_without_the_token_is_rejected_and_the_group_still_forms) {
     const Listeners listeners(2);
     sockaddr_in address{};
     address.sin_family = AF_INET;
@@ -211,7 +213,7 @@ TEST(who_does_not_know_the_token_is_turned_away_and_the_group_is_made_all_the_sa
     CHECK(connect(stranger, reinterpret_cast<sockaddr *>(&address), sizeof address) == 0);
     const std::vector<char> noise(4096, 'x');
     CHECK(write(stranger, noise.data(), noise.size()) == ssize_t(noise.size()));
-    std::string told;
+    std::string error_text;
     std::thread first([&] {
         const ProcessGroupTcp group(listeners.options(0));
         group.GetGroupRank(0);
@@ -219,14 +221,14 @@ TEST(who_does_not_know_the_token_is_turned_away_and_the_group_is_made_all_the_sa
     try {
         const ProcessGroupTcp group(listeners.options(1));
     } catch (const Error &error) {
-        told = error.what();
+        error_text = error.what();
     }
     first.join();
     close(stranger);
-    CHECK_EQ(told, std::string());
+    CHECK_EQ(error_text, std::string());
 }
 
-TEST(a_place_to_meet_that_cannot_be_is_refused_without_its_token) {
+TEST(invalid_init_method_is_rejected_without_naming_the_token) {
     const Listeners listeners(2);
     GroupOptions options = listeners.options(0, "secret");
     const std::string good = options.init_method;
@@ -247,12 +249,12 @@ TEST(a_place_to_meet_that_cannot_be_is_refused_without_its_token) {
     }
 }
 
-TEST(a_token_that_cannot_be_is_refused_and_the_listener_closed_all_the_same) {
+TEST(invalid_token_is_rejected_and_the_listener_is_closed) {
     const Listeners listeners(2);
     for (size_t i = 0; i < 2; ++i) {
-        RankSockets ranks;
+        RendezvousOptions ranks;
         ranks.listener = listeners.fds[i];
-        ranks.token = std::string(i == 0 ? 0 : RankSockets::kMaxToken + 1, 'a');
+        ranks.token = std::string(i == 0 ? 0 : RendezvousOptions::kMaxToken + 1, 'a');
         ranks.addresses = {"127.0.0.1:1", "127.0.0.1:2"};
         CHECK_THROWS(connect_ranks(ranks), "the token must have 1 to 64 characters");
         CHECK_EQ(fcntl(listeners.fds[i], F_GETFD), -1);

@@ -1,7 +1,7 @@
-// Groups whose ranks are threads of this process, and groups of one.
+// Process groups of threads, and groups of one rank.
 #include "check.hpp"
-#include "parallel/process_group_shared.hpp"
-#include "parallel_rounds.hpp"
+#include "parallel/process_group_host.hpp"
+#include "random_collectives.hpp"
 
 #include <atomic>
 #include <functional>
@@ -11,9 +11,9 @@ namespace {
 
 using namespace llaisys;
 using namespace llaisys::parallel;
+using collectives::contains;
+using collectives::run_ranks;
 using function::ReduceOpType;
-using rounds::contains;
-using rounds::run_ranks;
 using std::chrono::milliseconds;
 
 GroupOptions options_of(const std::string &name, int world, int rank) {
@@ -37,12 +37,12 @@ tensor_t ones(int64_t n) {
 
 } // namespace
 
-TEST(random_collectives_equal_their_twins) {
+TEST(random_collectives_match_the_reference) {
     for (const int world : {2, 3, 5}) {
         const auto results = run_ranks(world, [&](int rank) {
             const ProcessGroupThreads made(options_of(text("rounds", world), world, rank));
             const ProcessGroup &group = made;
-            return rounds::run_rounds(group, 1000 * uint64_t(world), 1200);
+            return collectives::run_rounds(group, 1000 * uint64_t(world), 1200);
         });
         for (const std::string &result : results) {
             CHECK_EQ(result, "");
@@ -54,14 +54,14 @@ TEST(asynchronous_calls_may_be_waited_for_in_any_order) {
     const auto results = run_ranks(3, [](int rank) {
         const ProcessGroupThreads made(options_of("async", 3, rank));
         const ProcessGroup &group = made;
-        return rounds::run_async_rounds(group, 77, 60);
+        return collectives::run_async_rounds(group, 77, 60);
     });
     for (const std::string &result : results) {
         CHECK_EQ(result, "");
     }
 }
 
-TEST(a_call_runs_behind_those_that_were_begun_before_it) {
+TEST(calls_run_in_submission_order) {
     const auto results = run_ranks(2, [](int rank) -> std::string {
         const ProcessGroupThreads made(options_of("behind", 2, rank));
         const ProcessGroup &group = made;
@@ -79,14 +79,14 @@ TEST(a_call_runs_behind_those_that_were_begun_before_it) {
     CHECK_EQ(results[1], "");
 }
 
-TEST(a_sum_of_floats_has_the_same_bits_on_all_ranks_and_in_all_runs) {
+TEST(float_sums_are_bitwise_identical_on_all_ranks_and_in_all_runs) {
     // A sum in another order would round differently.
     const float values[] = {1e8f, 1.0f, -1e8f, 3.0f};
     float in_order = values[0];
     for (int r = 1; r < 4; ++r) {
         in_order += values[r];
     }
-    for (const int64_t n : {int64_t(7), int64_t(20000)}) { // added up by each, and shared
+    for (const int64_t n : {int64_t(7), int64_t(20000)}) { // reduced by every rank, and in shards
         for (int run = 0; run < 20; ++run) {
             std::vector<float> sums(4);
             run_ranks(4, [&](int rank) {
@@ -105,7 +105,7 @@ TEST(a_sum_of_floats_has_the_same_bits_on_all_ranks_and_in_all_runs) {
     }
 }
 
-TEST(who_waits_for_a_rank_that_has_left_is_told_call_group_rank_and_device) {
+TEST(error_of_a_rank_that_has_left_names_call_group_rank_and_device) {
     const auto results = run_ranks(2, [](int rank) -> std::string {
         const ProcessGroupThreads made(options_of("TP0", 2, rank));
         const ProcessGroup &group = made;
@@ -122,7 +122,7 @@ TEST(who_waits_for_a_rank_that_has_left_is_told_call_group_rank_and_device) {
     }
 }
 
-TEST(a_rank_that_throws_ends_the_others_with_its_reason) {
+TEST(exception_of_a_rank_aborts_the_group_with_its_reason) {
     const auto results = run_ranks(3, [](int rank) -> std::string {
         const ProcessGroupThreads made(options_of("thrower", 3, rank));
         const ProcessGroup &group = made;
@@ -134,9 +134,9 @@ TEST(a_rank_that_throws_ends_the_others_with_its_reason) {
             group.AllReduce(ones(8));
         };
         try {
-            or_abort(group, step);
+            abort_on_error(group, step);
         } catch (const Error &error) {
-            // It stays broken, and says why.
+            // Later calls fail with the same reason.
             try {
                 group.AllGather(ones(24), ones(8));
             } catch (const Error &again) {
@@ -151,11 +151,11 @@ TEST(a_rank_that_throws_ends_the_others_with_its_reason) {
     }
 }
 
-TEST(an_asynchronous_call_reports_its_failure_through_its_work) {
+TEST(work_reports_the_failure_of_an_asynchronous_call) {
     const auto results = run_ranks(2, [](int rank) -> std::string {
         const ProcessGroupThreads made(options_of("late", 2, rank));
         const ProcessGroup &group = made;
-        group.AllReduce(ones(8)); // both are in
+        group.AllReduce(ones(8)); // both have joined
         if (rank == 1) {
             group.Abort("rank 1 gave up");
             return "";
@@ -171,7 +171,7 @@ TEST(an_asynchronous_call_reports_its_failure_through_its_work) {
     CHECK(contains(results[0], "AllReduce: group late, rank 0 of 2, cpu:0: rank 1 gave up"));
 }
 
-TEST(ranks_that_do_different_things_are_told_apart) {
+TEST(mismatched_calls_fail_on_all_ranks_and_name_both_calls) {
     const auto results = run_ranks(2, [](int rank) -> std::string {
         const ProcessGroupThreads made(options_of("apart", 2, rank));
         const ProcessGroup &group = made;
@@ -184,17 +184,17 @@ TEST(ranks_that_do_different_things_are_told_apart) {
     }
 }
 
-TEST(a_rank_that_does_not_come_is_waited_for_until_the_timeout) {
+TEST(call_times_out_without_the_other_rank) {
     GroupOptions options = options_of("alone", 2, 0);
     options.timeout = milliseconds(80);
     const ProcessGroupThreads made(options);
     const ProcessGroup &group = made;
     const auto start = std::chrono::steady_clock::now();
-    CHECK_THROWS(group.AllReduce(ones(1)), "group alone", "rank 1 did not come within 80 ms");
+    CHECK_THROWS(group.AllReduce(ones(1)), "group alone", "rank 1 did not respond within 80 ms");
     CHECK(std::chrono::steady_clock::now() - start >= milliseconds(80));
 }
 
-TEST(a_wait_with_a_timeout_ends_before_the_work_does) {
+TEST(wait_blocking_times_out_while_the_call_runs) {
     std::atomic<bool> may_join{false};
     const auto results = run_ranks(2, [&](int rank) -> std::string {
         const ProcessGroupThreads made(options_of("patience", 2, rank));
@@ -233,11 +233,11 @@ TEST(arguments_are_checked_before_anything_is_sent) {
     CHECK_THROWS(group.Send(ones(1), 0), "dest_rank must be another rank");
     CHECK_THROWS(group.Recv(ones(1), -1), "src_rank must be in [0, 2), got -1");
     CHECK_THROWS(group.GetGroupRank(5), "rank 5 is not in group checked");
-    CHECK_THROWS(ProcessGroupThreads(options_of("checked", 2, 0)), "rank 0 is taken");
+    CHECK_THROWS(ProcessGroupThreads(options_of("checked", 2, 0)), "rank 0 has already joined");
     CHECK_THROWS(ProcessGroupThreads(options_of("checked", 3, 1)), "2 ranks", "for 3");
 }
 
-TEST(global_ranks_have_places_in_the_group) {
+TEST(global_ranks_map_to_group_ranks) {
     GroupOptions options = options_of("places", 2, 0);
     options.ranks = {4, 7};
     options.rank = 7;
@@ -267,7 +267,7 @@ TEST(a_group_of_one_does_nothing) {
     CHECK_THROWS(group.Send(tensor, 0, false), "another rank");
 }
 
-TEST(the_factory_gives_the_same_group_again_while_it_lives) {
+TEST(factory_returns_the_live_group) {
     ProcessGroupFactory &factory = ProcessGroupFactory::Instance();
     const auto first = factory.GetOrCreate("threads", options_of("kept", 2, 0));
     CHECK(factory.GetOrCreate("threads", options_of("kept", 2, 0)) == first);

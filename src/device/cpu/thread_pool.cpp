@@ -1,7 +1,7 @@
 #include "device/cpu/thread_pool.hpp"
 
 #include "base/check.hpp"
-#include "base/pause.hpp"
+#include "base/cpu_relax.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -114,7 +114,7 @@ void ThreadPool::run_region(int64_t n_chunks, Invoke invoke, const void *context
     int pauses = 0;
     while (active_of(state_.load(std::memory_order_acquire)) != 0) {
         if (pauses++ < kPausesBeforeYield) {
-            pause_briefly();
+            cpu_relax();
         } else { // a worker inside may be waiting for this core
             pauses = kPausesBeforeYield;
             std::this_thread::yield();
@@ -173,7 +173,7 @@ void ThreadPool::wait_for_region(uint64_t seen_epoch) {
             if (is_due()) {
                 return;
             }
-            pause_briefly();
+            cpu_relax();
         }
     } while (std::chrono::steady_clock::now() < deadline);
 

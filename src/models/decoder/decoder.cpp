@@ -141,7 +141,7 @@ void DecoderModel::forward(const device::Stream &stream, runtime::Workspace &wor
                            ForwardOutput *output) {
     const int64_t n_outputs = input.output_rows.defined() ? input.output_rows.size(0) : 0;
     const Activations act = take_activations(workspace, input.n_tokens, n_outputs);
-    parallel::or_abort(*group_, [&] { run_layers(stream, input, attention, act, output); });
+    parallel::abort_on_error(*group_, [&] { run_layers(stream, input, attention, act, output); });
 }
 
 void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &input,
@@ -154,7 +154,7 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
         input.output_rows.defined() || input.hidden_rows.defined() || !kept_.empty();
     for (size_t i = 0; i < layers_.size(); ++i) {
         const bool is_last = i + 1 == layers_.size();
-        at_place("layer", i, [&] {
+        with_context("layer", i, [&] {
             keep(stream, int32_t(i), act, residual, output->kept);
             project(stream, i, input, attention, act, &residual);
             if (is_last && !is_asked) {

@@ -1,6 +1,6 @@
-// Where the ranks of a group on the CPU find their common memory.
-#include "parallel/process_group_shared.hpp"
-#include "parallel/shared_exchange.hpp"
+// Shared memory of thread and process groups.
+#include "parallel/process_group_host.hpp"
+#include "parallel/shared_memory_transport.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -16,7 +16,7 @@ namespace llaisys::parallel {
 
 namespace {
 
-// Pages that are there once they are touched; fd -1: of no file.
+// Shared pages of a file; fd -1: anonymous.
 std::shared_ptr<void> map_memory(int fd, size_t bytes) {
     const int flags = fd < 0 ? MAP_SHARED | MAP_ANONYMOUS : MAP_SHARED;
     void *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, fd, 0);
@@ -29,30 +29,30 @@ std::shared_ptr<void> map_memory(int fd, size_t bytes) {
 
 // ---- threads -------------------------------------------------------------------------------------
 
-// The memory of a group of threads: made by who comes first, kept by those who are in it.
-std::shared_ptr<void> memory_of_threads(const GroupOptions &options) {
+// The memory of a group of threads: created by its first rank, owned by all of them.
+std::shared_ptr<void> thread_group_memory(const GroupOptions &options) {
     static std::mutex mutex;
     static std::map<std::string, std::weak_ptr<void>> memories;
     std::lock_guard<std::mutex> lock(mutex);
     for (auto it = memories.begin(); it != memories.end();) {
         it = it->second.expired() ? memories.erase(it) : std::next(it);
     }
-    std::weak_ptr<void> &place = memories[options.init_method + '\n' + options.name];
-    std::shared_ptr<void> memory = place.lock();
+    std::weak_ptr<void> &entry = memories[options.init_method + '\n' + options.name];
+    std::shared_ptr<void> memory = entry.lock();
     if (!memory) {
-        memory = map_memory(-1, SharedExchange::bytes_for(int(options.ranks.size())));
-        place = memory;
+        memory = map_memory(-1, SharedMemoryTransport::bytes_for(int(options.ranks.size())));
+        entry = memory;
     }
     return memory;
 }
 
-std::unique_ptr<SharedExchange> exchange_in(std::shared_ptr<void> memory,
-                                            const GroupOptions &options,
-                                            std::function<bool(int)> is_alive) {
-    return std::make_unique<SharedExchange>(
-        std::move(memory),
-        SharedExchange::Options{int(options.ranks.size()), place_of(options, options.rank),
-                                options.timeout, std::move(is_alive)});
+std::unique_ptr<SharedMemoryTransport> make_transport(std::shared_ptr<void> memory,
+                                                      const GroupOptions &options,
+                                                      std::function<bool(int)> is_alive) {
+    return std::make_unique<SharedMemoryTransport>(
+        std::move(memory), SharedMemoryTransport::Options{int(options.ranks.size()),
+                                                          group_rank_of(options, options.rank),
+                                                          options.timeout, std::move(is_alive)});
 }
 
 bool starts_with(const std::string &text, const char *start) { return text.rfind(start, 0) == 0; }
@@ -60,12 +60,12 @@ bool starts_with(const std::string &text, const char *start) { return text.rfind
 } // namespace
 
 ProcessGroupThreads::ProcessGroupThreads(const GroupOptions &options)
-    : ProcessGroupShared(options, exchange_in(memory_of_threads(options), options, nullptr)) {}
+    : ProcessGroupHost(options, make_transport(thread_group_memory(options), options, nullptr)) {}
 
 // ---- processes -----------------------------------------------------------------------------------
 
-// The open file behind the memory. Closing any descriptor of it would let go the locks that this
-// process holds on it, so there is one.
+// The open file behind the memory. Closing any descriptor of the file releases all record locks of
+// this process on it, so there is only one.
 class ProcessGroupShm::File {
 public:
     explicit File(const GroupOptions &options) {
@@ -101,7 +101,7 @@ public:
 
     void unlink() {
         if (has_name()) {
-            shm_unlink(name_.c_str()); // another rank may have been faster
+            shm_unlink(name_.c_str()); // fails when another rank has unlinked it
             name_.clear();
         }
     }
@@ -112,17 +112,17 @@ public:
         if (fcntl(fd_, F_SETLK, &lock) != 0) {
             fail(LLAISYS_ERROR_INVALID, "rank ", rank, " is taken by another process");
         }
-        const size_t bytes = SharedExchange::bytes_for(world);
+        const size_t bytes = SharedMemoryTransport::bytes_for(world);
         struct stat status{};
         if (fstat(fd_, &status) != 0 || (status.st_size != 0 && size_t(status.st_size) != bytes)) {
             fail(LLAISYS_ERROR_INVALID, "the file of the group has ", status.st_size,
-                 " bytes: it is not that of a group of ", world);
+                 " bytes; that is not the size for ", world, " ranks");
         }
-        // Taken now: a page that cannot be had later would be a signal and not an error.
+        // Allocated here: a page that is missing later raises SIGBUS, not an error.
         const int error = posix_fallocate(fd_, 0, off_t(bytes));
         if (error != 0) {
             fail(LLAISYS_ERROR_MEMORY, bytes,
-                 " bytes of shared memory could not be had: ", std::strerror(error));
+                 " bytes of shared memory could not be allocated: ", std::strerror(error));
         }
         return map_memory(fd_, bytes);
     }
@@ -144,20 +144,20 @@ private:
     }
 
     int fd_ = -1;
-    std::string name_; // "/NAME" while others may still need it
+    std::string name_; // "/NAME" until it is unlinked
 };
 
 ProcessGroupShm::ProcessGroupShm(const GroupOptions &options)
     : ProcessGroupShm(options, std::make_shared<File>(options)) {}
 
 ProcessGroupShm::ProcessGroupShm(const GroupOptions &options, std::shared_ptr<File> file)
-    : ProcessGroupShared(
+    : ProcessGroupHost(
           options,
-          exchange_in(file->map(place_of(options, options.rank), int(options.ranks.size())),
-                      options, [file](int rank) { return file->is_alive(rank); })),
+          make_transport(file->map(group_rank_of(options, options.rank), int(options.ranks.size())),
+                         options, [file](int rank) { return file->is_alive(rank); })),
       file_(std::move(file)) {
     if (file_->has_name()) {
-        static_cast<SharedExchange &>(exchange()).wait_for_all();
+        static_cast<SharedMemoryTransport &>(transport()).wait_for_all();
         file_->unlink();
     }
 }

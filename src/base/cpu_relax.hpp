@@ -1,4 +1,4 @@
-// What a loop that waits for another thread does between two looks.
+// Pause instruction for spin loops.
 #pragma once
 
 #if defined(__x86_64__)
@@ -7,7 +7,7 @@
 
 namespace llaisys {
 
-inline void pause_briefly() {
+inline void cpu_relax() {
 #if defined(__x86_64__)
     _mm_pause();
 #elif defined(__aarch64__)

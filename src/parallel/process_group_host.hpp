@@ -1,8 +1,8 @@
-// Groups on the CPU: ranks meet in memory that all of them see, or through a network.
+// Process groups on the CPU over a Transport: threads, processes of one machine, TCP.
 #pragma once
 
-#include "parallel/exchange.hpp"
 #include "parallel/process_group.hpp"
+#include "parallel/transport.hpp"
 
 #include <condition_variable>
 #include <deque>
@@ -11,12 +11,12 @@
 
 namespace llaisys::parallel {
 
-// Runs calls one after the other in a thread that is started with the first of them.
+// Runs calls in order on one thread, which starts with the first call.
 class WorkQueue {
 public:
-    ~WorkQueue(); // runs what was added
+    ~WorkQueue(); // runs the queued calls first
     std::shared_ptr<Work> add(std::function<void()> call);
-    bool is_idle() const; // everything added is over
+    bool is_idle() const; // no call is queued or running
 
 private:
     void run();
@@ -24,14 +24,14 @@ private:
     mutable std::mutex mutex_;
     std::condition_variable added_;
     std::deque<std::pair<std::function<void()>, std::shared_ptr<HostWork>>> calls_;
-    int pending_ = 0; // added and not over
+    int pending_ = 0; // queued or running
     bool stopping_ = false;
     std::thread thread_;
 };
 
-// The collectives over an Exchange. A message larger than a piece goes in several rounds. Nothing
-// is allocated by a call that is not asynchronous.
-class ProcessGroupShared : public ProcessGroup {
+// The collectives over a Transport. A message larger than a chunk takes several rounds. A
+// synchronous call allocates nothing.
+class ProcessGroupHost : public ProcessGroup {
 public:
     std::shared_ptr<Work> AllReduce(const tensor_t &tensor, function::ReduceOpType reduce_op,
                                     bool async_op) const override;
@@ -48,37 +48,38 @@ public:
     std::shared_ptr<Work> Send(const tensor_t &tensor, int dest_rank, bool async_op) const override;
     std::shared_ptr<Work> Recv(const tensor_t &tensor, int src_rank, bool async_op) const override;
     void Abort(const std::string &reason) const noexcept override;
-    void CheckPeers() const override; // while no call is under way
+    void CheckPeers() const override; // only while no call runs
 
 protected:
-    ProcessGroupShared(const GroupOptions &options, std::unique_ptr<Exchange> exchange);
+    ProcessGroupHost(const GroupOptions &options, std::unique_ptr<Transport> transport);
 
-    Exchange &exchange() const { return *exchange_; }
+    Transport &transport() const { return *transport_; }
 
 private:
     template <typename Body>
     std::shared_ptr<Work> submit(const char *call, bool async_op, Body body) const;
-    void reduce_pieces(const tensor_t &tensor, function::ReduceOpType op) const;
+    void all_reduce_chunks(const tensor_t &tensor, function::ReduceOpType op) const;
 
-    std::unique_ptr<Exchange> exchange_;
-    std::shared_ptr<Work> done_; // what a call that is over returns
-    mutable WorkQueue queue_;    // ends before the exchange does
+    std::unique_ptr<Transport> transport_;
+    std::shared_ptr<Work> done_; // returned by synchronous calls
+    mutable WorkQueue queue_;    // destroyed before the transport
 };
 
-// Ranks are threads of this process. `init_method` is any text: groups meet under it and the name.
-class ProcessGroupThreads final : public ProcessGroupShared {
+// Ranks are threads of this process. Ranks with the same `init_method` (any text) and name form a
+// group.
+class ProcessGroupThreads final : public ProcessGroupHost {
 public:
     explicit ProcessGroupThreads(const GroupOptions &options);
 };
 
 // Ranks are processes of this machine. `init_method`:
-//   fd://N       a file descriptor that this process has inherited, the same empty file (memfd) for
-//                all ranks. It belongs to the group from here on. Leaves no name anywhere.
-//   shm://NAME   a name for POSIX shared memory, /NAME. The constructor returns when all ranks have
-//                come, and the name is gone by then, or when it throws.
-// A rank holds a record lock on the file, which the system lets go with the process: that is how the
-// others see that it has died, however it died.
-class ProcessGroupShm final : public ProcessGroupShared {
+//   fd://N       an inherited file descriptor of an empty file (memfd), the same for all ranks. The
+//                group takes ownership of it.
+//   shm://NAME   POSIX shared memory /NAME. The constructor returns when all ranks have joined; the
+//                name is unlinked before it returns or throws.
+// Each rank holds a record lock on the file. The kernel releases the lock when the process ends,
+// which is how the other ranks detect its death.
+class ProcessGroupShm final : public ProcessGroupHost {
 public:
     explicit ProcessGroupShm(const GroupOptions &options);
     ~ProcessGroupShm() override;
@@ -90,12 +91,12 @@ private:
     std::shared_ptr<File> file_;
 };
 
-// Ranks are processes of any machines, connected in pairs by TCP. `init_method`:
-//   tcp://FD:TOKEN@HOST:PORT,HOST:PORT,..   where each rank listens, in their order; FD is the
-//                caller's own listening socket, which belongs to the group from here on, and TOKEN
-//                (at most 64 letters and digits) is what connections are known by.
-// The constructor returns when this rank is connected to all others. What is sent is not encrypted.
-class ProcessGroupTcp final : public ProcessGroupShared {
+// Ranks are processes on any machines with a TCP connection between each two. `init_method`:
+//   tcp://FD:TOKEN@HOST:PORT,HOST:PORT,..   the listening addresses in rank order; FD is the
+//                listening socket of the caller, owned by the group from then on; TOKEN (at most 64
+//                letters and digits) authenticates connections.
+// The constructor returns when this rank is connected to all others. Traffic is not encrypted.
+class ProcessGroupTcp final : public ProcessGroupHost {
 public:
     explicit ProcessGroupTcp(const GroupOptions &options);
 };

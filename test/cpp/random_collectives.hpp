@@ -1,6 +1,5 @@
-// Random collectives that every rank of a group goes through, held against naive twins. Ranks may be
-// threads or processes: nothing is shared but the group, and what others pass in is derived from the
-// seed.
+// Random collectives compared with a naive reference. Ranks may be threads or processes: they share
+// only the group, and each rank derives the inputs of the others from the seed.
 #pragma once
 
 #include "parallel/process_group.hpp"
@@ -14,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-namespace rounds {
+namespace collectives {
 
 using namespace llaisys;
 using namespace llaisys::parallel;
@@ -62,7 +61,7 @@ template <typename T> T at(const Bytes &bytes, int64_t i) {
     return value;
 }
 
-template <typename T> T twice(ReduceOpType op, T a, T b) {
+template <typename T> T combine(ReduceOpType op, T a, T b) {
     switch (op) {
     case ReduceOpType::kProd:
         return a * b;
@@ -79,19 +78,19 @@ template <typename T>
 void append_real(Bytes *out, const std::vector<Bytes> &in, int64_t i, ReduceOpType op) {
     float sum = to_f32(at<T>(in[0], i));
     for (size_t r = 1; r < in.size(); ++r) {
-        sum = twice(op, sum, to_f32(at<T>(in[r], i)));
+        sum = combine(op, sum, to_f32(at<T>(in[r], i)));
     }
     append(out, from_f32<T>(op == ReduceOpType::kAvg ? sum / float(in.size()) : sum));
 }
 
-// Sums and products modulo 2^64, of which the low bits are kept; the order is that of the values.
+// Sums and products modulo 2^64, truncated to T; min and max compare as T.
 template <typename T>
 void append_integer(Bytes *out, const std::vector<Bytes> &in, int64_t i, ReduceOpType op) {
     const bool is_order = op == ReduceOpType::kMin || op == ReduceOpType::kMax;
     T sum = at<T>(in[0], i);
     for (size_t r = 1; r < in.size(); ++r) {
         const T next = at<T>(in[r], i);
-        sum = is_order ? twice(op, sum, next) : T(twice(op, uint64_t(sum), uint64_t(next)));
+        sum = is_order ? combine(op, sum, next) : T(combine(op, uint64_t(sum), uint64_t(next)));
     }
     append(out, op == ReduceOpType::kAvg ? T(sum / T(in.size())) : sum);
 }
@@ -132,14 +131,14 @@ inline bool holds(const tensor_t &tensor, const Bytes &bytes) {
            (bytes.empty() || std::memcmp(tensor.data(), bytes.data(), bytes.size()) == 0);
 }
 
-// What one rank calls in one round and what it must find afterwards.
+// One call of one rank and its expected result.
 struct Round {
     static constexpr int kCalls = 7;
 
     Round(uint64_t seed, int call_, int world_, int rank_)
         : call(call_), world(world_), rank(rank_) {
         std::mt19937_64 random(seed);
-        // Mostly a decode step's sizes, now and then empty, odd, or several pieces.
+        // Mostly sizes of a decode step; some empty, odd or larger than a chunk.
         static const int64_t sizes[] = {0, 1, 3, 64, 257, 896, 1000, 4099, 70001};
         count = sizes[random() % 100 < 97 ? random() % 8 : 8];
         dtype = kDTypes[random() % 5];
@@ -195,7 +194,7 @@ struct Round {
             result = rank == root ? all : own;
             expected = rank == root ? joined() : inputs[size_t(rank)];
             return group.Gather(rank == root ? all : tensor_t(), own, root, async);
-        default: // a ring: everyone sends to the right
+        default: // each rank sends to the next one
             result = one;
             expected = inputs[size_t((rank + world - 1) % world)];
             return pass_on(group, one, own, async);
@@ -218,8 +217,8 @@ struct Round {
 
     bool is_right() const { return holds(result, expected); }
     std::string text() const {
-        return llaisys::text("call ", call, ", ", name_of(dtype), ", ", op_name(op), ", ", count,
-                             " elements, root ", root, ", rank ", rank, " of ", world);
+        return llaisys::text("call ", call, ", ", name_of(dtype), ", ", reduce_op_name(op), ", ",
+                             count, " elements, root ", root, ", rank ", rank, " of ", world);
     }
 
     int call;
@@ -234,7 +233,7 @@ struct Round {
     Bytes expected;
 };
 
-// Goes through n rounds; the text of the first that went wrong, or "".
+// Runs n rounds; describes the first wrong one, or "".
 inline std::string run_rounds(const ProcessGroup &group, uint64_t seed, int n) {
     for (int i = 0; i < n; ++i) {
         std::mt19937_64 random(seed + uint64_t(i));
@@ -247,7 +246,7 @@ inline std::string run_rounds(const ProcessGroup &group, uint64_t seed, int n) {
     return "";
 }
 
-// The same, begun in batches and waited for in another order.
+// run_rounds with asynchronous calls, waited for in another order.
 inline std::string run_async_rounds(const ProcessGroup &group, uint64_t seed, int n_batches) {
     for (int batch = 0; batch < n_batches; ++batch) {
         std::mt19937_64 random(seed + uint64_t(batch));
@@ -272,7 +271,7 @@ inline std::string run_async_rounds(const ProcessGroup &group, uint64_t seed, in
     return "";
 }
 
-// Runs body(rank) in a thread per rank; what each threw or returned.
+// Runs body(rank) in a thread per rank; what each returned, or the text of its exception.
 inline std::vector<std::string> run_ranks(int world, const std::function<std::string(int)> &body) {
     std::vector<std::string> results(static_cast<size_t>(world));
     std::vector<std::thread> threads;
@@ -295,4 +294,4 @@ inline bool contains(const std::string &text, const char *part) {
     return text.find(part) != std::string::npos;
 }
 
-} // namespace rounds
+} // namespace collectives
