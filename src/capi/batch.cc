@@ -1,5 +1,5 @@
-// Batches are plain C memory. What a batch owns hangs on n_seq_id: only BatchInit sets it, to the
-// start of the one block that holds every array.
+// Batches are plain C memory. BatchInit allocates all arrays as one block, which starts at
+// n_seq_id.
 #include "llaisys/models/model.h"
 
 #include <cstdlib>
@@ -9,11 +9,11 @@ namespace {
 constexpr int64_t kMaxTokens = int64_t(1) << 24;
 constexpr int64_t kMaxEntries = int64_t(1) << 31;
 
-// Cuts typed arrays off one block, each aligned to 8 bytes.
-class Cutter {
+// Allocates typed arrays from one block, each aligned to 8 bytes.
+class BumpAllocator {
 public:
-    explicit Cutter(char *block) : block_(block) {}
-    template <typename T> T *cut(int64_t n) {
+    explicit BumpAllocator(char *block) : block_(block) {}
+    template <typename T> T *allocate(int64_t n) {
         T *array = block_ != nullptr ? reinterpret_cast<T *>(block_ + used_) : nullptr;
         used_ += (n * int64_t(sizeof(T)) + 7) / 8 * 8;
         return array;
@@ -25,35 +25,35 @@ private:
     int64_t used_ = 0;
 };
 
-// The arrays of a batch inside `block`, or their total size alone when it is null.
+// Sets the arrays of a batch inside `block` and returns their total size; null: the size only.
 int64_t lay_out(char *block, int32_t n_tokens, int32_t embd, int32_t n_seq_max,
                 LlaisysBatch *batch) {
-    Cutter cutter(block);
-    batch->n_seq_id = cutter.cut<int32_t>(n_tokens);
+    BumpAllocator allocator(block);
+    batch->n_seq_id = allocator.allocate<int32_t>(n_tokens);
     if (embd > 0) {
-        batch->embd = cutter.cut<float>(int64_t(n_tokens) * embd);
+        batch->embd = allocator.allocate<float>(int64_t(n_tokens) * embd);
     } else {
-        batch->token = cutter.cut<int64_t>(n_tokens);
+        batch->token = allocator.allocate<int64_t>(n_tokens);
     }
-    batch->pos = cutter.cut<int64_t>(n_tokens);
-    batch->logits = cutter.cut<int8_t>(n_tokens);
-    batch->seq_id = cutter.cut<int64_t *>(n_tokens);
-    int64_t *ids = cutter.cut<int64_t>(int64_t(n_tokens) * n_seq_max);
+    batch->pos = allocator.allocate<int64_t>(n_tokens);
+    batch->logits = allocator.allocate<int8_t>(n_tokens);
+    batch->seq_id = allocator.allocate<int64_t *>(n_tokens);
+    int64_t *ids = allocator.allocate<int64_t>(int64_t(n_tokens) * n_seq_max);
     for (int32_t i = 0; block != nullptr && i < n_tokens; ++i) {
         batch->seq_id[i] = ids + int64_t(i) * n_seq_max;
         batch->n_seq_id[i] = 1;
     }
-    return cutter.used();
+    return allocator.used();
 }
 
 } // namespace
 
 LlaisysBatch llaisysBatchInit(int32_t n_tokens, int32_t embd, int32_t n_seq_max) {
     LlaisysBatch batch{};
-    const bool is_sane = n_tokens >= 1 && n_tokens <= kMaxTokens && embd >= 0 && n_seq_max >= 1 &&
-                         int64_t(n_tokens) * n_seq_max <= kMaxEntries &&
-                         int64_t(n_tokens) * embd <= kMaxEntries;
-    if (!is_sane) {
+    const bool is_valid = n_tokens >= 1 && n_tokens <= kMaxTokens && embd >= 0 && n_seq_max >= 1 &&
+                          int64_t(n_tokens) * n_seq_max <= kMaxEntries &&
+                          int64_t(n_tokens) * embd <= kMaxEntries;
+    if (!is_valid) {
         return batch;
     }
     const int64_t bytes = lay_out(nullptr, n_tokens, embd, n_seq_max, &batch);

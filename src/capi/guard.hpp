@@ -1,4 +1,4 @@
-// The border: exceptions become codes and a text that the calling thread can read.
+// C API boundary: turns exceptions into status codes and a per-thread error text.
 #pragma once
 
 #include "base/check.hpp"
@@ -22,7 +22,7 @@ struct LlaisysLinearWeight {
 
 namespace llaisys::capi {
 
-// Keeps the text for llaisysLastError of this thread.
+// Stores the text for llaisysLastError of this thread.
 void set_last_error(int32_t code, const char *text) noexcept;
 
 // Runs body, which returns nothing or an int32_t code; an exception becomes its status code.
@@ -55,10 +55,10 @@ template <typename T> T *not_null(T *pointer, const char *name) {
     return pointer;
 }
 
-// The tensor of a handle that must have values.
+// The tensor of a handle; throws when it has no values.
 inline const Tensor &tensor_of(llaisysTensor_t handle, const char *name) {
     not_null(handle, name);
-    require(handle->tensor.defined(), name, ": a model has taken the values of this tensor");
+    require(handle->tensor.defined(), name, ": a model owns the values of this tensor");
     return handle->tensor;
 }
 

@@ -1,4 +1,4 @@
-// A model handle and its steps; its KV cache is in model_kv.cc.
+// Model handles and steps. The KV cache calls are in model_kv.cc.
 #include "capi/model_handle.hpp"
 
 #include <algorithm>
@@ -9,14 +9,15 @@ using namespace llaisys::capi;
 
 namespace {
 
-constexpr int32_t kMaxKept = 64; // hidden states of a token
+constexpr int32_t kMaxHiddenLayers = 64;
 
-void say_no_slot() {
+void set_no_slot_error() {
     set_last_error(LLAISYS_ERROR_MEMORY, "the KV cache has no free slot for this step");
 }
 
-// A step after which, whatever it returns but 0, there are no rows and there is a text.
-// A wrong input is wrong for every rank; after any other failure the others would wait for this one.
+// Runs a step. On any result except 0 there are no output rows and an error text is set. Every rank
+// rejects an invalid input alike; any other failure aborts the group, whose ranks would wait for
+// this one.
 int32_t run_step(LlaisysModel *model, const LlaisysStepInput &input) {
     int32_t code = LLAISYS_OK;
     try {
@@ -29,7 +30,7 @@ int32_t run_step(LlaisysModel *model, const LlaisysStepInput &input) {
         throw;
     }
     if (code == LLAISYS_DECODE_NO_KV_SLOT) {
-        say_no_slot();
+        set_no_slot_error();
     }
     return code;
 }
@@ -86,7 +87,8 @@ int32_t llaisysModelReplaceWeight(LlaisysModel *model, const char *field, int32_
     });
 }
 
-// -- Running ---------------------------------------------------------------------------------------
+// -- Running
+// ---------------------------------------------------------------------------------------
 
 int32_t llaisysModelStep(LlaisysModel *model, const LlaisysStepInput *input) {
     return guard([&] {
@@ -99,7 +101,7 @@ int32_t llaisysModelDecode(LlaisysModel *model, LlaisysBatch batch) {
     return guard([&] {
         not_null(model, "model")->runner().clear_output(); // whatever is refused below
         require(batch.n_tokens >= 1, "n_tokens must be at least 1, got ", batch.n_tokens);
-        // A batch that can never fit is refused by the runner without a look at its arrays.
+        // The runner rejects a batch that can never fit without reading its arrays.
         const bool is_read = batch.n_tokens <= model->params.get().kv_cache_capacity_tokens;
         std::vector<int64_t> seq_ids; // flat
         for (int32_t i = 0; is_read && batch.seq_id != nullptr && i < batch.n_tokens; ++i) {
@@ -140,9 +142,9 @@ int32_t llaisysModelCollect(LlaisysModel *model, int64_t ticket, int32_t *ids) {
         const int32_t code =
             not_null(model, "model")->pipeline.collect(ticket, not_null(ids, "ids"));
         if (code == LLAISYS_DECODE_NO_KV_SLOT) {
-            say_no_slot();
+            set_no_slot_error();
         } else if (code == LLAISYS_DECODE_ABORTED) {
-            set_last_error(LLAISYS_ERROR_INTERNAL, "not run: the step launched before it failed");
+            set_last_error(LLAISYS_ERROR_INTERNAL, "not run: the previous step failed");
         }
         return code;
     });
@@ -179,9 +181,10 @@ float *llaisysModelGetLogitsIth(LlaisysModel *model, int32_t i) {
 int32_t llaisysModelKeepHidden(LlaisysModel *model, const int32_t *layers, int32_t n) {
     return guard([&] {
         not_null(model, "model");
-        require(n >= 0 && n <= kMaxKept, "n must be in [0, ", kMaxKept, "], got ", n);
+        require(n >= 0 && n <= kMaxHiddenLayers, "n must be in [0, ", kMaxHiddenLayers, "], got ",
+                n);
         require(n == 0 || layers != nullptr, "layers is NULL");
-        model->runner().keep_hidden({layers, layers + n});
+        model->runner().set_aux_hidden_layers({layers, layers + n});
     });
 }
 
@@ -243,12 +246,12 @@ int32_t llaisysModelSamplerForget(LlaisysModel *model, int64_t seq_id) {
 
 int32_t llaisysModelPooled(LlaisysModel *model, int64_t seq_id, float *vector, int64_t n) {
     return guard([&] {
-        not_null(model, "model")->runner().pool().read(seq_id, not_null(vector, "vector"), n);
+        not_null(model, "model")->runner().pooler().read(seq_id, not_null(vector, "vector"), n);
     });
 }
 
 int32_t llaisysModelPoolForget(LlaisysModel *model, int64_t seq_id) {
-    return guard([&] { not_null(model, "model")->runner().pool().forget(seq_id); });
+    return guard([&] { not_null(model, "model")->runner().pooler().forget(seq_id); });
 }
 
 int32_t llaisysModelProfile(LlaisysModel *model, LlaisysProfile *profile, int32_t reset) {
@@ -257,9 +260,9 @@ int32_t llaisysModelProfile(LlaisysModel *model, LlaisysProfile *profile, int32_
         require(profile->struct_size == sizeof *profile, "profile.struct_size must be ",
                 sizeof *profile, ", got ", profile->struct_size);
         *profile = not_null(model, "model")->runner().profile().times();
-        const parallel::GroupTimes &met = model->group->times(); // inside of forward
-        profile->collective = {met.seconds, met.count};
-        profile->forward.seconds = std::max(0.0, profile->forward.seconds - met.seconds);
+        const parallel::GroupTimes &times = model->group->times(); // part of forward
+        profile->collective = {times.seconds, times.count};
+        profile->forward.seconds = std::max(0.0, profile->forward.seconds - times.seconds);
         if (reset != 0) {
             model->runner().profile().reset();
             model->group->reset_times();

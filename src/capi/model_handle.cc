@@ -13,17 +13,17 @@ namespace {
 constexpr int32_t kDefaultBlockSize = 16;
 constexpr int32_t kDefaultBatchTokens = 512;
 constexpr int32_t kMaxRanks = 64;
-constexpr int64_t kMaxSlots = int64_t(1) << 25; // the books of the cache are kept for every slot
+constexpr int64_t kMaxSlots = int64_t(1) << 25; // metadata is allocated for every slot
 
-std::string text_or(const char *given, const char *otherwise) {
-    return given != nullptr && *given != '\0' ? given : otherwise;
+std::string text_or(const char *text, const char *fallback) {
+    return text != nullptr && *text != '\0' ? text : fallback;
 }
 
 int32_t device_of(const LlaisysModelCreateParams &params) {
     return params.device_ids[params.local_rank];
 }
 
-// The ranks that hold the other parts of the model.
+// The tensor-parallel group of a model.
 std::shared_ptr<parallel::ProcessGroup> group_of(const LlaisysModelCreateParams &params,
                                                  const device::Stream &stream) {
     parallel::GroupOptions options;
@@ -36,7 +36,7 @@ std::shared_ptr<parallel::ProcessGroup> group_of(const LlaisysModelCreateParams 
     options.rank = params.rank;
     options.device = params.device;
     options.device_id = device_of(params);
-    if (options.ranks.size() == 1) { // nobody to meet
+    if (options.ranks.size() == 1) {
         return std::make_shared<parallel::ProcessGroupOne>(options);
     }
     const std::string executor = text_or(params.distributed_executor_backend, "uni");
@@ -49,8 +49,9 @@ std::shared_ptr<parallel::ProcessGroup> group_of(const LlaisysModelCreateParams 
     return parallel::ProcessGroupFactory::Instance().GetOrCreate(backend, options);
 }
 
-// Fills the defaults in and gives what the runner needs of them.
-runtime::RunnerOptions complete(LlaisysModelCreateParams *params, const models::Model &model) {
+// Fills in defaults and returns the runner's options.
+runtime::RunnerOptions resolve_params(LlaisysModelCreateParams *params,
+                                      const models::Model &model) {
     if (params->kv_cache_block_size == 0) {
         params->kv_cache_block_size = kDefaultBlockSize;
     }
@@ -123,7 +124,7 @@ void check_create_params(const LlaisysModelCreateParams &params) {
     if (params.kv_cache_dtype == LLAISYS_DTYPE_I8 && params.device != LLAISYS_DEVICE_CPU) {
         fail(LLAISYS_ERROR_UNSUPPORTED,
              "params.kv_cache_dtype must be 0, f32, f16 or bf16 on device ", int(params.device),
-             ", got i8, which is built for the CPU alone");
+             ", got i8, which only the CPU supports");
     }
     require(params.tensor_parallel_size >= 0 && params.tensor_parallel_size <= kMaxRanks,
             "params.tensor_parallel_size must be in [0, ", kMaxRanks, "], got ",
@@ -147,16 +148,16 @@ OwnedParams::OwnedParams(const LlaisysModelCreateParams &params) : params_(param
     params_.meta = nullptr;
     params_.device_ids = device_ids_.data();
     params_.ndevice = int32_t(device_ids_.size());
-    strings_.reserve(5); // pointers into it must stay
-    params_.distributed_executor_backend = keep(params.distributed_executor_backend, "uni");
-    params_.distributed_backend = keep(params.distributed_backend, "");
-    params_.master_addr = keep(params.master_addr, "");
-    params_.init_method = keep(params.init_method, "");
-    params_.tp_group_name = keep(params.tp_group_name, "");
+    strings_.reserve(5); // pointers to its strings must stay valid
+    params_.distributed_executor_backend = copy(params.distributed_executor_backend, "uni");
+    params_.distributed_backend = copy(params.distributed_backend, "");
+    params_.master_addr = copy(params.master_addr, "");
+    params_.init_method = copy(params.init_method, "");
+    params_.tp_group_name = copy(params.tp_group_name, "");
 }
 
-const char *OwnedParams::keep(const char *given, const char *otherwise) {
-    strings_.emplace_back(given != nullptr ? given : otherwise);
+const char *OwnedParams::copy(const char *text, const char *fallback) {
+    strings_.emplace_back(text != nullptr ? text : fallback);
     return strings_.back().c_str();
 }
 
@@ -168,8 +169,8 @@ LlaisysModel::LlaisysModel(const LlaisysModelCreateParams &given)
       model(models::create_model(given.model_type, given.meta,
                                  {stream.type(), stream.device_id(), group,
                                   given.vocab_parallel_head != 0, given.replicate_kv_heads != 0})),
-      own_runner(stream, *model, capi::complete(&params.get(), *model)),
-      pipeline(stream, own_runner) {
+      runner_(stream, *model, capi::resolve_params(&params.get(), *model)),
+      pipeline(stream, runner_) {
     if (given.exact != 0) {
         stream.make_exact();
     }

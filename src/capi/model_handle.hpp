@@ -1,4 +1,4 @@
-// What a model handle is made of, and how it comes out of its parameters.
+// The object behind an LlaisysModel handle.
 #pragma once
 
 #include "capi/guard.hpp"
@@ -12,10 +12,10 @@
 
 namespace llaisys::capi {
 
-// Throws naming the first field that is wrong whatever the model is.
+// Throws naming the first field that is invalid for any model.
 void check_create_params(const LlaisysModelCreateParams &params);
 
-// The parameters that are in force, with strings and arrays of its own.
+// Effective parameters, with copies of strings and arrays.
 class OwnedParams {
 public:
     explicit OwnedParams(const LlaisysModelCreateParams &params);
@@ -25,7 +25,7 @@ public:
     const LlaisysModelCreateParams &get() const { return params_; }
 
 private:
-    const char *keep(const char *given, const char *otherwise);
+    const char *copy(const char *text, const char *fallback);
 
     LlaisysModelCreateParams params_;
     std::vector<int32_t> device_ids_;
@@ -35,19 +35,19 @@ private:
 } // namespace llaisys::capi
 
 struct LlaisysModel {
-    // Parameters that have passed check_create_params; defaults are filled in.
+    // The parameters must have passed check_create_params.
     explicit LlaisysModel(const LlaisysModelCreateParams &given);
 
-    // When no launched step runs any more: for every call but Launch and Collect.
+    // Waits until no launched step runs. For every call except Launch and Collect.
     llaisys::runtime::ModelRunner &runner() {
         pipeline.wait();
-        return own_runner;
+        return runner_;
     }
 
     llaisys::capi::OwnedParams params;
     llaisys::device::Stream stream;
     std::shared_ptr<llaisys::parallel::ProcessGroup> group;
     std::unique_ptr<llaisys::models::Model> model;
-    llaisys::runtime::ModelRunner own_runner;
+    llaisys::runtime::ModelRunner runner_;
     llaisys::runtime::StepPipeline pipeline;
 };

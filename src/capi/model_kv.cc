@@ -1,4 +1,4 @@
-// The KV cache of a model handle: runtime/kv_cache.h.
+// KV cache calls of a model handle: runtime/kv_cache.h.
 #include "capi/model_handle.hpp"
 
 #include <algorithm>
@@ -10,19 +10,19 @@ using namespace llaisys::capi;
 
 namespace {
 
-// Why a KV call was refused, for llaisysLastError.
+// Error text of a rejected KV call.
 const char *text_of(int32_t kv_status) {
     switch (kv_status) {
     case LLAISYS_KV_OOM_SLOT:
         return "the KV cache has no free cell";
     case LLAISYS_KV_INVALID_SEQ:
-        return "the sequence id is negative or holds no cell";
+        return "the sequence id is negative or has no cell";
     case LLAISYS_KV_INVALID_POS:
         return "a position would leave [0, max_model_len)";
     case LLAISYS_KV_EMPTY_RANGE:
-        return "p0 >= p1, or no cell of the sequence lies in [p0, p1)";
+        return "p0 >= p1, or no cell of the sequence is in [p0, p1)";
     default:
-        return "the KV cache is not in order";
+        return "the KV cache is inconsistent";
     }
 }
 
@@ -32,7 +32,7 @@ template <typename Body> int32_t kv_call(LlaisysModel *model, const Body &body) 
     const int32_t status = guard([&] {
         runtime::KvCache *cells = not_null(model, "model")->runner().cells();
         require(cells != nullptr,
-                "the KV cache has the BLOCK layout: the caller hands out its slots");
+                "the KV cache has the BLOCK layout: the caller assigns its slots");
         code = body(*cells);
         if (code != LLAISYS_KV_OK) {
             set_last_error(LLAISYS_ERROR_INVALID, text_of(code));
@@ -42,13 +42,14 @@ template <typename Body> int32_t kv_call(LlaisysModel *model, const Body &body) 
 }
 
 void move_blocks(LlaisysModel *model, ops::KvDirection direction, const int32_t *blocks,
-                 const int32_t *places, int32_t n) {
+                 const int32_t *host_blocks, int32_t n) {
     runtime::KvHostPool *pool = not_null(model, "model")->runner().host_pool();
     require(n >= 0, "n must not be negative, got ", n);
-    require(n == 0 || (blocks != nullptr && places != nullptr), "blocks or places is NULL");
-    require(pool != nullptr || n == 0, "no host memory was reserved: call KvReserveHost");
+    require(n == 0 || (blocks != nullptr && host_blocks != nullptr),
+            "blocks or host_blocks is NULL");
+    require(pool != nullptr || n == 0, "no host memory is reserved: call KvReserveHost");
     if (n > 0) {
-        pool->move(direction, blocks, places, n);
+        pool->move(direction, blocks, host_blocks, n);
     }
 }
 
@@ -142,12 +143,12 @@ int32_t llaisysModelKvReserveHost(LlaisysModel *model, int32_t n_blocks) {
     });
 }
 
-int32_t llaisysModelKvToHost(LlaisysModel *model, const int32_t *blocks, const int32_t *places,
+int32_t llaisysModelKvToHost(LlaisysModel *model, const int32_t *blocks, const int32_t *host_blocks,
                              int32_t n) {
-    return guard([&] { move_blocks(model, ops::KvDirection::to_host, blocks, places, n); });
+    return guard([&] { move_blocks(model, ops::KvDirection::to_host, blocks, host_blocks, n); });
 }
 
-int32_t llaisysModelKvFromHost(LlaisysModel *model, const int32_t *blocks, const int32_t *places,
-                               int32_t n) {
-    return guard([&] { move_blocks(model, ops::KvDirection::from_host, blocks, places, n); });
+int32_t llaisysModelKvFromHost(LlaisysModel *model, const int32_t *blocks,
+                               const int32_t *host_blocks, int32_t n) {
+    return guard([&] { move_blocks(model, ops::KvDirection::from_host, blocks, host_blocks, n); });
 }

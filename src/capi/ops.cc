@@ -20,7 +20,7 @@ using namespace llaisys::capi;
 
 namespace {
 
-// NULL is the CPU on the calling thread alone.
+// NULL: the CPU with the calling thread only.
 const device::Stream &stream_of(llaisysStream_t stream) {
     if (stream != nullptr) {
         return stream->stream;

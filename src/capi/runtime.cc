@@ -17,7 +17,7 @@ int32_t llaisysDeviceCount(llaisysDeviceType_t device) {
 
 namespace {
 
-// The runtime of a device that is there.
+// The runtime of a device; throws when it does not exist.
 const device::Runtime &runtime_of(llaisysDeviceType_t device, int32_t device_id) {
     const device::Runtime &runtime = device::runtime_of(device);
     const int count = runtime.device_count();
@@ -112,11 +112,11 @@ int32_t llaisysBenchParallelRegion(llaisysStream_t stream, int32_t count, double
 
 namespace {
 
-// The stream, whose device can record.
+// The stream; throws when its device cannot capture work.
 const device::Stream &recording(llaisysStream_t stream) {
     const device::Stream &on = not_null(stream, "stream")->stream;
     if (on.runtime().time_graph == nullptr) {
-        fail(LLAISYS_ERROR_UNSUPPORTED, "device ", on.runtime().name, " records no work");
+        fail(LLAISYS_ERROR_UNSUPPORTED, "device ", on.runtime().name, " cannot record work");
     }
     return on;
 }

@@ -24,7 +24,7 @@ int32_t llaisysTensorCreate(const int64_t *shape, int32_t ndim, llaisysDataType_
                             llaisysTensor_t *tensor) {
     return guard([&] {
         *not_null(tensor, "tensor") = nullptr;
-        // Most are weights that a model packs and lets go at once.
+        // Most are weights, which a model packs and releases at once.
         return give(tensor, "tensor",
                     Tensor::create(shape_from(shape, ndim), dtype, device, device_id,
                                    device::Lifetime::temporary));
@@ -42,8 +42,8 @@ int32_t llaisysTensorMap(const char *path, uint64_t offset, const int64_t *shape
 
 int32_t llaisysTensorDestroy(llaisysTensor_t tensor) {
     return guard([&] {
-        require(tensor == nullptr || !runtime::WeightTable::is_held(tensor),
-                "tensor belongs to a model, which ends it");
+        require(tensor == nullptr || !runtime::WeightTable::is_owned(tensor),
+                "tensor belongs to a model, which destroys it");
         delete tensor;
     });
 }

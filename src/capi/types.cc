@@ -13,7 +13,7 @@ void set_last_error(int32_t code, const char *text) noexcept {
     last_error_code = code;
     try {
         last_error = text;
-    } catch (...) { // no memory for the text: an older one is better than a crash
+    } catch (...) { // no memory for the text: keep the previous one
     }
 }
 

@@ -17,7 +17,7 @@ void check_positive(const char *name, float value) {
             value);
 }
 
-// Of each layer, 0: none.
+// Attention window of each layer; 0: none.
 std::vector<int64_t> windows_of(const LlaisysDecoderMeta &meta) {
     if (meta.layer_windows != nullptr) {
         return {meta.layer_windows, meta.layer_windows + meta.nlayer};
@@ -25,8 +25,8 @@ std::vector<int64_t> windows_of(const LlaisysDecoderMeta &meta) {
     return std::vector<int64_t>(meta.nlayer, meta.sliding_window);
 }
 
-// f32 [dh / 2], divided as the meta asks for.
-Tensor rotary_frequencies(const LlaisysDecoderMeta &meta, const ModelSite &site) {
+// Inverse frequencies, f32 [dh / 2], divided by rope_divisors.
+Tensor rotary_frequencies(const LlaisysDecoderMeta &meta, const ModelPlacement &placement) {
     std::vector<float> frequencies(meta.dh / 2);
     for (size_t i = 0; i < frequencies.size(); ++i) {
         const double divisor = meta.rope_divisors != nullptr ? meta.rope_divisors[i] : 1.0;
@@ -34,8 +34,8 @@ Tensor rotary_frequencies(const LlaisysDecoderMeta &meta, const ModelSite &site)
             std::pow(double(meta.theta), -2.0 * double(i) / double(meta.dh)) / divisor;
         frequencies[i] = float(frequency);
     }
-    Tensor tensor = Tensor::create({int64_t(frequencies.size())}, LLAISYS_DTYPE_F32, site.device,
-                                   site.device_id);
+    Tensor tensor = Tensor::create({int64_t(frequencies.size())}, LLAISYS_DTYPE_F32,
+                                   placement.device, placement.device_id);
     tensor.load(frequencies.data(), frequencies.size() * sizeof(float));
     return tensor;
 }
@@ -81,16 +81,17 @@ LlaisysDecoderMeta without_pointers(LlaisysDecoderMeta meta) {
     return meta;
 }
 
-LlaisysDecoderMeta share_of(const LlaisysDecoderMeta &meta, const ModelSite &site) {
-    const size_t ranks = size_t(site.group->size());
+LlaisysDecoderMeta shard_meta(const LlaisysDecoderMeta &meta, const ModelPlacement &placement) {
+    const size_t ranks = size_t(placement.group->size());
     const auto check = [&](const char *name, size_t value) {
         require(value % ranks == 0, "meta.", name,
                 " must be divisible by the number of ranks: tp_size=", ranks,
-                " tp_rank=", site.group->rank(), " global_", name, "=", value, " local_", name, "=",
-                value / ranks, " device_id=", site.device_id);
+                " tp_rank=", placement.group->rank(), " global_", name, "=", value, " local_", name,
+                "=", value / ranks, " device_id=", placement.device_id);
     };
     check("nh", meta.nh);
-    const bool has_copies = site.replicate_kv_heads && meta.nkvh < ranks && ranks % meta.nkvh == 0;
+    const bool has_copies =
+        placement.replicate_kv_heads && meta.nkvh < ranks && ranks % meta.nkvh == 0;
     if (!has_copies) {
         check("nkvh", meta.nkvh);
     }
@@ -107,11 +108,12 @@ float attention_scale(const LlaisysDecoderMeta &meta) {
     return 1.0f / std::sqrt(float(meta.dh)) * (factor * factor);
 }
 
-ModelSpec spec_of(LlaisysModelType type, const LlaisysDecoderMeta &meta, const ModelSite &site) {
+ModelSpec spec_of(LlaisysModelType type, const LlaisysDecoderMeta &meta,
+                  const ModelPlacement &placement) {
     ModelSpec spec;
     spec.type = type;
     spec.kv = {int64_t(meta.nlayer), int64_t(meta.nkvh), int64_t(meta.dh), meta.dtype,
-               rotary_frequencies(meta, site)};
+               rotary_frequencies(meta, placement)};
     spec.vocabulary = spec.input_vocabulary = int64_t(meta.voc);
     spec.hidden_size = int64_t(meta.hs);
     spec.max_positions = int64_t(meta.maxseq);

@@ -1,5 +1,4 @@
-// The hyper-parameters that all models of the decoder family share: what they may be, and what follows
-// from them.
+// Hyper-parameters of the decoder family: checks and derived values.
 #pragma once
 
 #include "llaisys/models/decoder.h"
@@ -7,21 +6,22 @@
 
 namespace llaisys::models {
 
-// Returns the meta, or throws naming the field, the value and the limit.
+// Returns the meta; throws naming the field, the value and the limit.
 const LlaisysDecoderMeta &check_hyper_params(const LlaisysDecoderMeta &meta);
 
-// The meta for keeping: what it points to is the caller's.
+// The meta with null pointers: the arrays belong to the caller.
 LlaisysDecoderMeta without_pointers(LlaisysDecoderMeta meta);
 
-// The sizes of one rank: attention heads, key/value heads and the inner size divided by the number of
-// ranks. Throws when one of them cannot be, with the numbers. Where the site allows it, ranks that
-// are a multiple of the key/value heads have one of them each: rank r has r * nkvh / ranks.
-LlaisysDecoderMeta share_of(const LlaisysDecoderMeta &meta, const ModelSite &site);
+// The sizes of one rank: attention heads, key/value heads and intermediate size divided by the
+// number of ranks. Throws when one is not divisible. With replicate_kv_heads, ranks that are a
+// multiple of the key/value heads hold one each: rank r has head r * nkvh / ranks.
+LlaisysDecoderMeta shard_meta(const LlaisysDecoderMeta &meta, const ModelPlacement &placement);
 
-// What the products of queries and keys are multiplied by.
+// Scale of the attention scores.
 float attention_scale(const LlaisysDecoderMeta &meta);
 
-// What a model is whose heads on this rank the meta gives.
-ModelSpec spec_of(LlaisysModelType type, const LlaisysDecoderMeta &meta, const ModelSite &site);
+// The spec of a model; the meta has the sizes of this rank.
+ModelSpec spec_of(LlaisysModelType type, const LlaisysDecoderMeta &meta,
+                  const ModelPlacement &placement);
 
 } // namespace llaisys::models

@@ -1,7 +1,7 @@
-// What the runner knows of a model: its sizes, its weights, and forward.
+// Interface between the runner and a model: sizes, weights and forward.
 //
-// A model turns tokens into logits. It does not know which KV layout it runs on, allocates no KV,
-// samples nothing and keeps no state between steps but its weights.
+// A model turns tokens into logits. It is independent of the KV layout, allocates no KV cache,
+// samples nothing and has no state between steps except its weights.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -17,53 +17,54 @@
 
 namespace llaisys::models {
 
-// Where a model runs, and the ranks that it shares its layers with.
-struct ModelSite {
+// Device and tensor-parallel group of a model.
+struct ModelPlacement {
     DeviceType device = LLAISYS_DEVICE_CPU;
     int device_id = 0;
-    std::shared_ptr<const parallel::ProcessGroup> group; // never null; of one: the whole model
-    bool vocab_parallel_head = false;                    // each rank has its rows of the head
+    std::shared_ptr<const parallel::ProcessGroup> group; // never null
+    bool vocab_parallel_head = false;                    // the head is sharded by vocabulary
     bool replicate_kv_heads = false;                     // ranks may outnumber key/value heads
 };
 
-// What the KV cache must hold for a model.
+// Shape of the KV cache of a model.
 struct KvSpec {
     int64_t n_layers = 0;
     int64_t n_heads = 0; // key/value heads of this rank
     int64_t head_dim = 0;
-    DType dtype = LLAISYS_DTYPE_INVALID; // unless the caller asks for another
-    Tensor inv_freq;                     // f32 [head_dim / 2]: rotates keys when positions move
+    DType dtype = LLAISYS_DTYPE_INVALID; // default; the caller may choose another
+    Tensor inv_freq;                     // f32 [head_dim / 2]: rotates keys in a context shift
 };
 
-// What a model is; fixed when it is made.
+// Properties of a model, fixed at construction.
 struct ModelSpec {
     LlaisysModelType type = LLAISYS_MODEL_TYPE_UNKNOWN;
     KvSpec kv;
     int64_t vocabulary = 0;       // of the logits
     int64_t input_vocabulary = 0; // of the tokens of a step
     int64_t hidden_size = 0;
-    // Of a draft head, which takes token ids and embeddings both, these of hidden_size or of this
-    // size; 0: a model that takes one or the other.
+    // Draft head: its input is token ids and embeddings of hidden_size or of this size. 0: any
+    // other model, whose input is token ids or embeddings.
     int64_t feature_size = 0;
     int64_t max_positions = 0;
-    std::vector<int64_t> windows; // of the attention of each layer, [kv.n_layers]; 0: none
+    std::vector<int64_t> windows; // attention window of each layer, [kv.n_layers]; 0: none
 };
 
-// One micro-batch: n tokens, r of which get logits; of h the hidden states are wanted.
+// One micro-batch: n tokens, logits of r of them, hidden states of h of them. A tensor that does
+// not apply has no storage.
 struct ModelInput {
     int64_t n_tokens = 0;
-    Tensor token_ids;   // i64 [n]; not defined when embeddings are given, but to a draft head
-    Tensor embeddings;  // f32 [n, hidden size, or feature size]; defined when token_ids is not
+    Tensor token_ids;   // i64 [n]; a model other than a draft head has these or embeddings
+    Tensor embeddings;  // f32 [n, hidden size, or feature size]
     Tensor positions;   // i64 [n]
-    Tensor output_rows; // i32 [r]: tokens whose logits are wanted, rising; not defined when r = 0
-    Tensor hidden_rows; // i64 [h]: the same for the hidden states
-    // Where only tokens with logits matter behind the keys and values of the last layer, a model may go on with
-    // these alone. Defined then, and when r > 0:
-    Tensor last_rows;   // i64 [r]: output_rows again
-    Tensor last_places; // i32 [r]: 0, 1, .., where they are from then on
+    Tensor output_rows; // i32 [r]: tokens with logits, ascending
+    Tensor hidden_rows; // i64 [h]: tokens with hidden states, ascending
+    // Set when r > 0 and, once the last layer has stored its keys and values, only output rows are
+    // needed. A model may then drop the other rows.
+    Tensor last_rows;        // i64 [r]: output_rows
+    Tensor last_row_indices; // i32 [r]: 0, 1, ...: their rows after that
 };
 
-// Where this micro-batch writes its keys and values, and what each token sees of the cache.
+// Slots for the keys and values of a micro-batch, and the cache entries visible to each token.
 struct AttentionMetadata {
     Tensor slots;                               // i32 [n]
     const ops::AttentionLists *lists = nullptr; // one for each distinct window
@@ -74,9 +75,10 @@ struct AttentionMetadata {
 };
 
 struct ForwardOutput {
-    Tensor logits; // f32 [r, vocabulary], given by the caller, filled by the model; r may be 0
-    Tensor hidden; // f32 [h, hidden size], after the last norm; the same, not defined when h = 0
-    Tensor kept;   // f32 [n, kept_hidden()], the same; not defined when that is 0
+    // Buffers of the caller, written by the model; without storage when empty.
+    Tensor logits;     // f32 [r, vocabulary]
+    Tensor hidden;     // f32 [h, hidden size], after the last norm
+    Tensor aux_hidden; // f32 [n, aux_hidden_size()]
 };
 
 class Model {
@@ -88,25 +90,25 @@ public:
 
     const ModelSpec &spec() const { return spec_; }
 
-    // Numbers of each token that forward leaves in ForwardOutput::kept.
-    virtual int64_t kept_hidden() const { return 0; }
-    // See llaisysModelKeepHidden; throws when the model has no such layer, or keeps none.
-    virtual void keep_hidden(const std::vector<int32_t> &) {
-        fail(LLAISYS_ERROR_UNSUPPORTED, "hidden states can be kept of decoders only");
+    // Values per token in ForwardOutput::aux_hidden.
+    virtual int64_t aux_hidden_size() const { return 0; }
+    // See llaisysModelKeepHidden; throws for an unknown layer or an unsupported model.
+    virtual void set_aux_hidden_layers(const std::vector<int32_t> &) {
+        fail(LLAISYS_ERROR_UNSUPPORTED, "only decoders support hidden states of layers");
     }
 
     // The public slot table of this model type.
     virtual void *weights() = 0;
-    // Takes the handle over or throws; may lay the values out anew at once.
+    // Takes ownership of the handle or throws; may pack the values at once.
     virtual void replace_weight(const device::Stream &stream, const char *field, int layer,
                                 llaisysTensor_t handle) = 0;
-    // Brings what forward uses in line with the slots; throws naming what is missing or wrong.
+    // Packs weights whose slots changed; throws naming a missing or invalid weight.
     virtual void prepare_weights(const device::Stream &stream) = 0;
 
-    // Changes when forward reads its weights from other memory than before.
+    // Changes when the memory of the weights changes.
     virtual uint64_t weights_version() const { return 0; }
 
-    // Workspace that a forward of this size takes.
+    // Workspace bytes of a forward of this size.
     virtual int64_t workspace_bytes(int64_t n_tokens, int64_t n_outputs) const = 0;
     virtual void forward(const device::Stream &stream, runtime::Workspace &workspace,
                          const ModelInput &input, const AttentionMetadata &attention,

@@ -10,7 +10,7 @@ namespace {
 
 struct Entry {
     LlaisysModelType type;
-    std::unique_ptr<Model> (*create)(const void *meta, const ModelSite &site);
+    std::unique_ptr<Model> (*create)(const void *meta, const ModelPlacement &placement);
 };
 
 const LlaisysDecoderMeta &as_decoder(const void *meta) {
@@ -18,35 +18,36 @@ const LlaisysDecoderMeta &as_decoder(const void *meta) {
 }
 
 template <LlaisysModelType type, bool needs_head_norms = false>
-std::unique_ptr<Model> create_decoder(const void *meta, const ModelSite &site) {
+std::unique_ptr<Model> create_decoder(const void *meta, const ModelPlacement &placement) {
     return std::make_unique<DecoderModel>(DecoderKind{type, needs_head_norms}, as_decoder(meta),
-                                          site);
+                                          placement);
 }
 
-// A model with a forward of its own is a further line here; decoders have theirs.
+// A model class with its own forward adds an entry here.
 const Entry kEntries[] = {
     {LLAISYS_MODEL_TYPE_QWEN2, create_decoder<LLAISYS_MODEL_TYPE_QWEN2>},
     {LLAISYS_MODEL_TYPE_LLAMA, create_decoder<LLAISYS_MODEL_TYPE_LLAMA>},
     {LLAISYS_MODEL_TYPE_QWEN3, create_decoder<LLAISYS_MODEL_TYPE_QWEN3, true>},
     {LLAISYS_MODEL_TYPE_DECODER, create_decoder<LLAISYS_MODEL_TYPE_DECODER>},
     {LLAISYS_MODEL_TYPE_MOCK,
-     [](const void *meta, const ModelSite &site) -> std::unique_ptr<Model> {
-         return std::make_unique<MockModel>(as_decoder(meta), site);
+     [](const void *meta, const ModelPlacement &placement) -> std::unique_ptr<Model> {
+         return std::make_unique<MockModel>(as_decoder(meta), placement);
      }},
     {LLAISYS_MODEL_TYPE_DRAFT_HEAD,
-     [](const void *meta, const ModelSite &site) -> std::unique_ptr<Model> {
-         return std::make_unique<DraftHead>(*static_cast<const LlaisysDraftHeadMeta *>(meta), site);
+     [](const void *meta, const ModelPlacement &placement) -> std::unique_ptr<Model> {
+         return std::make_unique<DraftHead>(*static_cast<const LlaisysDraftHeadMeta *>(meta),
+                                            placement);
      }},
 };
 
 } // namespace
 
 std::unique_ptr<Model> create_model(LlaisysModelType type, const void *meta,
-                                    const ModelSite &site) {
+                                    const ModelPlacement &placement) {
     for (const Entry &entry : kEntries) {
         if (entry.type == type) {
             require(meta != nullptr, "params.meta is NULL");
-            return entry.create(meta, site);
+            return entry.create(meta, placement);
         }
     }
     fail(LLAISYS_ERROR_INVALID,

@@ -1,4 +1,4 @@
-// The model types that this library can run.
+// Registry of model types.
 #pragma once
 
 #include "models/model.hpp"
@@ -7,8 +7,9 @@
 
 namespace llaisys::models {
 
-// Throws for an unknown type or wrong hyper-parameters. `meta` is the type's own struct and speaks
-// of the whole model, of which the site's rank holds a part.
-std::unique_ptr<Model> create_model(LlaisysModelType type, const void *meta, const ModelSite &site);
+// Throws for an unknown type or invalid hyper-parameters. `meta` is the struct of the type and
+// describes the unsharded model.
+std::unique_ptr<Model> create_model(LlaisysModelType type, const void *meta,
+                                    const ModelPlacement &placement);
 
 } // namespace llaisys::models

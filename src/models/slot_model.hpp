@@ -1,4 +1,4 @@
-// A model whose weights are packed out of the slots of a public struct, Weights.
+// Base of models whose weights come from the slots of a public struct, Weights.
 #pragma once
 
 #include "models/model.hpp"
@@ -6,8 +6,8 @@
 
 namespace llaisys::models {
 
-// What derives from it adds its slots to table_ and packed_; all of them lie in weights_ or are the
-// table's own, since they outlive everything that a derived class has.
+// A derived class adds its slots to table_ and packed_. Slots must be members of weights_ or owned
+// by the table, because both outlive the members of a derived class.
 template <typename Weights> class SlotModel : public Model {
 public:
     void *weights() final { return &weights_; }
@@ -19,8 +19,8 @@ public:
     uint64_t weights_version() const final { return packed_.version(); }
 
 protected:
-    SlotModel(ModelSpec spec, const ModelSite &site)
-        : Model(std::move(spec)), table_(site.device, site.device_id), packed_(table_) {}
+    SlotModel(ModelSpec spec, const ModelPlacement &placement)
+        : Model(std::move(spec)), table_(placement.device, placement.device_id), packed_(table_) {}
 
     Weights weights_{};
     runtime::WeightTable table_;

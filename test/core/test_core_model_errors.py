@@ -237,7 +237,7 @@ def test_host_block_calls_check_their_arguments(model: MockModel) -> None:
         model.kv_reserve_host(1)
     with MockModel(**BLOCK) as block:
         for move in (block.kv_to_host, block.kv_from_host):
-            with pytest.raises(InvalidInputError, match="no host memory was reserved"):
+            with pytest.raises(InvalidInputError, match="no host memory is reserved"):
                 move(one.ctypes.data, one.ctypes.data, 1)
             move(0, 0, 0)
         with pytest.raises(InvalidInputError, match="n_blocks must not be negative, got -1"):
@@ -252,5 +252,5 @@ def test_host_block_calls_check_their_arguments(model: MockModel) -> None:
             with pytest.raises(InvalidInputError, match=r"places\[0\] must be in \[0, 2\), got 2"):
                 move(one.ctypes.data, (one + 2).ctypes.data, 1)
         block.kv_reserve_host(0)
-        with pytest.raises(InvalidInputError, match="no host memory was reserved"):
+        with pytest.raises(InvalidInputError, match="no host memory is reserved"):
             block.kv_to_host(one.ctypes.data, one.ctypes.data, 1)

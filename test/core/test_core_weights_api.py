@@ -231,7 +231,7 @@ def test_a_tensor_that_a_model_holds_is_not_destroyed_from_outside(with_step: bo
         layers = (ctypes.c_void_p * N_LAYERS).from_address(slots.attn_q_w)
         for handle in {*layers, *(getattr(slots, field) for field in GLOBAL)}:
             assert destroy(handle) == -1
-            assert lib().llaisysLastError() == b"tensor belongs to a model, which ends it"
+            assert lib().llaisysLastError() == b"tensor belongs to a model, which destroys it"
         assert decoder.try_step([2]) == 0  # nothing is gone
         refused = Tensor(slots.out_norm_w)
         with pytest.raises(InvalidInputError, match="belongs to a model"):

@@ -2,7 +2,7 @@
 // once.
 #pragma once
 
-#include "ops_twins.hpp"
+#include "ops_reference.hpp"
 
 #include "ops/attention/op.hpp"
 

@@ -52,7 +52,7 @@ public:
                  const models::AttentionMetadata &attention,
                  models::ForwardOutput *output) override {
         events.push_back("forward");
-        workspace.take({input.n_tokens + output->logits.size(0), kHidden}, LLAISYS_DTYPE_F32);
+        workspace.allocate({input.n_tokens + output->logits.size(0), kHidden}, LLAISYS_DTYPE_F32);
         Seen now = read(input, attention);
         for (int64_t i = 0; i < input.n_tokens; ++i) {
             const float key = input.token_ids.defined() ? float(now.tokens[size_t(i)])

@@ -57,7 +57,7 @@ void check_adjusted(DeviceSampler *sample, const Tensor &logits) {
         CHECK_EQ(found.ids[int64_t(r) * found.k], 7);
     }
     const std::vector<int32_t> last = {int32_t(n) - 1};
-    const float *row = sample->bring_rows(logits, last);
+    const float *row = sample->copy_rows_to_host(logits, last);
     CHECK_EQ(row[last[0] % kVocabulary], 1.0f);
 }
 

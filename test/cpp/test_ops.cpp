@@ -1,7 +1,7 @@
 // The small operators and the dtype conversions against naive twins in double, on every instruction
 // set of this machine: odd sizes, strided views, mixed dtypes, in place. The larger operators have
 // files of their own: test_ops_linear.cpp, test_ops_attention.cpp, test_ops_logits.cpp.
-#include "ops_twins.hpp"
+#include "ops_reference.hpp"
 
 #include "ops/add/op.hpp"
 #include "ops/embedding/op.hpp"

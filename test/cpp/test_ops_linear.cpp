@@ -1,6 +1,6 @@
 // The linear operator against a naive twin in double, on every instruction set of this machine: odd
 // sizes, strided views, mixed dtypes, bit equality across row counts, batches and threads.
-#include "ops_twins.hpp"
+#include "ops_reference.hpp"
 
 #include "ops/cpu/tile_kernels.hpp"
 #include "ops/linear/op.hpp"

@@ -1,6 +1,6 @@
 // The operators that read whole rows of logits (argmax, softmax, topk) against naive twins in
 // double, on every instruction set of this machine: odd sizes, ties, infinities and NaN.
-#include "ops_twins.hpp"
+#include "ops_reference.hpp"
 
 #include "ops/argmax/op.hpp"
 #include "ops/softmax/op.hpp"

@@ -3,7 +3,7 @@
 //
 // The twin reads the blocks by itself, value by value, and multiplies them with activations that are
 // rounded to 8 bits as the operator promises to.
-#include "ops_twins.hpp"
+#include "ops_reference.hpp"
 
 #include "ops/linear/op.hpp"
 

@@ -134,7 +134,7 @@ TEST(a_weight_whose_values_are_gone_is_named) {
     llaisysTensor_t filled = fixture.slots[3];
     fixture.slots[3] = empty;
     CHECK_THROWS(fixture.packed.prepare(fixture.stream),
-                 "weight q of layer 1 has lost its values: replace it");
+                 "weight q of layer 1 has no values: replace it");
     fixture.slots[3] = filled;
     fixture.packed.prepare(fixture.stream);
     CHECK_EQ(fixture.row_of(fixture.q[1]), 7.0f);

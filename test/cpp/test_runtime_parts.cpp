@@ -52,7 +52,7 @@ TEST(workspace_addresses_are_stable_aligned_and_disjoint) {
         workspace.begin();
         std::byte *end = nullptr;
         for (size_t i = 0; i < 5; ++i) {
-            const Tensor tensor = workspace.take(shapes[i], LLAISYS_DTYPE_BF16);
+            const Tensor tensor = workspace.allocate(shapes[i], LLAISYS_DTYPE_BF16);
             CHECK(tensor.is_contiguous() && tensor.shape() == shapes[i]);
             CHECK_EQ(reinterpret_cast<uintptr_t>(tensor.data()) % 64, 0u);
             CHECK(end == nullptr || tensor.data() >= end);
@@ -66,20 +66,20 @@ TEST(workspace_addresses_are_stable_aligned_and_disjoint) {
         workspace.reserve(bytes / 2); // enough already: nothing moves
         CHECK_EQ(workspace.allocations(), 1);
     }
-    CHECK_THROWS(workspace.take({1}, LLAISYS_DTYPE_F32), "workspace", "64 are needed");
+    CHECK_THROWS(workspace.allocate({1}, LLAISYS_DTYPE_F32), "workspace", "64 are needed");
 }
 
 TEST(workspace_only_grows_and_old_tensors_stay_valid) {
     Workspace workspace(LLAISYS_DEVICE_CPU, 0);
     CHECK_EQ(workspace.capacity(), 0);
-    CHECK_THROWS(workspace.take({1}, LLAISYS_DTYPE_F32), "workspace of 0 bytes");
+    CHECK_THROWS(workspace.allocate({1}, LLAISYS_DTYPE_F32), "workspace of 0 bytes");
     workspace.reserve(256);
-    const Tensor old = workspace.take({64}, LLAISYS_DTYPE_F32);
+    const Tensor old = workspace.allocate({64}, LLAISYS_DTYPE_F32);
     old.as<float>()[63] = 7;
     workspace.reserve(1024);
     CHECK_EQ(workspace.allocations(), 2);
     CHECK_EQ(workspace.capacity(), 1024);
-    const Tensor fresh = workspace.take({256}, LLAISYS_DTYPE_F32); // all of the new arena
+    const Tensor fresh = workspace.allocate({256}, LLAISYS_DTYPE_F32); // all of the new arena
     CHECK(fresh.storage() != old.storage());
     CHECK_EQ(old.as<float>()[63], 7.0f);
     workspace.reserve(0);
@@ -89,9 +89,9 @@ TEST(workspace_only_grows_and_old_tensors_stay_valid) {
 
 TEST(a_measuring_workspace_counts_and_has_no_memory) {
     Workspace workspace = Workspace::measuring();
-    const Tensor x = workspace.take({3, 7}, LLAISYS_DTYPE_F32);
+    const Tensor x = workspace.allocate({3, 7}, LLAISYS_DTYPE_F32);
     CHECK(!x.defined() && x.shape() == Shape({3, 7}) && x.dtype() == LLAISYS_DTYPE_F32);
-    workspace.take({1}, LLAISYS_DTYPE_F16);
+    workspace.allocate({1}, LLAISYS_DTYPE_F16);
     CHECK_EQ(workspace.used(), 128 + 64);
     CHECK_EQ(workspace.capacity(), 0);
 }
@@ -194,7 +194,7 @@ TEST(the_graph_allocates_for_a_larger_step_only) {
         graph.run({n, 1}, [&] {
             ++runs;
             for (int64_t i = 0; i < 2 * n; ++i) { // the workspace is empty and large enough
-                workspace.take({16}, LLAISYS_DTYPE_F32);
+                workspace.allocate({16}, LLAISYS_DTYPE_F32);
             }
         });
     }
@@ -209,7 +209,7 @@ TEST(a_body_that_throws_leaves_the_graph_usable) {
     Workspace workspace(LLAISYS_DEVICE_CPU, 0);
     GraphRunner graph(workspace, two_per_token);
     CHECK_THROWS(graph.run({2, 0}, [&] { fail(LLAISYS_ERROR_INTERNAL, "in the body"); }), "body");
-    graph.run({2, 0}, [&] { workspace.take({64}, LLAISYS_DTYPE_F32); });
+    graph.run({2, 0}, [&] { workspace.allocate({64}, LLAISYS_DTYPE_F32); });
     CHECK_EQ(workspace.allocations(), 1);
 }
 
@@ -226,7 +226,7 @@ TEST(a_repeated_step_allocates_nothing_at_all) {
         output.reserve(2);
         const Tensor rows = output.append(ids, 2);
         graph.run({4, 2}, [&] {
-            const Tensor x = workspace.take({4, 6}, LLAISYS_DTYPE_F32);
+            const Tensor x = workspace.allocate({4, 6}, LLAISYS_DTYPE_F32);
             // Six dimensions: the text of such a shape would not fit into a string without memory.
             CHECK_EQ(x.view({1, 4, 1, 3, 2, 1}).elements(), 24);
             const Tensor heads = x.view({4, 3, 2}).slice(1, 1, 3);
@@ -271,7 +271,7 @@ TEST(several_ways_are_tried_in_the_first_run_of_a_recorded_step_and_in_one_that_
         steps.run(8, 1, body); // replayed
         CHECK(seen == std::vector<bool>({true, false}));
         CHECK(!may_try);
-        steps.run_trying(body);
+        steps.run_autotuning(body);
         CHECK(seen.size() == 3 && seen.back() && !may_try && steps.count() == 1);
         CHECK_THROWS(steps.run(16, 1, [&] { fail(LLAISYS_ERROR_INTERNAL, "lost"); }), "lost");
         CHECK(!may_try);

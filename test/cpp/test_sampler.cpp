@@ -241,18 +241,18 @@ TEST(a_row_takes_the_best_when_nothing_before_its_temperature_can_change_it) {
     Sampler sampler(stream(), 4);
     const int64_t history[] = {1};
     sampler.reset(7, history, 1);
-    const auto takes_best = [&](const Row &row) {
+    const auto is_greedy = [&](const Row &row) {
         const std::vector<uint32_t> masks{0xF};
-        return sampler.takes_best(Columns({Row(row), row}, masks).view(4), 1);
+        return sampler.is_greedy(Columns({Row(row), row}, masks).view(4), 1);
     };
     Row greedy;
     greedy.temperature = 0;
-    CHECK(takes_best(greedy));
-    CHECK(!takes_best(Row()));
+    CHECK(is_greedy(greedy));
+    CHECK(!is_greedy(Row()));
     const auto changed = [&](auto change) {
         Row row = greedy;
         change(row);
-        return takes_best(row);
+        return is_greedy(row);
     };
     CHECK(changed([](Row &row) { row.top_k = 3, row.min_p = 1, row.typical_p = 0.1f; }));
     CHECK(changed([](Row &row) { row.chain = {kTopK, kTemperature}, row.top_k = 3; }));
@@ -265,7 +265,7 @@ TEST(a_row_takes_the_best_when_nothing_before_its_temperature_can_change_it) {
     CHECK(!changed([](Row &row) { row.n_logprobs = 0; }));
     CHECK(!changed([](Row &row) { row.mask = 0; }));
     CHECK(!changed([](Row &row) { row.bias = {{1, 1.0f}}; }));
-    CHECK(takes_best([] {
+    CHECK(is_greedy([] {
         Row row;
         row.top_k = 1;
         return row;

@@ -1,5 +1,5 @@
 // What the sampler samples: exact small distributions, and random chains against the twin.
-#include "sampler_twin.hpp"
+#include "sampler_reference.hpp"
 
 #include "runtime/runner/sampler_rng.hpp"
 

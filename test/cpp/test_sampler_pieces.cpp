@@ -91,7 +91,7 @@ TEST(walk_down_stops_where_a_sorted_walk_does) {
         std::vector<double> block_sums(n / size_t(kWeightBlock) + 1);
         const float max = max_of(x.data(), int64_t(n));
         const double sum =
-            weigh(x.data(), int64_t(n), max, 0.7f, weights.data(), block_sums.data());
+            softmax_weights(x.data(), int64_t(n), max, 0.7f, weights.data(), block_sums.data());
         std::vector<Candidate> all;
         for (size_t i = 0; i < n; ++i) {
             all.push_back({x[i], int32_t(i)});
@@ -104,13 +104,14 @@ TEST(walk_down_stops_where_a_sorted_walk_does) {
                 passed += double(weights[size_t(all[last++].id)]);
             }
             CHECK_EQ(
-                walk_down(x.data(), weights.data(), int64_t(n), max, 0.7f, part * sum, &scratch).id,
+                find_cutoff(x.data(), weights.data(), int64_t(n), max, 0.7f, part * sum, &scratch)
+                    .id,
                 all[last].id);
         }
     }
     const float infinite[] = {1, kInf, kInf}, two[] = {0, 1, 1};
-    CHECK_EQ(walk_down(infinite, two, 3, kInf, 1, 1.5, &scratch).id, 2);
-    CHECK_EQ(walk_down(infinite, two, 3, kInf, 1, 9.0, &scratch).id, 2); // more than there is
+    CHECK_EQ(find_cutoff(infinite, two, 3, kInf, 1, 1.5, &scratch).id, 2);
+    CHECK_EQ(find_cutoff(infinite, two, 3, kInf, 1, 9.0, &scratch).id, 2); // more than there is
 }
 
 TEST(argmax_takes_the_lowest_id_and_passes_nan_over) {

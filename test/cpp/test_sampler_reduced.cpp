@@ -2,7 +2,7 @@
 #include "sampler_rows.hpp"
 
 #include "runtime/runner/device_sampler.hpp"
-#include "runtime/runner/sampler_links.hpp"
+#include "runtime/runner/sampler_chain.hpp"
 
 #include <cmath>
 #include <numeric>
@@ -14,7 +14,7 @@ namespace {
 // Rows of logits, and what a device would find out about them.
 struct NaiveDevice {
     NaiveDevice(int64_t vocabulary, std::vector<float> rows)
-        : vocab(vocabulary), k(std::min<int64_t>(vocabulary, kFewBest)), logits(std::move(rows)) {}
+        : vocab(vocabulary), k(std::min<int64_t>(vocabulary, kMaxTopK)), logits(std::move(rows)) {}
 
     int64_t vocab, k;
     std::vector<float> logits; // [outputs, vocab]
@@ -45,7 +45,8 @@ struct NaiveDevice {
         if (max == -kInf) {
             return {0, -1};
         }
-        const double sum = weigh(row, vocab, max, temperature, weights.data(), blocks.data());
+        const double sum =
+            softmax_weights(row, vocab, max, temperature, weights.data(), blocks.data());
         return {sum, int32_t(pick(weights.data(), blocks.data(), vocab, u * sum))};
     }
 
@@ -89,9 +90,9 @@ struct NaiveDevice {
         found.is_adjusted = plan.adjusts;
         found.ids = plan.adjusts ? ids.data() : raw_ids.data();
         found.values = plan.adjusts ? values.data() : raw_values.data();
-        found.sums = plan.wants_sums || plan.wants_picks ? sums.data() : nullptr;
-        found.picks = plan.wants_picks ? picks.data() : nullptr;
-        if (plan.wants_raw) {
+        found.sums = plan.needs_sums || plan.needs_picks ? sums.data() : nullptr;
+        found.picks = plan.needs_picks ? picks.data() : nullptr;
+        if (plan.needs_raw) {
             found.raw_ids = raw_ids.data();
             found.raw_values = raw_values.data();
             found.raw_sums = raw_sums.data();
@@ -248,8 +249,8 @@ TEST(what_a_device_samples_is_what_the_rows_sample) {
                 late.push_back(row.seq == 7 ? 1 : -1);
             }
             SamplingPlan plan;
-            behind.plan(view, kOutputs, DeviceSampler::most_best(vocab), &plan, late.data());
-            if (plan.ahead == SamplingPlan::Ahead::no) {
+            behind.plan(view, kOutputs, DeviceSampler::max_top_k(vocab), &plan, late.data());
+            if (plan.async == SamplingPlan::Async::no) {
                 continue;
             }
             std::vector<float> values = some_logits(random, vocab, kOutputs);
@@ -260,9 +261,9 @@ TEST(what_a_device_samples_is_what_the_rows_sample) {
             logits.load(values.data(), size_t(logits.bytes()));
             std::vector<int32_t> whole(rows.size()), made(rows.size(), -1);
             device.queue(rows_before); // its row 1 samples `last`
-            const int place = device.queue(logits, plan);
-            if (!device.finish(place, view, made.data())) {
-                CHECK(plan.ahead == SamplingPlan::Ahead::perhaps);
+            const int slot = device.queue(logits, plan);
+            if (!device.finish(slot, view, made.data())) {
+                CHECK(plan.async == SamplingPlan::Async::maybe);
                 CHECK_EQ(made[0], -1);
                 ++n_open;
                 continue;
@@ -271,10 +272,10 @@ TEST(what_a_device_samples_is_what_the_rows_sample) {
             sampler.sample(values.data(), kOutputs, view, whole.data());
             CHECK(whole == made);
             CHECK_EQ(device.sampled().as<int64_t>()[device.sampled_row(view, 3)], made[3]);
-            if (device.found(place).ids == nullptr) {
+            if (device.found(slot).ids == nullptr) {
                 continue;
             }
-            behind.note_sampled(device.found(place), view, made.data());
+            behind.record_sampled(device.found(slot), view, made.data());
             for (int32_t r = 0; r < int32_t(rows.size()); ++r) {
                 const LlaisysLogprobs a = sampler.logprobs(r), b = behind.logprobs(r);
                 CHECK_EQ(a.n, b.n);
@@ -318,12 +319,12 @@ TEST(what_a_row_is_sampled_from) {
     CHECK_EQ(kind([](Row &row) { row.temperature = 0.5f; }).temperature, 0.5f);
     CHECK_EQ(int(kind([](Row &row) { row.temperature = 0; }).kind), int(Reduction::best));
     CHECK_EQ(int(kind([](Row &row) { row.top_k = 64; }).kind), int(Reduction::top_k));
-    CHECK_EQ(int(kind([](Row &row) { row.top_k = 65; }).kind), int(Reduction::whole));
+    CHECK_EQ(int(kind([](Row &row) { row.top_k = 65; }).kind), int(Reduction::full_row));
     CHECK_EQ(int(kind([](Row &row) { row.top_p = 0.5f; }).kind), int(Reduction::top_p));
     CHECK_EQ(int(kind([](Row &row) { row.min_p = 0.5f; }).kind), int(Reduction::min_p));
-    CHECK_EQ(int(kind([](Row &row) { row.top_n_sigma = 1; }).kind), int(Reduction::whole));
-    CHECK_EQ(int(kind([](Row &row) { row.typical_p = 0.5f; }).kind), int(Reduction::whole));
-    CHECK_EQ(int(kind([](Row &row) { row.xtc_probability = 1; }).kind), int(Reduction::whole));
+    CHECK_EQ(int(kind([](Row &row) { row.top_n_sigma = 1; }).kind), int(Reduction::full_row));
+    CHECK_EQ(int(kind([](Row &row) { row.typical_p = 0.5f; }).kind), int(Reduction::full_row));
+    CHECK_EQ(int(kind([](Row &row) { row.xtc_probability = 1; }).kind), int(Reduction::full_row));
     const auto penalised = kind([](Row &row) { row.repetition = 2, row.temperature = 0; });
     CHECK(penalised.is_penalised);
     CHECK_EQ(int(penalised.kind), int(Reduction::best));
@@ -331,5 +332,5 @@ TEST(what_a_row_is_sampled_from) {
         row.chain = {kTemperature, kPenalties};
         row.repetition = 2, row.temperature = 0.5f;
     });
-    CHECK_EQ(int(late.kind), int(Reduction::whole));
+    CHECK_EQ(int(late.kind), int(Reduction::full_row));
 }

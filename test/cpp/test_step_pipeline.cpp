@@ -343,7 +343,7 @@ TEST(steps_that_nobody_collects_are_bounded_and_end_with_the_pipeline) {
     const Step step = tokens({7});
     {
         Pipe pipe;
-        for (size_t i = 0; i < StepPipeline::kMostLaunched; ++i) {
+        for (size_t i = 0; i < StepPipeline::kMaxInFlight; ++i) {
             pipe.launch(step, sample);
         }
         CHECK_THROWS(pipe.launch(step, sample), "at most 8");

@@ -10,7 +10,7 @@
 #include "ops/cpu/linear_tiles.hpp"
 #include "ops/cpu/quant_tiles.hpp"
 
-#include "ops_twins.hpp"
+#include "ops_reference.hpp"
 
 #include "ops/linear/quantised.hpp"
 

@@ -133,7 +133,7 @@ TEST(a_refused_weight_stays_the_callers_and_changes_nothing) {
     right->tensor = square.permute(swap);
     CHECK_THROWS(fixture.table.replace("q", 0, right), "contiguous", "[1, 4]");
     right->tensor = square.without_storage();
-    CHECK_THROWS(fixture.table.replace("q", 0, right), "taken by another model");
+    CHECK_THROWS(fixture.table.replace("q", 0, right), "another model owns the values");
     delete right;
     llaisysTensor_t integers = make({4, 4}, nullptr, LLAISYS_DTYPE_I32);
     CHECK_THROWS(fixture.table.replace("q", 0, integers), "f32, f16, bf16 or a quantised one",

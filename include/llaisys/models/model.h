@@ -52,7 +52,7 @@ typedef struct LlaisysModelCreateParams {
     int32_t nnodes;
     const char *init_method; /* where ranks meet. uni: any text, the same for all ranks and for no
                               * other model of the process; mp: fd://N or shm://NAME; ray:
-                              * tcp://FD:TOKEN@HOST:PORT,.. (see parallel/process_group_shared.hpp) */
+                              * tcp://FD:TOKEN@HOST:PORT,.. (see parallel/process_group_host.hpp) */
     const char *tp_group_name;
     int32_t use_single_process_tp;
     /* Ours. */

@@ -11,16 +11,17 @@
 namespace llaisys::models {
 
 DecoderModel::DecoderModel(const DecoderKind &kind, const LlaisysDecoderMeta &meta,
-                           const ModelSite &site)
-    : SlotModel(spec_of(kind.type, share_of(check_hyper_params(meta), site), site), site),
-      group_(site.group), meta_(without_pointers(share_of(meta, site))),
+                           const ModelPlacement &placement)
+    : SlotModel(spec_of(kind.type, shard_meta(check_hyper_params(meta), placement), placement),
+                placement),
+      group_(placement.group), meta_(without_pointers(shard_meta(meta, placement))),
       scale_(attention_scale(meta)), layers_(meta.nlayer) {
     const int64_t ranks = group_->size();
-    if (site.vocab_parallel_head && ranks > 1) {
+    if (placement.vocab_parallel_head && ranks > 1) {
         const int64_t vocabulary = int64_t(meta_.voc);
         head_columns_ = (vocabulary + ranks - 1) / ranks;
         require(vocabulary > (ranks - 1) * head_columns_, "meta.voc, ", vocabulary,
-                ", leaves the last of ", ranks, " ranks without a row of the head");
+                ", is too small: the last of ", ranks, " ranks has no row of the head");
     }
     register_slots(kind);
 }
@@ -50,11 +51,11 @@ void DecoderModel::register_slots(const DecoderKind &kind) {
     };
     const auto add_linear = [&](const char *name, llaisysTensor_t **slots, const Shape &shape,
                                 runtime::PackedWeight Layer::*packed,
-                                runtime::WeightRoom Layer::*room = nullptr) {
+                                runtime::FusedWeightBuffer Layer::*buffer = nullptr) {
         add(name, slots, shape);
         for (size_t i = 0; i < layers_.size(); ++i) {
-            if (room != nullptr) {
-                packed_.add(*slots + i, &(layers_[i].*packed), &(layers_[i].*room), shape[0]);
+            if (buffer != nullptr) {
+                packed_.add(*slots + i, &(layers_[i].*packed), &(layers_[i].*buffer), shape[0]);
             } else {
                 packed_.add(*slots + i, &(layers_[i].*packed));
             }
@@ -77,50 +78,50 @@ void DecoderModel::register_slots(const DecoderKind &kind) {
     add_linear("mlp_down_w", &weights_.mlp_down_w, {hidden, inner}, &Layer::down);
 }
 
-// Activations are f32 on the CPU and of the weights' dtype elsewhere; the residual stream and the
-// logits are f32 everywhere.
+// Activations are f32 on the CPU and have the weights' dtype elsewhere; the residual stream and the
+// logits are always f32.
 DType DecoderModel::activation_dtype() const {
     return table_.device() == LLAISYS_DEVICE_CPU ? LLAISYS_DTYPE_F32 : meta_.dtype;
 }
 
-DecoderModel::Activations DecoderModel::take_activations(runtime::Workspace &workspace, int64_t n,
-                                                         int64_t n_outputs) const {
+DecoderModel::Activations DecoderModel::allocate_activations(runtime::Workspace &workspace,
+                                                             int64_t n, int64_t n_outputs) const {
     const int64_t hidden = int64_t(meta_.hs);
     const int64_t inner = int64_t(meta_.di);
     const int64_t q_size = int64_t(meta_.nh * meta_.dh);
     const int64_t kv_size = int64_t(meta_.nkvh * meta_.dh);
     const DType dtype = activation_dtype();
     Activations act;
-    act.residual = workspace.take({n, hidden}, LLAISYS_DTYPE_F32);
-    act.normed = workspace.take({n, hidden}, dtype);
-    act.attn_out = workspace.take({n, int64_t(meta_.nh), int64_t(meta_.dh)}, dtype);
+    act.residual = workspace.allocate({n, hidden}, LLAISYS_DTYPE_F32);
+    act.normed = workspace.allocate({n, hidden}, dtype);
+    act.attn_out = workspace.allocate({n, int64_t(meta_.nh), int64_t(meta_.dh)}, dtype);
     const int64_t head_rows = std::min(kHeadRows, n_outputs);
     if (head_columns_ > 0 && head_rows > 0) {
-        act.own_logits = workspace.take({head_rows, head_columns_}, LLAISYS_DTYPE_F32);
+        act.own_logits = workspace.allocate({head_rows, head_columns_}, LLAISYS_DTYPE_F32);
         act.all_logits =
-            workspace.take({group_->size(), head_rows, head_columns_}, LLAISYS_DTYPE_F32);
+            workspace.allocate({group_->size(), head_rows, head_columns_}, LLAISYS_DTYPE_F32);
     }
     const int64_t last_rows = std::min(kLastRows, n_outputs);
     if (last_rows > 0) {
-        act.last_residual = workspace.take({last_rows, hidden}, LLAISYS_DTYPE_F32);
+        act.last_residual = workspace.allocate({last_rows, hidden}, LLAISYS_DTYPE_F32);
         act.last_attn_out =
-            workspace.take({last_rows, int64_t(meta_.nh), int64_t(meta_.dh)}, dtype);
+            workspace.allocate({last_rows, int64_t(meta_.nh), int64_t(meta_.dh)}, dtype);
     }
-    if (!kept_.empty()) {
-        act.kept = workspace.take({n, hidden}, LLAISYS_DTYPE_F32);
+    if (!aux_hidden_layers_.empty()) {
+        act.aux_hidden = workspace.allocate({n, hidden}, LLAISYS_DTYPE_F32);
     }
     if (table_.device() == LLAISYS_DEVICE_CPU) {
-        act.q = workspace.take({n, q_size}, dtype);
-        act.k = workspace.take({n, kv_size}, dtype);
-        act.v = workspace.take({n, kv_size}, dtype);
-        act.gate = workspace.take({n, inner}, dtype);
-        act.up = workspace.take({n, inner}, dtype);
+        act.q = workspace.allocate({n, q_size}, dtype);
+        act.k = workspace.allocate({n, kv_size}, dtype);
+        act.v = workspace.allocate({n, kv_size}, dtype);
+        act.gate = workspace.allocate({n, inner}, dtype);
+        act.up = workspace.allocate({n, inner}, dtype);
         return act;
     }
-    // Side by side, as the weights lie: one product.
-    const Tensor qkv = workspace.take({n, q_size + 2 * kv_size}, dtype);
-    const Tensor gate_up = workspace.take({n, 2 * inner}, dtype);
-    if (qkv.defined()) { // not while the workspace is measured
+    // Adjacent columns, as in the fused weights: one product.
+    const Tensor qkv = workspace.allocate({n, q_size + 2 * kv_size}, dtype);
+    const Tensor gate_up = workspace.allocate({n, 2 * inner}, dtype);
+    if (qkv.defined()) { // not while measuring
         act.q = qkv.slice(1, 0, q_size);
         act.k = qkv.slice(1, q_size, q_size + kv_size);
         act.v = qkv.slice(1, q_size + kv_size, q_size + 2 * kv_size);
@@ -132,7 +133,7 @@ DecoderModel::Activations DecoderModel::take_activations(runtime::Workspace &wor
 
 int64_t DecoderModel::workspace_bytes(int64_t n, int64_t n_outputs) const {
     runtime::Workspace workspace = runtime::Workspace::measuring();
-    take_activations(workspace, n, n_outputs);
+    allocate_activations(workspace, n, n_outputs);
     return workspace.used();
 }
 
@@ -140,7 +141,7 @@ void DecoderModel::forward(const device::Stream &stream, runtime::Workspace &wor
                            const ModelInput &input, const AttentionMetadata &attention,
                            ForwardOutput *output) {
     const int64_t n_outputs = input.output_rows.defined() ? input.output_rows.size(0) : 0;
-    const Activations act = take_activations(workspace, input.n_tokens, n_outputs);
+    const Activations act = allocate_activations(workspace, input.n_tokens, n_outputs);
     parallel::abort_on_error(*group_, [&] { run_layers(stream, input, attention, act, output); });
 }
 
@@ -149,60 +150,61 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
                               ForwardOutput *output) const {
     embed(stream, input, act.residual);
     ops::Residual residual{act.residual, Tensor()};
-    Activations rest = act; // behind the attention of the last layer, perhaps of fewer rows
-    const bool is_asked =
-        input.output_rows.defined() || input.hidden_rows.defined() || !kept_.empty();
+    Activations tail = act; // after the attention of the last layer; may have fewer rows
+    const bool has_outputs =
+        input.output_rows.defined() || input.hidden_rows.defined() || !aux_hidden_layers_.empty();
     for (size_t i = 0; i < layers_.size(); ++i) {
         const bool is_last = i + 1 == layers_.size();
         with_context("layer", i, [&] {
-            keep(stream, int32_t(i), act, residual, output->kept);
+            store_aux_hidden(stream, int32_t(i), act, residual, output->aux_hidden);
             project(stream, i, input, attention, act, &residual);
-            if (is_last && !is_asked) {
-                return; // a piece of a prompt: only its keys and values matter
+            if (is_last && !has_outputs) {
+                return; // a prompt chunk without outputs: only its keys and values are needed
             }
             ops::attention(stream, act.attn_out, act.q.view(act.attn_out.shape()), attention.kv[i],
                            attention.lists_of(i), scale_);
-            if (is_last && narrows(input)) {
-                rest = narrow(stream, input, act, &residual);
+            if (is_last && selects_output_rows(input)) {
+                tail = select_output_rows(stream, input, act, &residual);
             }
-            feed_forward(stream, i, rest, &residual);
+            feed_forward(stream, i, tail, &residual);
         });
     }
-    if (!is_asked) {
+    if (!has_outputs) {
         return;
     }
-    keep(stream, int32_t(layers_.size()), act, residual, output->kept);
-    keep(stream, -1, act, residual, output->kept);
+    store_aux_hidden(stream, int32_t(layers_.size()), act, residual, output->aux_hidden);
+    store_aux_hidden(stream, -1, act, residual, output->aux_hidden);
     if (input.hidden_rows.defined()) {
         ops::hidden_rows(stream, output->hidden, &residual, norm(weights_.out_norm_w, act),
                          input.hidden_rows);
     }
     if (input.output_rows.defined()) {
-        run_head(stream, narrows(input) ? input.last_places : input.output_rows, rest, &residual,
-                 output->logits);
+        run_head(stream, selects_output_rows(input) ? input.last_row_indices : input.output_rows,
+                 tail, &residual, output->logits);
     }
 }
 
-bool DecoderModel::narrows(const ModelInput &input) const {
+bool DecoderModel::selects_output_rows(const ModelInput &input) const {
     return input.last_rows.defined() && input.last_rows.size(0) <= kLastRows;
 }
 
-DecoderModel::Activations DecoderModel::narrow(const device::Stream &stream,
-                                               const ModelInput &input, const Activations &act,
-                                               ops::Residual *residual) const {
+DecoderModel::Activations DecoderModel::select_output_rows(const device::Stream &stream,
+                                                           const ModelInput &input,
+                                                           const Activations &act,
+                                                           ops::Residual *residual) const {
     const int64_t n = input.last_rows.size(0);
-    Activations few = act;
-    few.residual = act.last_residual.slice(0, 0, n);
-    few.attn_out = act.last_attn_out.slice(0, 0, n);
-    few.normed = act.normed.slice(0, 0, n);
-    few.gate = act.gate.slice(0, 0, n);
-    few.up = act.up.slice(0, 0, n);
+    Activations selected = act;
+    selected.residual = act.last_residual.slice(0, 0, n);
+    selected.attn_out = act.last_attn_out.slice(0, 0, n);
+    selected.normed = act.normed.slice(0, 0, n);
+    selected.gate = act.gate.slice(0, 0, n);
+    selected.up = act.up.slice(0, 0, n);
     const int64_t width = act.q.size(1);
-    ops::embedding(stream, few.residual, input.last_rows, residual->sum);
-    ops::embedding(stream, few.attn_out.view({n, width}), input.last_rows,
+    ops::embedding(stream, selected.residual, input.last_rows, residual->sum);
+    ops::embedding(stream, selected.attn_out.view({n, width}), input.last_rows,
                    act.attn_out.view(act.q.shape()));
-    residual->sum = few.residual;
-    return few;
+    residual->sum = selected.residual;
+    return selected;
 }
 
 void DecoderModel::run_head(const device::Stream &stream, const Tensor &rows,
@@ -215,7 +217,7 @@ void DecoderModel::run_head(const device::Stream &stream, const Tensor &rows,
     const int64_t own = head_.weight.out_features;
     for (int64_t first = 0; first < logits.size(0); first += kHeadRows) {
         const int64_t n = std::min(kHeadRows, logits.size(0) - first);
-        // Dense for any n: the rows that are there, as wide as the widest rank's.
+        // Contiguous for any n; every rank has the width of the widest shard.
         const Tensor part = act.own_logits.slice(0, 0, n);
         const Tensor parts =
             act.all_logits.view({group_->size() * act.all_logits.size(1), head_columns_})
@@ -234,33 +236,34 @@ void DecoderModel::run_head(const device::Stream &stream, const Tensor &rows,
     }
 }
 
-void DecoderModel::keep_hidden(const std::vector<int32_t> &layers) {
+void DecoderModel::set_aux_hidden_layers(const std::vector<int32_t> &layers) {
     for (size_t i = 0; i < layers.size(); ++i) {
         require(layers[i] >= -1 && layers[i] <= int32_t(meta_.nlayer), "layers[", i,
                 "] must be in [-1, ", meta_.nlayer, "], got ", layers[i]);
     }
-    kept_ = layers;
+    aux_hidden_layers_ = layers;
 }
 
-// A copy of the sum that the next norm makes anyway: what follows has the same bits with it and
-// without.
-void DecoderModel::keep(const device::Stream &stream, int32_t layer, const Activations &act,
-                        const ops::Residual &residual, const Tensor &hidden) const {
+// Computes a copy of the sum that the next norm computes too, so that storing it does not change
+// any other result.
+void DecoderModel::store_aux_hidden(const device::Stream &stream, int32_t layer,
+                                    const Activations &act, const ops::Residual &residual,
+                                    const Tensor &hidden) const {
     const int64_t size = int64_t(meta_.hs);
-    for (size_t i = 0; i < kept_.size(); ++i) {
-        if (kept_[i] != layer) {
+    for (size_t i = 0; i < aux_hidden_layers_.size(); ++i) {
+        if (aux_hidden_layers_[i] != layer) {
             continue;
         }
         const Tensor out = hidden.slice(1, int64_t(i) * size, int64_t(i + 1) * size);
         if (residual.addend.defined()) {
-            ops::add(stream, act.kept, residual.sum, residual.addend);
+            ops::add(stream, act.aux_hidden, residual.sum, residual.addend);
         } else {
-            ops::rearrange(stream, act.kept, residual.sum);
+            ops::rearrange(stream, act.aux_hidden, residual.sum);
         }
         if (layer < 0) {
-            ops::rms_norm(stream, out, act.kept, weights_.out_norm_w->tensor, meta_.epsilon);
+            ops::rms_norm(stream, out, act.aux_hidden, weights_.out_norm_w->tensor, meta_.epsilon);
         } else {
-            ops::rearrange(stream, out, act.kept);
+            ops::rearrange(stream, out, act.aux_hidden);
         }
     }
 }
@@ -313,7 +316,7 @@ void DecoderModel::add_product(const device::Stream &stream, ops::Residual *resi
     if (group_->size() == 1) {
         return ops::add_product(stream, residual, in, weight, bias, scratch);
     }
-    // Of a sum over ranks the bias is one term.
+    // Only rank 0 adds the bias.
     const ops::LinearPart part{&weight, group_->rank() == 0 ? bias : nullptr, &scratch};
     ops::linear(stream, in, &part, 1);
     group_->AllReduce(scratch);

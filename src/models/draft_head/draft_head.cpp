@@ -14,9 +14,9 @@ namespace llaisys::models {
 
 namespace {
 
-ModelSpec spec_of(const LlaisysDraftHeadMeta &meta, const ModelSite &site) {
+ModelSpec spec_of(const LlaisysDraftHeadMeta &meta, const ModelPlacement &placement) {
     const LlaisysDecoderMeta &decoder = check_hyper_params(meta.decoder);
-    ModelSpec spec = models::spec_of(LLAISYS_MODEL_TYPE_DRAFT_HEAD, decoder, site);
+    ModelSpec spec = models::spec_of(LLAISYS_MODEL_TYPE_DRAFT_HEAD, decoder, placement);
     spec.input_vocabulary = int64_t(meta.in_voc);
     spec.feature_size = int64_t(meta.n_features * decoder.hs);
     return spec;
@@ -24,10 +24,12 @@ ModelSpec spec_of(const LlaisysDraftHeadMeta &meta, const ModelSite &site) {
 
 } // namespace
 
-DraftHead::DraftHead(const LlaisysDraftHeadMeta &meta, const ModelSite &site)
-    : SlotModel(spec_of(meta, site), site), meta_(meta), scale_(attention_scale(meta.decoder)) {
+DraftHead::DraftHead(const LlaisysDraftHeadMeta &meta, const ModelPlacement &placement)
+    : SlotModel(spec_of(meta, placement), placement), meta_(meta),
+      scale_(attention_scale(meta.decoder)) {
     meta_.decoder = without_pointers(meta.decoder);
-    require(site.group->size() == 1, "a draft head must have one rank, got ", site.group->size());
+    require(placement.group->size() == 1, "a draft head must have one rank, got ",
+            placement.group->size());
     require(meta.kind >= LLAISYS_DRAFT_HEAD_EAGLE && meta.kind <= LLAISYS_DRAFT_HEAD_MTP,
             "meta.kind must be EAGLE (1), EAGLE3 (2) or MTP (3), got ", meta.kind);
     require(meta.decoder.nlayer == 1, "meta.decoder.nlayer must be 1, got ", meta.decoder.nlayer);
@@ -94,13 +96,14 @@ DType DraftHead::activation_dtype() const {
     return table_.device() == LLAISYS_DEVICE_CPU ? LLAISYS_DTYPE_F32 : meta_.decoder.dtype;
 }
 
-DraftHead::Activations DraftHead::take_activations(runtime::Workspace &workspace, int64_t n) const {
+DraftHead::Activations DraftHead::allocate_activations(runtime::Workspace &workspace,
+                                                       int64_t n) const {
     const LlaisysDecoderMeta &meta = meta_.decoder;
     const DType dtype = activation_dtype();
-    const auto take = [&](size_t size) { return workspace.take({n, int64_t(size)}, dtype); };
+    const auto take = [&](size_t size) { return workspace.allocate({n, int64_t(size)}, dtype); };
     Activations act;
     for (Tensor *tensor : {&act.residual, &act.fused}) {
-        *tensor = workspace.take({n, int64_t(meta.hs)}, LLAISYS_DTYPE_F32);
+        *tensor = workspace.allocate({n, int64_t(meta.hs)}, LLAISYS_DTYPE_F32);
     }
     act.normed = take(meta.hs);
     act.token = take(meta.hs);
@@ -120,7 +123,7 @@ DraftHead::Activations DraftHead::take_activations(runtime::Workspace &workspace
 
 int64_t DraftHead::workspace_bytes(int64_t n, int64_t) const {
     runtime::Workspace workspace = runtime::Workspace::measuring();
-    take_activations(workspace, n);
+    allocate_activations(workspace, n);
     return workspace.used();
 }
 
@@ -129,28 +132,28 @@ void DraftHead::norm(const device::Stream &stream, const Tensor &out, const Tens
     ops::rms_norm(stream, out, in, weight->tensor, meta_.decoder.epsilon);
 }
 
-const Tensor &DraftHead::rounded(const device::Stream &stream, const Tensor &in,
-                                 const Tensor &room) const {
+const Tensor &DraftHead::to_activation_dtype(const device::Stream &stream, const Tensor &in,
+                                             const Tensor &buffer) const {
     if (activation_dtype() == LLAISYS_DTYPE_F32) {
         return in;
     }
-    ops::embedding(stream, room, counting_.slice(0, 0, in.size(0)), in);
-    return room;
+    ops::embedding(stream, buffer, row_indices_.slice(0, 0, in.size(0)), in);
+    return buffer;
 }
 
 void DraftHead::forward(const device::Stream &stream, runtime::Workspace &workspace,
                         const ModelInput &input, const AttentionMetadata &attention,
                         ForwardOutput *output) {
     require(!input.hidden_rows.defined(), "tokens of a draft head cannot be pooled");
-    const Activations act = take_activations(workspace, input.n_tokens);
+    const Activations act = allocate_activations(workspace, input.n_tokens);
     if (activation_dtype() != LLAISYS_DTYPE_F32 &&
-        (!counting_.defined() || counting_.size(0) < input.n_tokens)) {
+        (!row_indices_.defined() || row_indices_.size(0) < input.n_tokens)) {
         std::vector<int64_t> numbers(static_cast<size_t>(input.n_tokens));
         std::iota(numbers.begin(), numbers.end(), 0);
-        stream.synchronize(); // nobody reads the old ones
-        counting_ =
+        stream.synchronize(); // queued work may read the old tensor
+        row_indices_ =
             Tensor::create({input.n_tokens}, LLAISYS_DTYPE_I64, stream.type(), stream.device_id());
-        counting_.load(numbers.data(), numbers.size() * sizeof(int64_t));
+        row_indices_.load(numbers.data(), numbers.size() * sizeof(int64_t));
     }
     fuse(stream, input, act);
     project(stream, act);
@@ -171,18 +174,20 @@ void DraftHead::fuse(const device::Stream &stream, const ModelInput &input,
         ops::embedding(stream, act.token, input.token_ids, weights_.in_embed->tensor);
     }
     if (is(LLAISYS_DRAFT_HEAD_EAGLE3)) {
-        if (input.embeddings.size(1) == spec().hidden_size) { // its own
+        if (input.embeddings.size(1) == spec().hidden_size) { // a hidden state of this head
             return ops::rearrange(stream, act.residual, input.embeddings);
         }
         const ops::LinearPart part{&feature_.weight, nullptr, &act.residual};
-        return ops::linear(stream, rounded(stream, input.embeddings, act.feature), &part, 1);
+        return ops::linear(stream, to_activation_dtype(stream, input.embeddings, act.feature),
+                           &part, 1);
     }
     const bool has_norms = is(LLAISYS_DRAFT_HEAD_MTP);
     if (has_norms) {
         norm(stream, act.token, act.token, weights_.token_norm_w);
         norm(stream, act.normed, input.embeddings, weights_.hidden_norm_w);
     }
-    const Tensor &feature = has_norms ? act.normed : rounded(stream, input.embeddings, act.feature);
+    const Tensor &feature =
+        has_norms ? act.normed : to_activation_dtype(stream, input.embeddings, act.feature);
     const Tensor *bias = weights_.fuse_b != nullptr ? &weights_.fuse_b->tensor : nullptr;
     const ops::LinearPart token{&fuse_token_.weight, bias, &act.fused};
     const ops::LinearPart hidden{&fuse_hidden_.weight, nullptr, &act.residual};
@@ -199,7 +204,7 @@ void DraftHead::project(const device::Stream &stream, const Activations &act) co
                                      {&k_.weight, vector(weights_.attn_k_b), &act.k},
                                      {&v_.weight, vector(weights_.attn_v_b), &act.v}};
     if (is(LLAISYS_DRAFT_HEAD_EAGLE)) {
-        return ops::linear(stream, rounded(stream, act.residual, act.normed), parts, 3);
+        return ops::linear(stream, to_activation_dtype(stream, act.residual, act.normed), parts, 3);
     }
     if (is(LLAISYS_DRAFT_HEAD_MTP)) {
         norm(stream, act.normed, act.residual, weights_.attn_norm_w);
@@ -239,14 +244,14 @@ void DraftHead::finish(const device::Stream &stream, const ModelInput &input,
         ops::add(stream, act.residual, residual->sum, residual->addend);
     }
     if (is(LLAISYS_DRAFT_HEAD_MTP)) {
-        norm(stream, output->kept, act.residual, weights_.out_norm_w);
+        norm(stream, output->aux_hidden, act.residual, weights_.out_norm_w);
     } else {
-        ops::rearrange(stream, output->kept, act.residual);
+        ops::rearrange(stream, output->aux_hidden, act.residual);
     }
     if (input.output_rows.defined()) {
         const Tensor *last = &act.normed;
         if (is(LLAISYS_DRAFT_HEAD_EAGLE)) {
-            last = &rounded(stream, act.residual, act.normed);
+            last = &to_activation_dtype(stream, act.residual, act.normed);
         } else {
             norm(stream, act.normed, act.residual, weights_.out_norm_w);
         }

@@ -8,11 +8,12 @@
 
 namespace llaisys::models {
 
-MockModel::MockModel(const LlaisysDecoderMeta &meta, const ModelSite &site)
-    : SlotModel(spec_of(LLAISYS_MODEL_TYPE_MOCK, check_hyper_params(meta), site), site),
+MockModel::MockModel(const LlaisysDecoderMeta &meta, const ModelPlacement &placement)
+    : SlotModel(spec_of(LLAISYS_MODEL_TYPE_MOCK, check_hyper_params(meta), placement), placement),
       meta_(without_pointers(meta)), scale_(attention_scale(meta)) {
-    if (site.group->size() != 1) {
-        fail(LLAISYS_ERROR_UNSUPPORTED, "a mock model runs on one rank, got ", site.group->size());
+    if (placement.group->size() != 1) {
+        fail(LLAISYS_ERROR_UNSUPPORTED, "a mock model runs on one rank, got ",
+             placement.group->size());
     }
     require(meta.nlayer == 1, "meta.nlayer must be 1 for a mock model, got ", meta.nlayer);
     require(meta.nh * meta.dh == meta.hs, "meta.hs must be nh * dh for a mock model, got ",
@@ -21,18 +22,19 @@ MockModel::MockModel(const LlaisysDecoderMeta &meta, const ModelSite &site)
     packed_.add(&weights_.in_embed, &embed_);
 }
 
-MockModel::Activations MockModel::take_activations(runtime::Workspace &workspace, int64_t n) const {
+MockModel::Activations MockModel::allocate_activations(runtime::Workspace &workspace,
+                                                       int64_t n) const {
     const Shape shape{n, int64_t(meta_.nh), int64_t(meta_.dh)};
     Activations act;
-    act.x = workspace.take(shape, LLAISYS_DTYPE_F32);
-    act.q = workspace.take(shape, LLAISYS_DTYPE_F32);
-    act.attn_out = workspace.take(shape, LLAISYS_DTYPE_F32);
+    act.x = workspace.allocate(shape, LLAISYS_DTYPE_F32);
+    act.q = workspace.allocate(shape, LLAISYS_DTYPE_F32);
+    act.attn_out = workspace.allocate(shape, LLAISYS_DTYPE_F32);
     return act;
 }
 
 int64_t MockModel::workspace_bytes(int64_t n, int64_t) const {
     runtime::Workspace workspace = runtime::Workspace::measuring();
-    take_activations(workspace, n);
+    allocate_activations(workspace, n);
     return workspace.used();
 }
 
@@ -43,7 +45,7 @@ void MockModel::forward(const device::Stream &stream, runtime::Workspace &worksp
     const int64_t kv_heads = spec().kv.n_heads;
     const ops::KvLayer &kv = attention.kv[0];
 
-    const Activations act = take_activations(workspace, n);
+    const Activations act = allocate_activations(workspace, n);
     const Tensor &x = act.x;
     const Tensor &q = act.q;
     if (input.token_ids.defined()) {

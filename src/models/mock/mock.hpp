@@ -1,6 +1,5 @@
-// A model small enough to be written down in a test: one attention layer without projections and a
-// tied table. It uses the real KV cache, rotary embedding and attention, so that everything around
-// a model can be tried on it.
+// Minimal model for tests: one attention layer without projections and a tied embedding. It uses
+// the real KV cache, rotary embedding and attention.
 //
 //   x = table[token];  q = rope(x), k = rope(x[: nkvh * dh]), v = x[: nkvh * dh]
 //   hidden = attention(q, k, v), logits = hidden * table^T           with nh * dh = hs, nlayer = 1
@@ -14,7 +13,7 @@ namespace llaisys::models {
 
 class MockModel final : public SlotModel<LlaisysDecoderWeights> {
 public:
-    MockModel(const LlaisysDecoderMeta &meta, const ModelSite &site);
+    MockModel(const LlaisysDecoderMeta &meta, const ModelPlacement &placement);
 
     int64_t workspace_bytes(int64_t n_tokens, int64_t n_outputs) const override;
     void forward(const device::Stream &stream, runtime::Workspace &workspace,
@@ -22,15 +21,15 @@ public:
                  ForwardOutput *output) override;
 
 private:
-    // Every buffer of a forward over n tokens, f32 [n, nh, dh].
+    // Buffers of a forward over n tokens, f32 [n, nh, dh].
     struct Activations {
         Tensor x, q, attn_out;
     };
-    Activations take_activations(runtime::Workspace &workspace, int64_t n) const;
+    Activations allocate_activations(runtime::Workspace &workspace, int64_t n) const;
 
-    LlaisysDecoderMeta meta_;     // what it points to is not kept
+    LlaisysDecoderMeta meta_;     // its pointers are null
     float scale_;                 // of attention
-    runtime::PackedWeight embed_; // of in_embed: read by rows, and the head
+    runtime::PackedWeight embed_; // in_embed: embedding and head
 };
 
 } // namespace llaisys::models

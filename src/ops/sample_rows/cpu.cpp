@@ -109,7 +109,7 @@ public:
             sum += double(weight(entries_[n], temperature));
             ++n;
         }
-        const bool is_enough = sum >= wanted || int64_t(size()) < kMostBest;
+        const bool is_enough = sum >= wanted || int64_t(size()) < kMaxTopK;
         entries_.resize(n);
         return is_enough;
     }
@@ -151,9 +151,9 @@ struct RowCandidates {
     int32_t pick;
     SampleKind kind;
     float temperature;
-    const int32_t *links; // [n_links]
+    const int32_t *processors; // [n_processors]
     const float *values;
-    int32_t n_links;
+    int32_t n_processors;
 };
 
 // -1: undecided.
@@ -166,29 +166,30 @@ int32_t sample_row(const RowCandidates &row) {
         return n == 0 ? -1 : row.kind == SampleKind::best ? row.ids[0] : row.pick;
     }
     const bool are_all = n < row.k || row.k == row.vocabulary;
-    const auto first = SamplerLink(row.links[0]);
+    const auto first = LogitsProcessorKind(row.processors[0]);
     float temperature = row.temperature;
-    const bool cuts_nothing = first == SamplerLink::top_k && row.values[0] >= float(row.vocabulary);
+    const bool cuts_nothing =
+        first == LogitsProcessorKind::top_k && row.values[0] >= float(row.vocabulary);
     Left left(row.x, row.ids, cuts_nothing ? row.k : n);
-    if (first == SamplerLink::min_p && !are_all) {
+    if (first == LogitsProcessorKind::min_p && !are_all) {
         const float last = left.weight({row.x[row.k - 1], 0}, temperature);
         if (!(double(last) < double(row.values[0]) * (1 - 1e-6))) {
             return -1;
         }
     }
-    for (int32_t i = 0; i < row.n_links && left.size() > 1; ++i) {
+    for (int32_t i = 0; i < row.n_processors && left.size() > 1; ++i) {
         const float value = row.values[i];
-        switch (SamplerLink(row.links[i])) {
-        case SamplerLink::temperature:
+        switch (LogitsProcessorKind(row.processors[i])) {
+        case LogitsProcessorKind::temperature:
             temperature = value;
             break;
-        case SamplerLink::top_k:
+        case LogitsProcessorKind::top_k:
             left.keep_best(size_t(value));
             break;
-        case SamplerLink::min_p:
+        case LogitsProcessorKind::min_p:
             left.keep_min_p(value, temperature);
             break;
-        case SamplerLink::top_p:
+        case LogitsProcessorKind::top_p:
             const double all = i == 0 ? row.sum : left.sum(temperature);
             if (!left.keep_top_p(double(value) * all, temperature)) {
                 return -1;
@@ -219,8 +220,8 @@ void adjust_rows_cpu(const device::Stream & /*stream*/, const Tensor &out, const
             to[integers(a.bias_ids)[i]] += a.bias_values.as<float>()[i];
         }
         const float *numbers = a.penalties.as<float>() + 3 * r;
-        const int32_t late_row = a.late_rows.defined() ? integers(a.late_rows)[r] : -1;
-        int64_t late = late_row >= 0 ? a.sampled.as<int64_t>()[late_row] : -1;
+        const int32_t pending_row = a.pending_rows.defined() ? integers(a.pending_rows)[r] : -1;
+        int64_t late = pending_row >= 0 ? a.sampled.as<int64_t>()[pending_row] : -1;
         const auto penalise = [&](int64_t id, int32_t sampled) {
             to[id] = sampling::penalised(to[id], sampled, numbers[0], numbers[1], numbers[2]);
         };
@@ -263,7 +264,7 @@ void sample_rows_cpu(const device::Stream & /*stream*/, const Tensor &ids, const
     const int64_t k = best.size(1);
     for (int64_t r = 0; r < ids.size(0); ++r) {
         const int64_t at = (samples.rows.defined() ? samples.rows.as<int32_t>()[r] : r) * k;
-        const int32_t link = samples.link_offsets.as<int32_t>()[r];
+        const int32_t processor = samples.processor_offsets.as<int32_t>()[r];
         const RowCandidates row{best.as<float>() + at,
                                 best_ids.as<int32_t>() + at,
                                 k,
@@ -273,9 +274,9 @@ void sample_rows_cpu(const device::Stream & /*stream*/, const Tensor &ids, const
                                 picks.as<int32_t>()[r],
                                 SampleKind(samples.kinds.as<int32_t>()[r]),
                                 samples.temperatures.as<float>()[r],
-                                samples.links.as<int32_t>() + link,
-                                samples.link_values.as<float>() + link,
-                                samples.link_offsets.as<int32_t>()[r + 1] - link};
+                                samples.processors.as<int32_t>() + processor,
+                                samples.processor_values.as<float>() + processor,
+                                samples.processor_offsets.as<int32_t>()[r + 1] - processor};
         const int32_t id = sample_row(row);
         is_open.as<int32_t>()[r] = int32_t(id < 0);
         ids.as<int64_t>()[r] = id < 0 ? row.ids[0] : id;

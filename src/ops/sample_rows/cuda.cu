@@ -26,7 +26,7 @@ struct Adjustments {
     const float *bias_values;
     const int32_t *history_offsets, *history_tokens, *history_sampled;
     const float *penalties;
-    const int32_t *late_rows; // may be null
+    const int32_t *pending_rows; // may be null
     const int64_t *sampled;
 };
 
@@ -35,8 +35,8 @@ __global__ void __launch_bounds__(kAdjustThreads)
     __shared__ bool knows_late;
     cuda::grid_dependency_wait();
     const int r = blockIdx.x;
-    const int late_row = a.late_rows != nullptr ? a.late_rows[r] : -1;
-    const int late = late_row >= 0 ? int(a.sampled[late_row]) : -1;
+    const int pending_row = a.pending_rows != nullptr ? a.pending_rows[r] : -1;
+    const int late = pending_row >= 0 ? int(a.sampled[pending_row]) : -1;
     knows_late = false;
     const float *from = logits + int64_t(a.rows[r]) * vocabulary;
     float *to = out + int64_t(r) * vocabulary;
@@ -157,20 +157,20 @@ void adjust_rows_cuda(const device::Stream &stream, const Tensor &out, const Ten
         return;
     }
     const auto integers = [](const Tensor &tensor) { return tensor.as<int32_t>(); };
-    const Adjustments a{integers(adjustments.rows),
-                        integers(adjustments.mask_rows),
-                        reinterpret_cast<const uint32_t *>(integers(adjustments.masks)),
-                        (logits.size(1) + 31) / 32,
-                        integers(adjustments.bias_offsets),
-                        integers(adjustments.bias_ids),
-                        adjustments.bias_values.as<float>(),
-                        integers(adjustments.history_offsets),
-                        integers(adjustments.history_tokens),
-                        integers(adjustments.history_sampled),
-                        adjustments.penalties.as<float>(),
-                        adjustments.late_rows.defined() ? integers(adjustments.late_rows) : nullptr,
-                        adjustments.late_rows.defined() ? adjustments.sampled.as<int64_t>()
-                                                        : nullptr};
+    const Adjustments a{
+        integers(adjustments.rows),
+        integers(adjustments.mask_rows),
+        reinterpret_cast<const uint32_t *>(integers(adjustments.masks)),
+        (logits.size(1) + 31) / 32,
+        integers(adjustments.bias_offsets),
+        integers(adjustments.bias_ids),
+        adjustments.bias_values.as<float>(),
+        integers(adjustments.history_offsets),
+        integers(adjustments.history_tokens),
+        integers(adjustments.history_sampled),
+        adjustments.penalties.as<float>(),
+        adjustments.pending_rows.defined() ? integers(adjustments.pending_rows) : nullptr,
+        adjustments.pending_rows.defined() ? adjustments.sampled.as<int64_t>() : nullptr};
     cuda::launch(device::cuda_stream_of(stream), adjust_rows_kernel, unsigned(out.size(0)),
                  kAdjustThreads, 0, false, out.as<float>(), logits.as<float>(), logits.size(1), a);
 }

@@ -12,7 +12,7 @@ namespace llaisys::ops {
 
 namespace {
 
-constexpr int kThreads = int(kMostBest);
+constexpr int kThreads = int(kMaxTopK);
 constexpr int kRankThreads = 512;
 
 struct Sampling {
@@ -28,16 +28,16 @@ struct Sampling {
     const int32_t *kinds;
     const float *temperatures;
     const double *uniforms;
-    const int32_t *link_offsets, *links;
-    const float *link_values;
+    const int32_t *processor_offsets, *processors;
+    const float *processor_values;
 };
 
 // Remaining candidates of a row, in shared memory.
 struct Left {
-    float weights[kMostBest]; // best first; 0: removed
-    float sorted[kMostBest];  // of the remaining candidates, in id order
-    int32_t ids[kMostBest];   // INT_MAX: removed
-    int32_t sorted_ids[kMostBest];
+    float weights[kMaxTopK]; // best first; 0: removed
+    float sorted[kMaxTopK];  // of the remaining candidates, in id order
+    int32_t ids[kMaxTopK];   // INT_MAX: removed
+    int32_t sorted_ids[kMaxTopK];
     double sum;
     int n_kept;
     bool is_enough;
@@ -101,7 +101,7 @@ __device__ int count_below(bool says) {
     return below;
 }
 
-// One thread. As keep_top_p of runner/sampler_links.cpp, over the candidates above -inf; removed
+// One thread. As keep_top_p of runner/sampler_chain.cpp, over the candidates above -inf; removed
 // candidates have weight 0.
 __device__ void walk_down(Left *left, const float *best, int k, double wanted) {
     double sum = 0;
@@ -143,40 +143,40 @@ __global__ void __launch_bounds__(kThreads) sample_rows_kernel(Sampling d) {
         const int64_t id = kind == SampleKind::pick ? d.picks[r] : d.best_ids[at];
         return tell(id, n_above == 0 || id < 0);
     }
-    const int first = d.link_offsets[r];
-    const int end = d.link_offsets[r + 1];
+    const int first = d.processor_offsets[r];
+    const int end = d.processor_offsets[r + 1];
     const float max = best[0];
     float temperature = d.temperatures[r];
-    const auto first_link = SamplerLink(d.links[first]);
-    const bool cuts_nothing =
-        first_link == SamplerLink::top_k && d.link_values[first] >= float(d.vocabulary);
+    const auto first_processor = LogitsProcessorKind(d.processors[first]);
+    const bool cuts_nothing = first_processor == LogitsProcessorKind::top_k &&
+                              d.processor_values[first] >= float(d.vocabulary);
     own.is_left = cuts_nothing ? i < d.k : is_possible;
-    if (first_link == SamplerLink::min_p && n_above == d.k && d.k < d.vocabulary) {
+    if (first_processor == LogitsProcessorKind::min_p && n_above == d.k && d.k < d.vocabulary) {
         const float last = sampling::weight_of(best[d.k - 1], max, temperature);
-        if (!(double(last) < double(d.link_values[first]) * (1 - 1e-6))) {
+        if (!(double(last) < double(d.processor_values[first]) * (1 - 1e-6))) {
             return tell(0, true);
         }
     }
     int n = __syncthreads_count(own.is_left);
-    for (int link = first; link < end && n > 1; ++link) {
-        const float value = d.link_values[link];
-        switch (SamplerLink(d.links[link])) {
-        case SamplerLink::temperature:
+    for (int processor = first; processor < end && n > 1; ++processor) {
+        const float value = d.processor_values[processor];
+        switch (LogitsProcessorKind(d.processors[processor])) {
+        case LogitsProcessorKind::temperature:
             temperature = value;
             break;
-        case SamplerLink::top_k:
+        case LogitsProcessorKind::top_k:
             if (int(value) < n) {
                 own.is_left = own.is_left && is_possible;
                 own.is_left = count_below(own.is_left) < int(value) && own.is_left;
             }
             break;
-        case SamplerLink::min_p:
+        case LogitsProcessorKind::min_p:
             own.is_left = own.is_left && sampling::weight_of(own.x, max, temperature) >= value;
             break;
-        case SamplerLink::top_p:
+        case LogitsProcessorKind::top_p:
             weigh(&left, own, n, max, temperature);
             if (i == 0) {
-                const double all = link == first ? d.sums[r] : left.sum;
+                const double all = processor == first ? d.sums[r] : left.sum;
                 walk_down(&left, best, d.k, __dmul_rn(double(value), all));
             }
             __syncthreads();
@@ -269,9 +269,9 @@ void sample_rows_cuda(const device::Stream &stream, const Tensor &ids, const Ten
                      samples.kinds.as<int32_t>(),
                      samples.temperatures.as<float>(),
                      doubles(samples.uniforms),
-                     samples.link_offsets.as<int32_t>(),
-                     samples.links.as<int32_t>(),
-                     samples.link_values.as<float>()};
+                     samples.processor_offsets.as<int32_t>(),
+                     samples.processors.as<int32_t>(),
+                     samples.processor_values.as<float>()};
     cuda::launch(device::cuda_stream_of(stream), sample_rows_kernel, unsigned(ids.size(0)),
                  kThreads, 0, false, d);
 }

@@ -41,8 +41,8 @@ void adjust_rows(const device::Stream &stream, const Tensor &out, const Tensor &
     check_vector(check, "mask_rows", adjustments.mask_rows, LLAISYS_DTYPE_I32, n);
     check_vector(check, "bias_offsets", adjustments.bias_offsets, LLAISYS_DTYPE_I32, n + 1);
     check_vector(check, "history_offsets", adjustments.history_offsets, LLAISYS_DTYPE_I32, n + 1);
-    if (adjustments.late_rows.defined()) {
-        check_vector(check, "late_rows", adjustments.late_rows, LLAISYS_DTYPE_I32, n);
+    if (adjustments.pending_rows.defined()) {
+        check_vector(check, "pending_rows", adjustments.pending_rows, LLAISYS_DTYPE_I32, n);
         check_vector(check, "sampled", adjustments.sampled, LLAISYS_DTYPE_I64,
                      adjustments.sampled.size(0));
     }
@@ -98,7 +98,7 @@ void sample_rows(const device::Stream &stream, const Tensor &ids, const Tensor &
                  const Tensor &picks, const RowSampling &samples, int64_t vocabulary) {
     const Checks check{"sample_rows", stream};
     const int64_t n = ids.size(0);
-    const int64_t k = vocabulary < kMostBest ? vocabulary : kMostBest;
+    const int64_t k = vocabulary < kMaxTopK ? vocabulary : kMaxTopK;
     check_vector(check, "ids", ids, LLAISYS_DTYPE_I64, n);
     check_vector(check, "is_open", is_open, LLAISYS_DTYPE_I32, n);
     check_table(check, "best", best, LLAISYS_DTYPE_F32, best.size(0), k);
@@ -111,7 +111,7 @@ void sample_rows(const device::Stream &stream, const Tensor &ids, const Tensor &
     check_vector(check, "kinds", samples.kinds, LLAISYS_DTYPE_I32, n);
     check_vector(check, "temperatures", samples.temperatures, LLAISYS_DTYPE_F32, n);
     check_vector(check, "uniforms", samples.uniforms, LLAISYS_DTYPE_I64, n);
-    check_vector(check, "link_offsets", samples.link_offsets, LLAISYS_DTYPE_I32, n + 1);
+    check_vector(check, "processor_offsets", samples.processor_offsets, LLAISYS_DTYPE_I32, n + 1);
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
         return sample_rows_cpu(stream, ids, is_open, best_ids, best, sums, picks, samples,

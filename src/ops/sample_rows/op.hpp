@@ -22,7 +22,7 @@ struct RowAdjustments {
     Tensor penalties;       // f32 [n, 3]: repetition, presence, frequency
     // Index in `sampled` (i64) of a token that the history lacks: i32 [n]; -1: none. Both are
     // undefined where no row has one.
-    Tensor late_rows, sampled;
+    Tensor pending_rows, sampled;
 };
 
 // out f32 [n, vocabulary] = the rows of logits f32 [.., vocabulary] after mask, bias and penalties.
@@ -39,9 +39,9 @@ void weigh_rows(const device::Stream &stream, const Tensor &sums, const Tensor &
                 const Tensor &temperatures, const Tensor &uniforms);
 
 // How a row is sampled from its best candidates: the best one, the index picked by the weights of
-// the whole row, or a pick among the candidates that truncating stages leave.
+// the whole row, or a pick among the candidates that truncating processors leave.
 enum class SampleKind : int32_t { best, pick, cut };
-enum class SamplerLink : int32_t { top_k, top_p, min_p, temperature };
+enum class LogitsProcessorKind : int32_t { top_k, top_p, min_p, temperature };
 
 // Per sampled row r; all on the device, contiguous.
 struct RowSampling {
@@ -49,16 +49,17 @@ struct RowSampling {
     Tensor kinds;        // i32 [n]: SampleKind
     Tensor temperatures; // f32 [n]: above 0
     Tensor uniforms;     // i64 [n]: the bits of doubles in [0, 1)
-    Tensor link_offsets; // i32 [n + 1] into the two below; at least one link where the kind is cut
-    Tensor links;        // i32: SamplerLink
-    Tensor link_values;  // f32
+    Tensor
+        processor_offsets; // i32 [n + 1] into the two below; at least one processor where the kind is cut
+    Tensor processors;       // i32: LogitsProcessorKind
+    Tensor processor_values; // f32
 };
 
 // Sample ids i64 [n] from the k best of rows of `vocabulary` logits, best_ids i32 and best f32 [..,
-// k], k = min(vocabulary, kMostBest), largest first, and the results of weigh_rows, sums i64 [n]
+// k], k = min(vocabulary, kMaxTopK), largest first, and the results of weigh_rows, sums i64 [n]
 // and picks i32 [n]. is_open i32 [n]: 1 where these do not decide the row, whose id is then the
 // best.
-constexpr int64_t kMostBest = 256;
+constexpr int64_t kMaxTopK = 256;
 void sample_rows(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
                  const Tensor &best_ids, const Tensor &best, const Tensor &sums,
                  const Tensor &picks, const RowSampling &samples, int64_t vocabulary);

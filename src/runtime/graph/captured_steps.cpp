@@ -16,7 +16,7 @@ int64_t CapturedSteps::bucket_of(int64_t rows) const {
     while (bucket < rows && bucket < 8) {
         bucket *= 2;
     }
-    // Steps of an eighth to a quarter of the size: at most a quarter of the rows is for nothing.
+    // Increments of an eighth to a quarter of the bucket: at most a quarter of the rows is padding.
     for (int64_t step = 8; bucket < rows; bucket += step) {
         while (bucket >= 8 * step) {
             step *= 2;
@@ -42,12 +42,12 @@ void CapturedSteps::clear() {
     graphs_.clear();
 }
 
-// Ends a recording that failed; what it was is of no use.
-void CapturedSteps::abandon() {
+// Ends and discards a capture after an error.
+void CapturedSteps::discard_capture() {
     try {
         stream_.runtime().destroy_graph(stream_.runtime().end_capture(stream_.native()));
     } catch (const Error &) {
-        // the failure inside the recording is what counts
+        // the error inside the capture is reported
     }
 }
 

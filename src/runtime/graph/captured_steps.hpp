@@ -1,10 +1,10 @@
-// Steps that a device has recorded: a step of as many rows as one before is replayed as one launch.
+// CUDA graph capture and replay of steps.
 //
-// Rows are rounded up to a bucket, so that a few graphs serve all steps. The memory that a graph
-// touches must stay where it is: a caller says by a version when it has moved, and all graphs go.
+// Rows are padded to a bucket, so that few graphs serve all steps. The caller passes a version of
+// the memory that graphs use; a new version discards all graphs.
 //
-// Only the first run of a step that is recorded afterwards, and one that a caller names, may try several ways of
-// an operator: that is time of the warm-up, which no request pays for.
+// Operators may autotune only in the run before a capture and in run_autotuning(), both part of the
+// warm-up.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -20,12 +20,12 @@ public:
     CapturedSteps(const CapturedSteps &) = delete;
     CapturedSteps &operator=(const CapturedSteps &) = delete;
 
-    // Rows of the smallest graph that holds so many; 0: this step is not to be captured.
+    // The smallest bucket with at least `rows` rows; 0: the step is not captured.
     int64_t bucket_of(int64_t rows) const;
 
-    // Does what body() queues. The first time of a key (a bucket, and its negative for another kind
-    // of step) it runs as it is (allocations and choices are made then) and is recorded afterwards
-    // for the next times.
+    // Runs the work of body(). The first call with a key (a bucket, negated for steps with runs of
+    // tokens) runs it uncaptured, with allocations and autotuning, then captures it; later calls
+    // replay the graph.
     template <typename Body> void run(int64_t key, uint64_t version, const Body &body) {
         if (version != version_) {
             clear();
@@ -36,19 +36,19 @@ public:
             stream_.runtime().launch_graph(found->second, stream_.native());
             return;
         }
-        run_trying(body);
+        run_autotuning(body);
         stream_.runtime().begin_capture(stream_.native());
         try {
             body();
         } catch (...) {
-            abandon();
+            discard_capture();
             throw;
         }
         graphs_[key] = stream_.runtime().end_capture(stream_.native());
     }
 
-    // Does it without recording.
-    template <typename Body> void run_trying(const Body &body) {
+    // Runs body() uncaptured, with autotuning.
+    template <typename Body> void run_autotuning(const Body &body) {
         allow_trials(true);
         try {
             body();
@@ -64,7 +64,7 @@ public:
 
 private:
     void allow_trials(bool are_allowed);
-    void abandon();
+    void discard_capture();
 
     const device::Stream &stream_;
     std::map<int64_t, void *> graphs_;

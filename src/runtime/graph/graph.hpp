@@ -1,5 +1,4 @@
-// Runs a forward inside memory that was planned for it. A plan is made for a size and reused for
-// every step that fits; on devices with graph capture the captured graph will live here too.
+// Sizes the workspace of a forward: reserved for a size and reused by every step that fits.
 #pragma once
 
 #include "runtime/workspace/workspace.hpp"
@@ -15,23 +14,23 @@ struct GraphParams {
 
 class GraphRunner {
 public:
-    // Bytes of workspace that a forward of this size takes.
+    // Workspace bytes of a forward of this size.
     using Sizer = std::function<int64_t(const GraphParams &)>;
 
     struct Counters {
-        int64_t reserved = 0;  // calls of reserve that had to allocate
-        int64_t reused = 0;    // runs inside memory that was there already
-        int64_t allocated = 0; // runs that had to allocate first
+        int64_t reserved = 0;  // calls of reserve that allocated
+        int64_t reused = 0;    // runs without allocation
+        int64_t allocated = 0; // runs that allocated
     };
 
     GraphRunner(Workspace &workspace, Sizer sizer)
         : workspace_(workspace), sizer_(std::move(sizer)) {}
 
-    // Plans for steps of up to this size.
+    // Reserves memory for steps of up to this size.
     void reserve(const GraphParams &params);
     // Whether a step of this size runs without allocation.
     bool can_reuse(const GraphParams &params) const;
-    // Grows the plan to this size.
+    // Grows the workspace to this size.
     void alloc(const GraphParams &params);
     // alloc() unless can_reuse(), then body() with the workspace empty.
     template <typename Body> void run(const GraphParams &params, const Body &body) {

@@ -27,12 +27,12 @@ const std::vector<int32_t> &BlockTables::check(const BlockStep &step) {
     require(step.block_tables != nullptr, "block_tables is NULL; the BLOCK layout needs it");
     check_rows(step);
 
-    if (++call_ == 0) { // the counter went round
+    if (++call_ == 0) { // the counter wrapped
         std::fill(written_.begin(), written_.end(), 0);
         call_ = 1;
     }
     rows_.resize(size_t(step.n_tokens));
-    int32_t row = 0; // tokens of one sequence mostly follow each other
+    int32_t row = 0; // tokens of a sequence are mostly adjacent
     for (int32_t i = 0; i < step.n_tokens; ++i) {
         const int64_t seq_id = step.seq_ids == nullptr ? 0 : step.seq_ids[i];
         if (step.batch_seq_ids[row] != seq_id) {

@@ -1,5 +1,5 @@
-// The BLOCK layout: the caller hands out the blocks, this checks every number of a step against
-// them before anything is written. It allocates no cells and keeps nothing between steps.
+// The BLOCK layout: the caller allocates blocks; this class validates every step against the block
+// tables before anything is written. It has no state between steps.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@
 
 namespace llaisys::runtime {
 
-// The arrays of LlaisysStepInput that matter here; a view.
+// View of the BLOCK arrays of LlaisysStepInput.
 struct BlockStep {
     int32_t n_tokens;
     const int64_t *positions;    // [n_tokens]
-    const int64_t *seq_ids;      // [n_tokens], one a token; null: sequence 0
+    const int64_t *seq_ids;      // [n_tokens]; null: sequence 0
     const int32_t *slot_mapping; // [n_tokens]
     int32_t n_seq;
     const int32_t *context_lens;  // [n_seq]
@@ -23,7 +23,7 @@ struct BlockStep {
 
 class BlockTables {
 public:
-    // n_slots is a whole number of blocks. 4 bytes a slot are kept as scratch.
+    // n_slots is a multiple of block_size. Allocates 4 bytes of scratch per slot.
     BlockTables(int32_t block_size, int32_t n_slots, int64_t max_positions);
 
     int32_t block_size() const { return block_size_; }
@@ -31,10 +31,10 @@ public:
 
     // Throws INVALID with field, index, value and limit unless
     //   n_tokens, n_seq, width >= 1 and no array is missing,
-    //   batch_seq_ids are >= 0 and no two are alike,
+    //   batch_seq_ids are >= 0 and distinct,
     //   1 <= context_lens[r] <= width * block_size, <= max_positions,
     //   block_tables[r][b] is in [0, n_slots / block_size) for every block b that context_lens[r]
-    //   needs (what lies behind them is not read),
+    //   needs (later entries are not read),
     //   seq_ids[i] is one of batch_seq_ids, 0 <= positions[i] < its context_lens,
     //   slot_mapping[i] == table[pos / block_size] * block_size + pos % block_size,
     //   no slot is written twice.

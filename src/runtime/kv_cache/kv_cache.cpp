@@ -77,37 +77,37 @@ KvStatus KvCache::count_cells(const Ubatch *ubatches, int32_t n,
                               std::vector<SlotPlan> *plans) const {
     for (int32_t u = 0; u < n; ++u) {
         ensure(ubatches[u].n_tokens >= 1, "ubatch ", u, " has ", ubatches[u].n_tokens, " tokens");
-        std::vector<int32_t> &taken = (*plans)[size_t(u)].taken;
-        taken.assign(streams_.size(), 0);
+        std::vector<int32_t> &n_cells = (*plans)[size_t(u)].n_cells;
+        n_cells.assign(streams_.size(), 0);
         for (int32_t i = 0; i < ubatches[u].n_tokens; ++i) {
             int32_t stream = 0;
             const KvStatus status = check_token(ubatches[u], i, &stream);
             if (status != LLAISYS_KV_OK) {
                 return status;
             }
-            taken[size_t(stream)] += 1;
+            n_cells[size_t(stream)] += 1;
         }
     }
     for (size_t s = 0; s < streams_.size(); ++s) {
-        int64_t wanted = 0;
+        int64_t requested = 0;
         for (const SlotPlan &plan : *plans) {
-            wanted += plan.taken[s];
+            requested += plan.n_cells[s];
         }
-        if (wanted > streams_[s].size() - streams_[s].used()) {
+        if (requested > streams_[s].size() - streams_[s].used()) {
             return LLAISYS_KV_OOM_SLOT;
         }
     }
     return LLAISYS_KV_OK;
 }
 
-// Cells between the head and the cursor that were free have been given: as long as fewer than all
-// free cells are, the next free one from the cursor on is not one of them.
-int32_t KvCache::take_next(const KvCells &cells, int32_t *cursor) {
+// Free cells between the head and the cursor are planned already. While not all free cells are
+// planned, the next free cell from the cursor on is not one of them.
+int32_t KvCache::next_cell(const KvCells &cells, int32_t *cursor) {
     int32_t cell = cells.next_free(*cursor);
     if (cell == cells.size()) {
         cell = cells.next_free(0);
     }
-    ensure(cell < cells.size(), "a full stream was searched for a free cell");
+    ensure(cell < cells.size(), "no free cell in a full stream");
     *cursor = cell + 1 == cells.size() ? 0 : cell + 1;
     return cell;
 }
@@ -134,7 +134,7 @@ KvStatus KvCache::prepare(const Ubatch *ubatches, int32_t n, std::vector<SlotPla
         for (int32_t i = 0; i < ubatch.n_tokens; ++i) {
             const int32_t stream = stream_of(ubatch.seq_ids[ubatch.seq_offsets[i]]);
             int32_t *cursor = &plan.heads_after[size_t(stream)];
-            plan.slots[size_t(i)] = slot_of(stream, take_next(streams_[size_t(stream)], cursor));
+            plan.slots[size_t(i)] = slot_of(stream, next_cell(streams_[size_t(stream)], cursor));
         }
         heads = &plan.heads_after;
         first_token += ubatch.n_tokens;
@@ -154,7 +154,7 @@ KvStatus KvCache::find_slot(int32_t stream, int32_t n, std::vector<int32_t> *slo
     }
     *head = heads_[size_t(stream)];
     for (int32_t i = 0; i < n; ++i) {
-        slots->push_back(slot_of(stream, take_next(cells, head)));
+        slots->push_back(slot_of(stream, next_cell(cells, head)));
     }
     return LLAISYS_KV_OK;
 }

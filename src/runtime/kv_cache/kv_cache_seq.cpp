@@ -1,4 +1,4 @@
-// The seq_* calls of KvCache, and its books.
+// The seq_* calls of KvCache and its integrity check.
 #include "runtime/kv_cache/kv_cache.hpp"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ KvStatus KvCache::seq_cp(int64_t dst, int64_t src, int64_t p0, int64_t p1) {
     KvCells &cells = cells_of(src);
     size_t begin, end;
     cells.range(src, p0, p1, &begin, &end);
-    std::vector<int32_t> fresh; // a copy: sharing may move the entries of src
+    std::vector<int32_t> fresh; // copied: share() may reallocate the entries of src
     for (size_t i = begin; i < end; ++i) {
         const int32_t cell = cells.entries(src)[i].cell;
         if (!cells.seqs(cell).contains(dst)) {
@@ -95,8 +95,8 @@ KvStatus KvCache::copy_across(int64_t dst, int64_t src, int64_t p0, int64_t p1) 
     return LLAISYS_KV_OK;
 }
 
-// All copies are read before the first is written, so a source that is itself still to be written
-// stands for where its bytes are now.
+// All copies are read before the first is written. A source that is itself a pending target
+// therefore resolves to the slot that has its bytes.
 void KvCache::record_copy(int32_t src_slot, int32_t dst_slot) {
     const auto pending = copies_.find(src_slot);
     const int32_t origin = pending == copies_.end() ? src_slot : pending->second;
@@ -169,7 +169,7 @@ void KvCache::check_integrity() const {
             ensure(stream_of(seq) == s, "sequence ", seq, " of stream ", stream_of(seq),
                    " holds cells of stream ", s);
             const KvCells::Entries &list = cells.entries(seq);
-            ensure(!list.empty(), "sequence ", seq, " is kept without a cell");
+            ensure(!list.empty(), "sequence ", seq, " is listed without a cell");
             for (size_t i = 0; i < list.size(); ++i) {
                 const KvCells::Entry &e = list[i];
                 ensure(cells.pos(e.cell) == e.pos && cells.seqs(e.cell).contains(seq), "sequence ",

@@ -67,10 +67,9 @@ KvCells::KvCells(int32_t n_cells) {
 int32_t KvCells::next_free(int32_t from) const {
     ensure(from >= 0 && from <= size(), "a search from cell ", from, " of ", size());
     size_t word = size_t(from) / 64;
-    uint64_t wanted = ~uint64_t(0)
-                      << (size_t(from) % 64); // of the first word, those from `from` on
-    for (; word < used_bits_.size(); ++word, wanted = ~uint64_t(0)) {
-        const uint64_t free_bits = ~used_bits_[word] & wanted;
+    uint64_t mask = ~uint64_t(0) << (size_t(from) % 64); // in the first word: bits from `from` on
+    for (; word < used_bits_.size(); ++word, mask = ~uint64_t(0)) {
+        const uint64_t free_bits = ~used_bits_[word] & mask;
         if (free_bits != 0) {
             return std::min(size(), int32_t(word * 64) + __builtin_ctzll(free_bits));
         }
@@ -129,16 +128,16 @@ void KvCells::add_entry(int64_t seq, int64_t pos, int32_t cell) {
 
 void KvCells::drop_entry(int64_t seq, int64_t pos, int32_t cell) {
     const auto found = sequences_.find(seq);
-    ensure(found != sequences_.end(), "sequence ", seq, " of cell ", cell, " holds nothing");
+    ensure(found != sequences_.end(), "sequence ", seq, " of cell ", cell, " has no cell");
     Entries &list = found->second;
     const Entry entry{pos, cell};
-    auto place = list.end() - 1;
-    if (place->cell != cell || place->pos != pos) {
-        place = std::lower_bound(list.begin(), list.end(), entry, comes_before);
-        ensure(place != list.end() && place->cell == cell && place->pos == pos, "sequence ", seq,
+    auto it = list.end() - 1;
+    if (it->cell != cell || it->pos != pos) {
+        it = std::lower_bound(list.begin(), list.end(), entry, comes_before);
+        ensure(it != list.end() && it->cell == cell && it->pos == pos, "sequence ", seq,
                " does not list cell ", cell, " at position ", pos);
     }
-    list.erase(place);
+    list.erase(it);
     if (list.empty()) {
         sequences_.erase(found);
     }
@@ -155,7 +154,7 @@ void KvCells::leave(int32_t cell, int64_t seq) {
 }
 
 void KvCells::occupy(int32_t cell, int64_t pos, const int64_t *seq_ids, int32_t n, int64_t shift) {
-    ensure(is_free(cell), "cell ", cell, " is taken already");
+    ensure(is_free(cell), "cell ", cell, " is in use");
     ensure(pos >= 0, "position ", pos, " for cell ", cell);
     ensure(n >= 1, "cell ", cell, " would belong to no sequence");
     for (int32_t i = 0; i < n; ++i) {
@@ -243,13 +242,13 @@ void KvCells::move(int64_t seq, int64_t p0, int64_t p1, int64_t delta) {
     const Entries &list = entries(seq);
     ensure(list[begin].pos >= 0 && delta >= -list[begin].pos && delta <= kEnd - list[end - 1].pos,
            "positions from ", list[begin].pos, " on cannot move by ", delta);
-    std::vector<int64_t> affected; // sorted: the sequences that hold one of the cells
+    std::vector<int64_t> affected; // sorted: the sequences of these cells
     for (size_t i = begin; i < end; ++i) {
         const SeqSet &set = seqs_[size_t(list[i].cell)];
         for (int32_t s = 0; s < set.size(); ++s) {
-            const auto place = std::lower_bound(affected.begin(), affected.end(), set[s]);
-            if (place == affected.end() || *place != set[s]) {
-                affected.insert(place, set[s]);
+            const auto it = std::lower_bound(affected.begin(), affected.end(), set[s]);
+            if (it == affected.end() || *it != set[s]) {
+                affected.insert(it, set[s]);
             }
         }
     }
@@ -263,7 +262,7 @@ void KvCells::move(int64_t seq, int64_t p0, int64_t p1, int64_t delta) {
     }
 }
 
-// Takes over positions that changed.
+// Updates and sorts the entries of a sequence after positions changed.
 void KvCells::resort(int64_t seq) {
     Entries &list = sequences_.at(seq);
     for (Entry &entry : list) {

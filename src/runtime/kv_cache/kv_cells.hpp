@@ -1,6 +1,5 @@
-// The cells of one stream: which position and which sequences each holds. Bookkeeping only: no
-// tensors, no policy. A broken precondition raises an internal error (llaisys::ensure) and changes
-// nothing.
+// The cells of one stream: position and sequences of each. Metadata only: no tensors, no policy. A
+// violated precondition raises an internal error (llaisys::ensure) and changes nothing.
 #pragma once
 
 #include "base/check.hpp"
@@ -19,8 +18,8 @@ public:
     int32_t size() const { return empty() ? 0 : 1 + (rest_ ? int32_t(rest_->size()) : 0); }
     int64_t operator[](int32_t i) const { return i == 0 ? first_ : (*rest_)[size_t(i - 1)]; }
     bool contains(int64_t seq) const;
-    bool insert(int64_t seq); // false: it was there already
-    bool erase(int64_t seq);  // false: it was not there
+    bool insert(int64_t seq); // false: already present
+    bool erase(int64_t seq);  // false: not present
 
 private:
     int64_t first_ = -1; // the smallest; -1: the set is empty
@@ -29,8 +28,8 @@ private:
 
 class KvCells {
 public:
-    // What a sequence holds: entries sorted by (pos, cell), so that the lowest and the highest
-    // position are its ends, and positions held by several cells are counted by themselves.
+    // A cell of a sequence. Entries are sorted by (pos, cell); a position may occur in several
+    // cells.
     struct Entry {
         int64_t pos;
         int32_t cell;
@@ -47,41 +46,41 @@ public:
     // The first free cell from `from` on (0 <= from <= size()); size() when there is none.
     int32_t next_free(int32_t from) const;
 
-    // Of a cell in use.
+    // Position and pending shift of a cell in use.
     int64_t pos(int32_t cell) const { return pos_[checked_used(cell)]; }
     int64_t shift(int32_t cell) const { return shift_[checked_used(cell)]; }
     const SeqSet &seqs(int32_t cell) const { return seqs_[checked(cell)]; }
 
-    // Empty when the sequence holds no cell. Valid until the next change.
+    // Empty when the sequence has no cell. Valid until the next change.
     const Entries &entries(int64_t seq) const;
-    // [*begin, *end) of entries(seq) is what lies in the positions [p0, p1).
+    // [*begin, *end) of entries(seq) are those with positions in [p0, p1).
     void range(int64_t seq, int64_t p0, int64_t p1, size_t *begin, size_t *end) const;
     bool holds(int64_t seq) const { return sequences_.count(seq) != 0; }
-    int64_t pos_min(int64_t seq) const; // -1: holds no cell
+    int64_t pos_min(int64_t seq) const; // -1: no cell
     int64_t pos_max(int64_t seq) const;
 
-    // Takes a free cell for a token at `pos` of the given sequences (n >= 1, ids >= 0; one that is
-    // given twice counts once). `shift` is the rotation that the keys to come still lack.
+    // Occupies a free cell for a token at `pos` of the given sequences (n >= 1, ids >= 0,
+    // duplicates allowed). `shift`: pending rotation of its keys.
     void occupy(int32_t cell, int64_t pos, const int64_t *seq_ids, int32_t n, int64_t shift = 0);
-    // Takes a used cell from all its sequences.
+    // Frees a used cell.
     void vacate(int32_t cell);
-    // The cell, in use, belongs to seq as well; nothing happens when it does already.
+    // Adds seq to a used cell.
     void share(int32_t cell, int64_t seq);
-    // The opposite, for a cell that seq holds; one that nobody else holds becomes free.
+    // Removes seq from one of its cells; a cell without sequences becomes free.
     void unshare(int32_t cell, int64_t seq);
 
-    // seq leaves its cells in [p0, p1); those without a sequence become free.
+    // Removes seq from its cells in [p0, p1); cells without sequences become free.
     void remove(int64_t seq, int64_t p0, int64_t p1);
-    // All sequences but seq leave all their cells. seq need not hold any.
+    // Removes all sequences except seq, which need not have a cell.
     void keep(int64_t seq);
-    // The cells of seq in [p0, p1) move by delta, for all their sequences. No position may become
+    // Moves the cells of seq in [p0, p1) by delta, for all their sequences. No position may become
     // negative.
     void move(int64_t seq, int64_t p0, int64_t p1, int64_t delta);
 
     bool has_shift() const { return has_shift_; }
     void clear_shifts();
 
-    // Ids in rising order.
+    // Ids in ascending order.
     std::vector<int64_t> sequence_ids() const;
 
 private:
@@ -101,12 +100,12 @@ private:
 
     // [n_cells] each; a cell is in use when its set is not empty.
     std::vector<int64_t> pos_;
-    std::vector<int64_t> shift_; // positions the keys must still be rotated by
+    std::vector<int64_t> shift_; // pending rotation of the keys, in positions
     std::vector<SeqSet> seqs_;
     std::vector<uint64_t> used_bits_; // bit c % 64 of word c / 64
     int32_t used_ = 0;
     bool has_shift_ = false;                         // false: every shift is 0
-    std::unordered_map<int64_t, Entries> sequences_; // no entry is empty
+    std::unordered_map<int64_t, Entries> sequences_; // no empty lists
 };
 
 } // namespace llaisys::runtime

@@ -14,32 +14,32 @@ int64_t layer_bytes(const KvStorage &storage, int64_t block_size) {
 } // namespace
 
 KvHostPool::KvHostPool(const device::Stream &stream, const KvStorage &storage, int32_t block_size,
-                       int32_t n_places)
+                       int32_t n_blocks)
     : stream_(stream), storage_(storage), block_size_(block_size),
       block_bytes_(layer_bytes(storage, block_size)) {
     const int64_t stride = block_bytes_ * int64_t(storage.layers().size());
-    require(n_places <= INT64_MAX / stride, "n_blocks must be at most ", INT64_MAX / stride,
-            ", got ", n_places);
-    stream.synchronize(); // a device that counts threads gets to know this one
-    void *memory = stream.runtime().allocate_host(size_t(stride) * size_t(n_places));
-    host_ = {static_cast<std::byte *>(memory), stride, n_places};
+    require(n_blocks <= INT64_MAX / stride, "n_blocks must be at most ", INT64_MAX / stride,
+            ", got ", n_blocks);
+    stream.synchronize(); // sets the thread's current device
+    void *memory = stream.runtime().allocate_host(size_t(stride) * size_t(n_blocks));
+    host_ = {static_cast<std::byte *>(memory), stride, n_blocks};
 }
 
 KvHostPool::~KvHostPool() { stream_.runtime().release_host(host_.data); }
 
-void KvHostPool::move(ops::KvDirection direction, const int32_t *blocks, const int32_t *places,
+void KvHostPool::move(ops::KvDirection direction, const int32_t *blocks, const int32_t *host_blocks,
                       int32_t n) {
     const bool to_host = direction == ops::KvDirection::to_host;
-    const int32_t *targets = to_host ? places : blocks;
+    const int32_t *targets = to_host ? host_blocks : blocks;
     written_.assign(targets, targets + n);
     std::sort(written_.begin(), written_.end());
     const auto repeated = std::adjacent_find(written_.begin(), written_.end());
-    require(repeated == written_.end(), to_host ? "places" : "blocks", " names ",
+    require(repeated == written_.end(), to_host ? "host_blocks" : "blocks", " names ",
             repeated == written_.end() ? -1 : *repeated, " twice");
-    stream_.synchronize(); // a device that counts threads gets to know this one
+    stream_.synchronize(); // sets the thread's current device
     ops::KvHost part = host_;
     for (const ops::KvLayer &layer : storage_.layers()) {
-        ops::kv_blocks(stream_, direction, layer, block_size_, part, blocks, places, n);
+        ops::kv_blocks(stream_, direction, layer, block_size_, part, blocks, host_blocks, n);
         part.data += block_bytes_;
     }
 }

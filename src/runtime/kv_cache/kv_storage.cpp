@@ -12,14 +12,14 @@ namespace llaisys::runtime {
 namespace {
 
 constexpr int64_t kShiftRows = 64;
-constexpr DType kWide = LLAISYS_DTYPE_F32; // what keys in eight bits are rotated as
+constexpr DType kWide = LLAISYS_DTYPE_F32; // int8 keys are rotated in f32
 
 Tensor create(const device::Stream &stream, const Shape &shape, DType dtype) {
     return Tensor::create(shape, dtype, stream.type(), stream.device_id());
 }
 
-// Slots are taken a few at a time, and most caches are never full: with huge pages the first token
-// would cost 2 MiB of keys and of values in every layer.
+// Small pages: most caches never fill, and with huge pages the first token would touch 2 MiB of
+// keys and of values in every layer.
 ops::KvLayer make_layer(const device::Stream &stream, const Shape &shape, DType dtype) {
     const ops::KvLayer layer =
         ops::slot_major(create(stream, shape, dtype), create(stream, shape, dtype));
@@ -64,7 +64,7 @@ void KvStorage::copy_slots(const device::Stream &stream, const int32_t *src, con
     Tensor targets = create(stream, {n}, LLAISYS_DTYPE_I32);
     sources.load(stream, src, size_t(n) * sizeof(int32_t));
     targets.load(stream, dst, size_t(n) * sizeof(int32_t));
-    const int64_t width = ops::head_stride(dtype_, shift_rows_.size(2)); // the bytes as they are
+    const int64_t width = ops::head_stride(dtype_, shift_rows_.size(2)); // raw bytes
     const Shape shape{n, shift_rows_.size(1), width};
     const Tensor k = create(stream, shape, dtype_);
     const Tensor v = create(stream, shape, dtype_);

@@ -1,5 +1,5 @@
-// The bytes of the KV cache, layer by layer, allocated once. Which slot belongs to whom is not known
-// here; how a slot lies in memory is known here and to the device's kernels alone.
+// The bytes of the KV cache, one pair of tensors per layer, allocated once. Owners of slots are
+// tracked elsewhere; the memory layout of a slot is private to this class and the device's kernels.
 #pragma once
 
 #include "ops/kv_layer.hpp"
@@ -17,13 +17,13 @@ public:
     const std::vector<ops::KvLayer> &layers() const { return layers_; }
     int64_t bytes() const;
 
-    // Both take slots in [0, n_slots), no written slot twice.
-    // Slot src[i] to dst[i] in all layers, as if all were read before the first is written.
-    // Allocates scratch for n rows before anything is changed.
+    // Slots are in [0, n_slots); written slots are distinct.
+    // Copies slot src[i] to dst[i] in all layers, as if all were read before the first is written.
+    // Allocates scratch for n rows before it changes anything.
     void copy_slots(const device::Stream &stream, const int32_t *src, const int32_t *dst,
                     int64_t n);
-    // Rotates the keys of slots[i] by delta[i] positions in all layers. Allocates nothing. Keys in
-    // eight bits are rotated in f32 and quantised again, with a new scale.
+    // Rotates the keys of slots[i] by delta[i] positions in all layers. Allocates nothing. int8
+    // keys are rotated in f32 and quantised again with a new scale.
     void shift_slots(const device::Stream &stream, const int32_t *slots, const int64_t *delta,
                      int64_t n);
 
@@ -31,7 +31,7 @@ private:
     DType dtype_;
     Tensor inv_freq_;
     std::vector<ops::KvLayer> layers_;
-    // Scratch of shift_slots, which works in pieces of as many slots.
+    // Scratch of shift_slots, which processes kShiftRows slots at a time.
     Tensor shift_rows_;   // [kShiftRows, heads, dim]
     Tensor shift_slots_;  // i32 [kShiftRows]
     Tensor shift_deltas_; // i64 [kShiftRows]

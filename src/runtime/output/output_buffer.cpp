@@ -7,7 +7,7 @@ void OutputBuffer::reserve(int64_t n_rows) {
         return;
     }
     clear();
-    logits_ = Tensor(); // the old rows go first: the two need not fit in memory together
+    logits_ = Tensor(); // freed first: both may not fit into memory together
     logits_ = Tensor::create({n_rows, row_size_}, LLAISYS_DTYPE_F32, device_, device_id_);
     ids_.reserve(size_t(n_rows));
 }

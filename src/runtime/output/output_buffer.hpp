@@ -1,4 +1,4 @@
-// The logits rows that a step keeps, and which tokens they belong to.
+// Output rows of a step (logits or hidden states) and the tokens they belong to.
 #pragma once
 
 #include "tensor/tensor.hpp"
@@ -12,16 +12,15 @@ public:
     OutputBuffer(DeviceType device, int device_id, int64_t row_size)
         : device_(device), device_id_(device_id), row_size_(row_size) {}
 
-    // Room for n rows; grows only. Rows appended before are lost when it has to grow.
+    // Grow-only capacity of n rows. Growing discards existing rows.
     void reserve(int64_t n_rows);
     void clear() {
         ids_.clear();
         n_host_rows_ = 0;
     }
 
-    // Appends the rows of the given tokens and returns where their logits go: f32 [n, row_size], or
-    // [n_padded, row_size] when rows are computed beyond those. Rows of one step must have been
-    // reserved together.
+    // Appends rows for the given tokens and returns their buffer, f32 [n_padded, row_size], where
+    // rows from n on are padding. All rows of a step must be reserved together.
     Tensor append(const int32_t *token_ids, int64_t n, int64_t n_padded);
     Tensor append(const int32_t *token_ids, int64_t n) { return append(token_ids, n, n); }
 
@@ -30,9 +29,8 @@ public:
     const int32_t *ids() const { return ids_.data(); }
     // f32 [n_rows, row_size] on the device.
     Tensor rows() const { return logits_.slice(0, 0, n_rows()); }
-    // The same rows in host memory, all work of the stream on them done; null when there are none.
-    // On the CPU it is their own memory, on another device a copy, made once for as many rows. Valid
-    // until clear, append or reserve.
+    // The rows in host memory, after synchronizing the stream; null: no rows. On the CPU their own
+    // memory, elsewhere a copy, made once per number of rows. Valid until clear, append or reserve.
     float *host_rows(const device::Stream &stream);
 
     int64_t capacity() const { return logits_.defined() ? logits_.size(0) : 0; }
@@ -42,7 +40,7 @@ private:
     int device_id_;
     int64_t row_size_;
     Tensor logits_;
-    Tensor host_logits_; // of another device than the CPU
+    Tensor host_logits_; // only on devices other than the CPU
     int32_t n_host_rows_ = 0;
     std::vector<int32_t> ids_;
 };

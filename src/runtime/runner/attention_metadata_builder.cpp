@@ -17,12 +17,12 @@ AttentionMetadataBuilder::AttentionMetadataBuilder(const std::vector<int64_t> &w
     lists_of_group_.resize(groups_.size());
 }
 
-// Index of the list of the token's set of sequences; made when it is the first of its kind.
+// Index of the cell list of the token's set of sequences; created on first use.
 int32_t AttentionMetadataBuilder::list_of(const PreparedStep &step, int32_t token,
                                           const KvCache &cells) {
     const int64_t *ids = step.seq_ids.data() + step.seq_offsets[size_t(token)];
     const int32_t n = step.seq_offsets[size_t(token) + 1] - step.seq_offsets[size_t(token)];
-    // The tokens of a sequence mostly stand together: look at the newest list first.
+    // Tokens of a sequence are mostly adjacent: search from the newest list.
     for (size_t i = n_lists_; i-- > 0;) {
         const std::vector<int64_t> &known = lists_[i].seq_ids;
         if (int32_t(known.size()) == n && std::equal(known.begin(), known.end(), ids)) {
@@ -38,9 +38,8 @@ int32_t AttentionMetadataBuilder::list_of(const PreparedStep &step, int32_t toke
     return int32_t(n_lists_++);
 }
 
-void AttentionMetadataBuilder::describe_slot(const PreparedStep &step, const UbatchRange &range,
-                                             const KvCache &cells,
-                                             const std::vector<int32_t> &slots) {
+void AttentionMetadataBuilder::build_slot(const PreparedStep &step, const UbatchRange &range,
+                                          const KvCache &cells, const std::vector<int32_t> &slots) {
     n_lists_ = 0;
     host_rows_.resize(size_t(range.n));
     host_end_.resize(size_t(range.n));
@@ -79,9 +78,9 @@ void AttentionMetadataBuilder::describe_slot(const PreparedStep &step, const Uba
     find_runs();
 }
 
-void AttentionMetadataBuilder::describe_block(const PreparedStep &step, const UbatchRange &range,
-                                              const BlockStep &blocks, int32_t block_size,
-                                              const std::vector<int32_t> &rows) {
+void AttentionMetadataBuilder::build_block(const PreparedStep &step, const UbatchRange &range,
+                                           const BlockStep &blocks, int32_t block_size,
+                                           const std::vector<int32_t> &rows) {
     host_rows_.assign(rows.begin() + range.first, rows.begin() + range.first + range.n);
     host_end_.resize(size_t(range.n));
     for (Group &group : groups_) {
@@ -119,7 +118,7 @@ void AttentionMetadataBuilder::order_singles() {
 
 int64_t AttentionMetadataBuilder::n_long(int64_t n_padded) const {
     int64_t count = 0;
-    for (const int32_t token : host_singles_) { // falling by their ends
+    for (const int32_t token : host_singles_) { // descending by end
         if (host_end_[size_t(token)] <= ops::kLongSequence) {
             break;
         }
@@ -139,7 +138,7 @@ int64_t AttentionMetadataBuilder::n_long(int64_t n_padded) const {
     return std::min(rounded, n_padded);
 }
 
-void AttentionMetadataBuilder::part_runs() {
+void AttentionMetadataBuilder::split_runs() {
     host_runs_.clear();
     host_singles_.resize(size_t(n_));
     std::iota(host_singles_.begin(), host_singles_.end(), 0);
@@ -150,9 +149,9 @@ void AttentionMetadataBuilder::part_runs() {
     runs_.n_singles = n_;
 }
 
-int64_t AttentionMetadataBuilder::most_bytes(int64_t n_tokens, int64_t n_table_entries) const {
+int64_t AttentionMetadataBuilder::max_bytes(int64_t n_tokens, int64_t n_table_entries) const {
     const auto bytes = [](int64_t n) { return StepArena::bytes_for(n, sizeof(int32_t)); };
-    // Runs and singles: at most two numbers a token together, each on an alignment of its own.
+    // Runs and singles: at most two values per token, aligned separately.
     return (6 + int64_t(groups_.size())) * bytes(n_tokens) + bytes(1) + bytes(n_table_entries);
 }
 
@@ -169,7 +168,7 @@ models::AttentionMetadata AttentionMetadataBuilder::put(StepArena *arena, int64_
            " tokens");
     const auto put = [&](const int32_t *values, int64_t n, int64_t padded, int32_t filler) {
         Tensor tensor;
-        int32_t *to = arena->take<int32_t>({padded}, &tensor);
+        int32_t *to = arena->allocate<int32_t>({padded}, &tensor);
         std::copy(values, values + n, to);
         std::fill(to + n, to + padded, filler);
         return tensor;
@@ -188,9 +187,9 @@ models::AttentionMetadata AttentionMetadataBuilder::put(StepArena *arena, int64_
         lists.runs.runs = put(host_runs_.data(), 2 * runs_.n_runs, 2 * runs_.n_runs, 0);
     }
     const int64_t n_singles = runs_.are_all_single ? n_padded : runs_.n_singles;
-    int32_t *singles = arena->take<int32_t>({n_singles}, &lists.runs.singles);
+    int32_t *singles = arena->allocate<int32_t>({n_singles}, &lists.runs.singles);
     std::copy(host_singles_.begin(), host_singles_.end(), singles);
-    std::iota(singles + runs_.n_singles, singles + n_singles, int32_t(n_)); // they see nothing
+    std::iota(singles + runs_.n_singles, singles + n_singles, int32_t(n_)); // padding
     const int32_t width = int32_t(width_);
     lists.width = put(&width, 1, 1, 0);
     lists.tables = put(tables_, n_rows_ * width_, n_rows_ * width_, 0).view({n_rows_, width_});

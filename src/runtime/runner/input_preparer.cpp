@@ -7,15 +7,15 @@ namespace llaisys::runtime {
 const PreparedStep &InputPreparer::prepare(const LlaisysStepInput &input, const KvCache *cells) {
     require(input.n_tokens >= 1, "n_tokens must be at least 1, got ", input.n_tokens);
     step_.n_tokens = input.n_tokens;
-    take_tokens(input);
-    take_sequences(input);
-    take_positions(input, cells);
-    take_outputs(input);
-    take_pooled(input);
+    prepare_tokens(input);
+    prepare_sequences(input);
+    prepare_positions(input, cells);
+    prepare_outputs(input);
+    prepare_pooled(input);
     return step_;
 }
 
-void InputPreparer::take_tokens(const LlaisysStepInput &input) {
+void InputPreparer::prepare_tokens(const LlaisysStepInput &input) {
     step_.token_ids = nullptr;
     step_.embd = input.embd;
     const bool is_head = limits_.feature_size > 0;
@@ -28,7 +28,7 @@ void InputPreparer::take_tokens(const LlaisysStepInput &input) {
                 step_.embd_size);
     }
     require(!is_head || (input.token_ids != nullptr && input.embd != nullptr),
-            "a draft head takes token_ids and embd; one of them is NULL");
+            "a draft head needs token_ids and embd; one of them is NULL");
     if (input.embd != nullptr && !is_head) {
         return;
     }
@@ -41,7 +41,7 @@ void InputPreparer::take_tokens(const LlaisysStepInput &input) {
     step_.token_ids = input.token_ids;
 }
 
-void InputPreparer::take_sequences(const LlaisysStepInput &input) {
+void InputPreparer::prepare_sequences(const LlaisysStepInput &input) {
     const int32_t n = input.n_tokens;
     step_.seq_offsets.resize(size_t(n) + 1);
     step_.seq_offsets[0] = 0;
@@ -55,7 +55,7 @@ void InputPreparer::take_sequences(const LlaisysStepInput &input) {
     }
     const int32_t total = step_.seq_offsets[size_t(n)];
     if (input.seq_ids == nullptr) {
-        require(total == n, "seq_ids is NULL but n_seq_id asks for ", total, " ids");
+        require(total == n, "seq_ids is NULL but n_seq_id sums to ", total);
         step_.seq_ids.assign(size_t(total), 0);
         return;
     }
@@ -69,7 +69,7 @@ void InputPreparer::take_sequences(const LlaisysStepInput &input) {
     if (total == n) {
         return;
     }
-    for (int32_t i = 0; i < n; ++i) { // sorted: one order for a set, whichever the caller gave
+    for (int32_t i = 0; i < n; ++i) { // sorted, so that equal sets compare equal
         const auto begin = step_.seq_ids.begin() + step_.seq_offsets[size_t(i)];
         const auto end = step_.seq_ids.begin() + step_.seq_offsets[size_t(i) + 1];
         std::sort(begin, end);
@@ -79,7 +79,7 @@ void InputPreparer::take_sequences(const LlaisysStepInput &input) {
     }
 }
 
-void InputPreparer::take_positions(const LlaisysStepInput &input, const KvCache *cells) {
+void InputPreparer::prepare_positions(const LlaisysStepInput &input, const KvCache *cells) {
     require(cells == nullptr || (input.n_seq == 0 && input.slot_mapping == nullptr &&
                                  input.block_tables == nullptr),
             "n_seq must be 0, slot_mapping and block_tables NULL in the SLOT layout");
@@ -109,7 +109,7 @@ void InputPreparer::take_positions(const LlaisysStepInput &input, const KvCache 
     }
 }
 
-void InputPreparer::take_outputs(const LlaisysStepInput &input) {
+void InputPreparer::prepare_outputs(const LlaisysStepInput &input) {
     step_.outputs.clear();
     if (input.logits == nullptr) {
         step_.outputs.push_back(input.n_tokens - 1);
@@ -122,7 +122,7 @@ void InputPreparer::take_outputs(const LlaisysStepInput &input) {
     }
 }
 
-void InputPreparer::take_pooled(const LlaisysStepInput &input) {
+void InputPreparer::prepare_pooled(const LlaisysStepInput &input) {
     step_.pooled.clear();
     step_.pooling = input.pooling;
     for (int32_t i = 0; input.pooling != nullptr && i < input.n_tokens; ++i) {
@@ -140,8 +140,8 @@ void InputPreparer::take_pooled(const LlaisysStepInput &input) {
 
 const std::vector<UbatchRange> &InputPreparer::split(const PreparedStep &step) {
     ranges_.clear();
-    // How many of `tokens` from `*from` on lie before token `end`; moves `*from` behind them.
-    const auto take = [](const std::vector<int32_t> &tokens, int32_t *from, int32_t end) {
+    // Counts entries of `tokens` from `*from` on that are below `end`; advances `*from`.
+    const auto count_below = [](const std::vector<int32_t> &tokens, int32_t *from, int32_t end) {
         const int32_t first = *from;
         while (size_t(*from) < tokens.size() && tokens[size_t(*from)] < end) {
             ++*from;
@@ -157,8 +157,8 @@ const std::vector<UbatchRange> &InputPreparer::split(const PreparedStep &step) {
         range.first_output = output;
         range.first_pooled = pooled;
         end = first + range.n;
-        range.n_outputs = take(step.outputs, &output, end);
-        range.n_pooled = take(step.pooled, &pooled, end);
+        range.n_outputs = count_below(step.outputs, &output, end);
+        range.n_pooled = count_below(step.pooled, &pooled, end);
         ranges_.push_back(range);
     }
     return ranges_;

@@ -7,9 +7,9 @@ namespace llaisys::runtime {
 
 namespace {
 
-// A step of at most so many has them attend one by one, although some are of one sequence: its keys
-// are read again for each of them, from the cache, which takes less than launching what a graph
-// would replay.
+// Up to this many tokens a step with runs (draft tokens) treats every token as a run of one and
+// replays a graph: reading keys again from L2 takes less time than launching the kernels one by
+// one.
 constexpr int64_t kFewTokens = 64;
 
 KvStorage make_storage(const device::Stream &stream, const models::KvSpec &spec,
@@ -19,7 +19,7 @@ KvStorage make_storage(const device::Stream &stream, const models::KvSpec &spec,
                      spec.inv_freq);
 }
 
-// Of a token that has one.
+// The only sequence of a token.
 int64_t sequence_of(const PreparedStep &step, int32_t token) {
     return step.seq_ids[size_t(step.seq_offsets[size_t(token)])];
 }
@@ -39,8 +39,8 @@ ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
              }),
       captured_(stream), output_(stream.type(), stream.device_id(), model.spec().vocabulary),
       hidden_(stream.type(), stream.device_id(), model.spec().hidden_size),
-      pool_(model.spec().hidden_size),
-      kept_(stream.type(), stream.device_id(), model.kept_hidden()),
+      pooler_(model.spec().hidden_size),
+      aux_hidden_(stream.type(), stream.device_id(), model.aux_hidden_size()),
       sampler_(stream, model.spec().vocabulary), arena_(stream), device_sampler_(stream) {
     if (options.layout == LLAISYS_KV_LAYOUT_SLOT) {
         cells_.emplace(1, int32_t(options.n_slots), options.max_positions);
@@ -55,26 +55,26 @@ void ModelRunner::reserve_largest_step() {
     const int64_t n_rows = std::min(largest, options_.reserved_outputs);
     graph_.reserve({largest, largest});
     output_.reserve(n_rows);
-    if (kept_.row_size() > 0) {
-        kept_.reserve(largest);
+    if (aux_hidden_.row_size() > 0) {
+        aux_hidden_.reserve(largest);
     }
-    // SLOT: a sequence that fills the cache. BLOCK: as many rows as outputs, each as wide as the
-    // longest sequence.
+    // SLOT: one sequence that fills the cache. BLOCK: one row per output, as wide as the longest
+    // sequence.
     const int64_t width = std::min(options_.max_positions, options_.n_slots);
     const int64_t blocks = (width + options_.block_size - 1) / options_.block_size;
     const int64_t tokens = 2 * StepArena::bytes_for(largest, sizeof(int64_t)) +
                            2 * StepArena::bytes_for(largest, sizeof(int32_t)) +
                            StepArena::bytes_for(n_rows, sizeof(int64_t)) +
                            StepArena::bytes_for(n_rows, sizeof(int32_t));
-    arena_.begin(tokens + metadata_.most_bytes(largest, cells_ ? width : n_rows * blocks));
+    arena_.begin(tokens + metadata_.max_bytes(largest, cells_ ? width : n_rows * blocks));
 }
 
 int32_t ModelRunner::step(const LlaisysStepInput &input) {
     const Profile::Scope scope = profile_.prepare();
     clear_output();
-    place_ = -1;
+    sample_slot_ = -1;
     model_.prepare_weights(stream_);
-    if (input.n_tokens > options_.n_slots) { // more than will ever fit: its arrays are not read
+    if (input.n_tokens > options_.n_slots) { // can never fit: its arrays are not read
         require(cells_.has_value(), "n_tokens must be at most the ", options_.n_slots,
                 " slots of the KV cache, got ", input.n_tokens);
         return LLAISYS_DECODE_NO_KV_SLOT;
@@ -82,8 +82,8 @@ int32_t ModelRunner::step(const LlaisysStepInput &input) {
     const PreparedStep &step = preparer_.prepare(input, cells());
     const std::vector<UbatchRange> &ranges = preparer_.split(step);
     output_.reserve(int64_t(step.outputs.size()));
-    if (kept_.row_size() > 0) {
-        kept_.reserve(step.n_tokens);
+    if (aux_hidden_.row_size() > 0) {
+        aux_hidden_.reserve(step.n_tokens);
         step_tokens_.resize(size_t(step.n_tokens));
         std::iota(step_tokens_.begin(), step_tokens_.end(), 0);
     }
@@ -91,21 +91,21 @@ int32_t ModelRunner::step(const LlaisysStepInput &input) {
         hidden_.reserve(int64_t(step.pooled.size()));
     }
     for (const int32_t token : step.pooled) {
-        pool_.add(sequence_of(step, token));
+        pooler_.reserve(sequence_of(step, token));
     }
     const int32_t status = cells_ ? step_slot(step, ranges) : step_block(step, ranges, input);
     if (status == LLAISYS_DECODE_OK && !step.pooled.empty()) {
-        pool_rows(step);
+        pool_hidden(step);
     }
     return status;
 }
 
-// In the order of the tokens, whatever micro-batches they were in.
-void ModelRunner::pool_rows(const PreparedStep &step) {
+// In token order, independent of micro-batches.
+void ModelRunner::pool_hidden(const PreparedStep &step) {
     const float *row = hidden_.host_rows(stream_);
     for (const int32_t token : step.pooled) {
         const auto how = LlaisysPooling(step.pooling[token]);
-        pool_.take(sequence_of(step, token), how, row);
+        pooler_.add(sequence_of(step, token), how, row);
         row += hidden_.row_size();
     }
 }
@@ -120,8 +120,8 @@ int32_t ModelRunner::step_slot(const PreparedStep &step, const std::vector<Ubatc
     if (status == LLAISYS_KV_OOM_SLOT) {
         return LLAISYS_DECODE_NO_KV_SLOT;
     }
-    require(status == LLAISYS_KV_OK, "the KV cache refused the step with code ", int(status));
-    move_keys();
+    require(status == LLAISYS_KV_OK, "the KV cache rejected the step with code ", int(status));
+    apply_kv_update();
     size_t applied = 0;
     try {
         for (; applied < ranges.size();) {
@@ -129,7 +129,7 @@ int32_t ModelRunner::step_slot(const PreparedStep &step, const std::vector<Ubatc
             const UbatchRange &range = ranges[applied];
             const std::vector<int32_t> &slots = plans_[applied].slots;
             ++applied;
-            forward(step, range, [&] { metadata_.describe_slot(step, range, *cells_, slots); });
+            forward(step, range, [&] { metadata_.build_slot(step, range, *cells_, slots); });
         }
     } catch (...) {
         while (applied-- > 0) {
@@ -152,7 +152,7 @@ int32_t ModelRunner::step_block(const PreparedStep &step, const std::vector<Ubat
     try {
         for (const UbatchRange &range : ranges) {
             forward(step, range, [&] {
-                metadata_.describe_block(step, range, blocks, blocks_->block_size(), rows);
+                metadata_.build_block(step, range, blocks, blocks_->block_size(), rows);
             });
         }
     } catch (...) {
@@ -165,10 +165,10 @@ int32_t ModelRunner::step_block(const PreparedStep &step, const std::vector<Ubat
     return LLAISYS_DECODE_OK;
 }
 
-// Whether nothing is asked of the other tokens: see models::ModelInput::last_rows.
-bool ModelRunner::goes_on_with_outputs(const UbatchRange &range, int64_t n_padded) const {
+// Whether only output rows are needed: see models::ModelInput::last_rows.
+bool ModelRunner::selects_output_rows(const UbatchRange &range, int64_t n_padded) const {
     return range.n_outputs > 0 && range.n_outputs < range.n && n_padded == range.n &&
-           range.n_pooled == 0 && kept_.row_size() == 0;
+           range.n_pooled == 0 && aux_hidden_.row_size() == 0;
 }
 
 int64_t ModelRunner::input_bytes(const PreparedStep &step, const UbatchRange &range,
@@ -183,7 +183,7 @@ int64_t ModelRunner::input_bytes(const PreparedStep &step, const UbatchRange &ra
     if (sources_ != nullptr) {
         values += StepArena::bytes_for(n_padded, sizeof(int32_t));
     }
-    if (goes_on_with_outputs(range, n_padded)) {
+    if (selects_output_rows(range, n_padded)) {
         values += StepArena::bytes_for(range.n_outputs, sizeof(int64_t)) +
                   StepArena::bytes_for(range.n_outputs, sizeof(int32_t));
     }
@@ -192,27 +192,27 @@ int64_t ModelRunner::input_bytes(const PreparedStep &step, const UbatchRange &ra
            StepArena::bytes_for(std::max<int64_t>(n_padded, range.n_outputs), sizeof(int32_t));
 }
 
-// Rows beyond those of the micro-batch are token 0 at position 0.
-models::ModelInput ModelRunner::put_input(const PreparedStep &step, const UbatchRange &range,
-                                          int64_t n_padded) {
+// Padding rows are token 0 at position 0.
+models::ModelInput ModelRunner::build_input(const PreparedStep &step, const UbatchRange &range,
+                                            int64_t n_padded) {
     models::ModelInput input;
     input.n_tokens = n_padded;
     if (step.token_ids != nullptr) {
-        int64_t *to = arena_.take<int64_t>({n_padded}, &input.token_ids);
+        int64_t *to = arena_.allocate<int64_t>({n_padded}, &input.token_ids);
         std::copy_n(step.token_ids + range.first, range.n, to);
         std::fill(to + range.n, to + n_padded, 0);
     }
     if (step.embd != nullptr) {
         const int64_t size = step.embd_size;
-        float *to = arena_.take<float>({n_padded, size}, &input.embeddings);
+        float *to = arena_.allocate<float>({n_padded, size}, &input.embeddings);
         std::copy_n(step.embd + range.first * size, range.n * size, to);
     }
-    int64_t *positions = arena_.take<int64_t>({n_padded}, &input.positions);
+    int64_t *positions = arena_.allocate<int64_t>({n_padded}, &input.positions);
     std::copy_n(step.positions.data() + range.first, range.n, positions);
     std::fill(positions + range.n, positions + n_padded, 0);
     if (range.n_outputs > 0) {
         const int64_t n_outputs = range.n_outputs + (n_padded - range.n);
-        int32_t *to = arena_.take<int32_t>({n_outputs}, &input.output_rows);
+        int32_t *to = arena_.allocate<int32_t>({n_outputs}, &input.output_rows);
         for (int32_t i = 0; i < range.n_outputs; ++i) {
             to[i] = step.outputs[size_t(range.first_output + i)] - range.first;
         }
@@ -220,16 +220,16 @@ models::ModelInput ModelRunner::put_input(const PreparedStep &step, const Ubatch
             to[i] = int32_t(range.n + i - range.n_outputs);
         }
     }
-    if (goes_on_with_outputs(range, n_padded)) {
-        int64_t *rows = arena_.take<int64_t>({range.n_outputs}, &input.last_rows);
-        int32_t *places = arena_.take<int32_t>({range.n_outputs}, &input.last_places);
+    if (selects_output_rows(range, n_padded)) {
+        int64_t *rows = arena_.allocate<int64_t>({range.n_outputs}, &input.last_rows);
+        int32_t *indices = arena_.allocate<int32_t>({range.n_outputs}, &input.last_row_indices);
         for (int32_t i = 0; i < range.n_outputs; ++i) {
             rows[i] = step.outputs[size_t(range.first_output + i)] - range.first;
-            places[i] = i;
+            indices[i] = i;
         }
     }
     if (range.n_pooled > 0) {
-        int64_t *to = arena_.take<int64_t>({range.n_pooled}, &input.hidden_rows);
+        int64_t *to = arena_.allocate<int64_t>({range.n_pooled}, &input.hidden_rows);
         for (int32_t i = 0; i < range.n_pooled; ++i) {
             to[i] = step.pooled[size_t(range.first_pooled + i)] - range.first;
         }
@@ -237,14 +237,14 @@ models::ModelInput ModelRunner::put_input(const PreparedStep &step, const Ubatch
     return input;
 }
 
-// A step in which every token wants its logits, one or a few of each sequence (a last token and
-// drafts), is a graph where the device has graphs: it is filled up to the rows of one.
-template <typename Describe>
+// A decode step (every token has logits: one per sequence, or a few with draft tokens) is padded to
+// a bucket and captured as a graph where the device supports graphs.
+template <typename BuildMetadata>
 void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
-                          const Describe &describe) {
+                          const BuildMetadata &build_metadata) {
     {
         const Profile::Scope scope = profile_.attn_meta();
-        describe();
+        build_metadata();
     }
     const bool decodes = blocks_.has_value() && step.embd == nullptr && range.n == step.n_tokens &&
                          range.n_outputs == range.n && range.n_pooled == 0 &&
@@ -252,27 +252,28 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
     const int64_t bucket = decodes ? captured_.bucket_of(range.n) : 0;
     const bool has_runs = metadata_.longest_run() > 1;
     if (bucket > 0 && has_runs) {
-        metadata_.part_runs();
+        metadata_.split_runs();
     }
     const int64_t n_padded = std::max<int64_t>(bucket, range.n);
     if (n_padded > output_.capacity()) {
         output_.reserve(n_padded);
     }
-    if (kept_.row_size() > 0 && n_padded > kept_.capacity()) { // a graph: the only micro-batch
-        kept_.reserve(n_padded);
+    if (aux_hidden_.row_size() > 0 &&
+        n_padded > aux_hidden_.capacity()) { // captured: the only micro-batch
+        aux_hidden_.reserve(n_padded);
     }
     models::ModelInput input;
     models::AttentionMetadata metadata;
     {
         const Profile::Scope scope = profile_.memcpy();
         arena_.begin(input_bytes(step, range, n_padded) + metadata_.bytes(n_padded));
-        input = put_input(step, range, n_padded);
-        // Settled: a captured step begins when all before it is done; a token that stands behind
-        // others of its sequence sees what the step itself writes.
+        input = build_input(step, range, n_padded);
+        // Settled (no entry that attention reads is written by this step): false for runs, where a
+        // token sees keys of earlier tokens of the same step.
         metadata = metadata_.put(&arena_, n_padded, bucket > 0 && !has_runs);
         ops::SampledTokens sampled{input.token_ids, {}, device_sampler_.sampled()};
-        if (sources_ != nullptr) { // behind all that a recorded step looks at
-            int32_t *to = arena_.take<int32_t>({n_padded}, &sampled.sources);
+        if (sources_ != nullptr) { // after everything that a graph reads
+            int32_t *to = arena_.allocate<int32_t>({n_padded}, &sampled.sources);
             std::copy_n(sources_ + range.first, range.n, to);
             std::fill(to + range.n, to + n_padded, -1);
         }
@@ -282,8 +283,9 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
     models::ForwardOutput output;
     output.logits = output_.append(step.outputs.data() + range.first_output, range.n_outputs,
                                    range.n_outputs + (n_padded - range.n));
-    if (kept_.row_size() > 0) {
-        output.kept = kept_.append(step_tokens_.data() + range.first, range.n, n_padded);
+    if (aux_hidden_.row_size() > 0) {
+        output.aux_hidden =
+            aux_hidden_.append(step_tokens_.data() + range.first, range.n, n_padded);
     }
     if (range.n_pooled > 0) {
         output.hidden = hidden_.append(step.pooled.data() + range.first_pooled, range.n_pooled);
@@ -294,37 +296,37 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
         graph_.run(params, [&] { model_.forward(stream_, workspace_, input, metadata, &output); });
     };
     if (bucket > 0) {
-        graph_.reserve(params); // before the version is asked for: it may move the workspace
+        graph_.reserve(params); // may move the workspace, so before memory_version()
         const int64_t key = bucket + (metadata_.n_long(n_padded) << 32);
         captured_.run(has_runs ? -key : key, memory_version(), body);
-    } else if (range.n == options_.max_ubatch && !has_tried_) {
-        has_tried_ = true;
-        captured_.run_trying(body);
+    } else if (range.n == options_.max_ubatch && !has_tuned_) {
+        has_tuned_ = true;
+        captured_.run_autotuning(body);
     } else {
         body();
     }
 }
 
-void ModelRunner::keep_hidden(const std::vector<int32_t> &layers) {
-    model_.keep_hidden(layers);
+void ModelRunner::set_aux_hidden_layers(const std::vector<int32_t> &layers) {
+    model_.set_aux_hidden_layers(layers);
     clear_output();
-    kept_ = OutputBuffer(stream_.type(), stream_.device_id(), model_.kept_hidden());
-    captured_.clear(); // what was captured keeps what was kept then
+    aux_hidden_ = OutputBuffer(stream_.type(), stream_.device_id(), model_.aux_hidden_size());
+    captured_.clear(); // graphs write the old buffer
     reserve_largest_step();
 }
 
-// Changes when memory that a captured step touches has moved.
+// Changes when memory used by captured graphs moves.
 uint64_t ModelRunner::memory_version() const {
     uint64_t hash = model_.weights_version();
     for (const uint64_t part : {uint64_t(arena_.generation()), uint64_t(workspace_.allocations()),
-                                uint64_t(output_.capacity()), uint64_t(kept_.capacity())}) {
+                                uint64_t(output_.capacity()), uint64_t(aux_hidden_.capacity())}) {
         hash = (hash ^ part) * 1099511628211u;
     }
     return hash;
 }
 
-// Does to the bytes what seq_add and seq_cp did to the books.
-void ModelRunner::move_keys() {
+// Applies pending copies and shifts of seq_cp and seq_add to the bytes.
+void ModelRunner::apply_kv_update() {
     if (!cells_->needs_update()) {
         return;
     }
@@ -357,7 +359,7 @@ LlaisysKvStats ModelRunner::kv_stats() const {
 
 std::string ModelRunner::kv_dump() const {
     return cells_ ? cells_->dump()
-                  : std::string("the caller keeps the books of the BLOCK layout\n");
+                  : std::string("the caller owns the metadata of the BLOCK layout\n");
 }
 
 void ModelRunner::check_slots(const char *name, const int32_t *slots, int32_t n) const {

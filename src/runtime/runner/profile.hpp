@@ -1,5 +1,4 @@
-// Where the time of steps goes. A stage has the time that passes while its scope is the innermost one,
-// so the stages never count a moment twice. Costs one look at the clock for each border.
+// Time per stage of steps. Time counts for the innermost scope only. A scope costs two clock reads.
 #pragma once
 
 #include "base/nvtx.hpp"
@@ -13,8 +12,7 @@ class Profile {
 public:
     using Stage = LlaisysStageProfile LlaisysProfile::*;
 
-    // One scope of a stage; scopes of one profile nest like blocks, on one thread. `name` is that of
-    // the NVTX range.
+    // A scope of a stage; scopes of a profile nest, on one thread. `name`: of the NVTX range.
     class Scope {
     public:
         Scope(Profile &profile, Stage stage, const char *name)
@@ -38,7 +36,7 @@ public:
     Scope sample() { return {*this, &LlaisysProfile::sample, "sample"}; }
     Scope memcpy() { return {*this, &LlaisysProfile::memcpy, "memcpy"}; }
 
-    // Of the scopes that have ended, since the beginning or the last reset.
+    // Times of ended scopes since construction or the last reset.
     const LlaisysProfile &times() const { return times_; }
     void reset() { times_ = empty(); }
 
@@ -50,7 +48,7 @@ private:
         times.struct_size = sizeof times;
         return times;
     }
-    // The time since the last border goes to the stage that ends here; null: outside of all.
+    // Adds the time since the last switch to the current stage and switches to `stage`; null: none.
     void enter(Stage stage) {
         const Clock::time_point now = Clock::now();
         if (current_ != nullptr) {

@@ -2,7 +2,7 @@
 
 #include "base/check.hpp"
 #include "device/cpu/cpu_runtime.hpp"
-#include "runtime/runner/sampler_links.hpp"
+#include "runtime/runner/sampler_chain.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -43,7 +43,7 @@ void Sampler::sample(const float *logits, int32_t n_outputs,
     std::copy(ids_.begin(), ids_.begin() + n_rows_, ids);
 }
 
-bool Sampler::takes_best(const LlaisysSamplingMetadata &sampling, int32_t n_outputs) const {
+bool Sampler::is_greedy(const LlaisysSamplingMetadata &sampling, int32_t n_outputs) const {
     const NumberColumns numbers = check_sampling(sampling, n_outputs, vocab_);
     for (int32_t r = 0; r < sampling.n_rows; ++r) {
         const RowParams params = row_params(sampling, numbers, r);
@@ -61,7 +61,7 @@ bool Sampler::takes_best(const LlaisysSamplingMetadata &sampling, int32_t n_outp
 void Sampler::reserve_results(const LlaisysSamplingMetadata &sampling,
                               const NumberColumns &numbers) {
     const size_t n = size_t(sampling.n_rows);
-    n_rows_ = 0; // until all rows are sampled
+    n_rows_ = 0; // valid only after all rows are sampled
     ids_.resize(std::max(ids_.size(), n));
     status_.resize(std::max(status_.size(), n));
     logprob_counts_.resize(std::max(logprob_counts_.size(), n));
@@ -69,8 +69,8 @@ void Sampler::reserve_results(const LlaisysSamplingMetadata &sampling,
     logprob_offsets_.resize(std::max(logprob_offsets_.size(), n + 1));
     logprob_offsets_[0] = 0;
     for (int32_t r = 0; r < sampling.n_rows; ++r) {
-        const int64_t room = int64_t(numbers.row(r).n_logprobs) + 1;
-        logprob_offsets_[size_t(r) + 1] = logprob_offsets_[size_t(r)] + room;
+        const int64_t capacity = int64_t(numbers.row(r).n_logprobs) + 1;
+        logprob_offsets_[size_t(r) + 1] = logprob_offsets_[size_t(r)] + capacity;
     }
     const size_t total = size_t(logprob_offsets_[n]);
     logprob_ids_.resize(std::max(logprob_ids_.size(), total));
@@ -128,23 +128,23 @@ void Sampler::raise_failure(const LlaisysSamplingMetadata &sampling) const {
                    ") are NaN");
             break;
         case RowStatus::no_memory:
-            fail(LLAISYS_ERROR_MEMORY, "no memory for the scratch of row ", r, " (vocabulary ",
-                 vocab_, ")");
-        case RowStatus::needs_all: // only from sample_reduced, whose rows are sampled again
+            fail(LLAISYS_ERROR_MEMORY, "no memory for scratch of row ", r, " (vocabulary ", vocab_,
+                 ")");
+        case RowStatus::needs_full_row: // only in sample_reduced, which samples such rows again
             ensure(false, "row ", r, " was not sampled");
             break;
         }
     }
 }
 
-void Sampler::note_sampled(int32_t n) {
+void Sampler::record_sampled(int32_t n) {
     logprob_counts_.resize(std::max(logprob_counts_.size(), size_t(n)));
     std::fill_n(logprob_counts_.begin(), n, 0);
     n_rows_ = n;
 }
 
-void Sampler::note_sampled(const SampledRows &found, const LlaisysSamplingMetadata &sampling,
-                           const int32_t *ids) {
+void Sampler::record_sampled(const SampledRows &found, const LlaisysSamplingMetadata &sampling,
+                             const int32_t *ids) {
     const NumberColumns numbers(sampling);
     reserve_results(sampling, numbers);
     for (int32_t r = 0; r < sampling.n_rows; ++r) {

@@ -1,8 +1,8 @@
-// Turns rows of logits into tokens. The contract of the parameters is LlaisysSamplingMetadata in
-// include/llaisys/runtime/infer_types.h, the exact maths is docs/guides/sampling.md.
+// The host sampler. LlaisysSamplingMetadata in include/llaisys/runtime/infer_types.h specifies the
+// parameters, docs/guides/sampling.md the exact maths.
 //
-// A row's token depends on nothing but the row's logits, its parameters and the history of its
-// sequence: not on the other rows, the number of threads, or what was sampled before.
+// The token of a row depends only on its logits, its parameters and the history of its sequence:
+// not on other rows, the number of threads or earlier calls.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -26,46 +26,47 @@ struct Reduction;
 
 class Sampler {
 public:
-    // Rows are shared among the threads of a CPU stream, which must outlive the sampler.
+    // Rows are distributed over the threads of a CPU stream, which must outlive the sampler.
     Sampler(const device::Stream &stream, int64_t vocab);
 
     int64_t vocab() const { return vocab_; }
 
-    // Samples ids[n_rows] from logits [n_outputs, vocab] (host memory). Checks everything first, and
-    // throws INVALID naming field, row, value and limit; ids and the logprobs are then unchanged.
-    // Throws INVALID when mask and bias leave a row no token, INTERNAL when a row of logits is all
-    // NaN (a single NaN counts as -inf); there are no logprobs then. The caller has checked
+    // Samples ids[n_rows] from logits [n_outputs, vocab] (host memory). Checks all parameters
+    // first: throws INVALID naming field, row, value and limit, with ids and logprobs unchanged.
+    // Throws INVALID when mask and bias ban every token of a row, INTERNAL when all logits of a row
+    // are NaN (a single NaN counts as -inf); logprobs are then cleared. The caller has checked
     // struct_size.
     void sample(const float *logits, int32_t n_outputs, const LlaisysSamplingMetadata &sampling,
                 int32_t *ids);
 
-    // Whether every row takes the largest logit of its output row as it is. Checks everything as
-    // sample does.
-    bool takes_best(const LlaisysSamplingMetadata &sampling, int32_t n_outputs) const;
-    // What a device must find out about rows of which it brings the best k. Checks everything as
-    // sample does. False where every row has to be looked at as a whole. late_rows [n_rows]: where the
-    // sample that is not known yet has the last token of a row's history; -1: nowhere. Null: no row's.
+    // Whether every row is the plain argmax of its output row. Checks parameters like sample().
+    bool is_greedy(const LlaisysSamplingMetadata &sampling, int32_t n_outputs) const;
+    // Plans how a device that returns the top k logits samples or reduces the rows. Checks
+    // parameters like sample(). False when every row needs all its logits on the host. pending_rows
+    // [n_rows]: row of the queued sampling that holds the last token of a row's history; -1: none.
+    // Null: none for all.
     bool plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, int64_t k,
-              SamplingPlan *plan, const int32_t *late_rows = nullptr) const;
-    // Gives output rows [n, vocab] in host memory, by their numbers.
+              SamplingPlan *plan, const int32_t *pending_rows = nullptr) const;
+    // Returns the given output rows, [n, vocab], in host memory.
     using FetchRows = std::function<const float *(const std::vector<int32_t> &outputs)>;
-    // Samples as sample does, from what was found out about the rows of plan; fetches those for which
-    // that is not enough, and returns how many these were.
+    // Samples like sample(), from reduced rows. Fetches full rows where the reduction is
+    // insufficient; returns their number.
     int32_t sample_reduced(const ReducedRows &found, const FetchRows &fetch,
                            const LlaisysSamplingMetadata &sampling, int32_t *ids);
 
-    // Of row i of the last sample; valid until the next one. Throws INVALID for no such row.
+    // Logprobs of row i of the last call; valid until the next one. Throws INVALID for an unknown
+    // row.
     LlaisysLogprobs logprobs(int32_t i) const;
-    // The last sample was sampled elsewhere, n rows without logprobs.
-    void note_sampled(int32_t n);
-    // The same with those that rows want.
-    void note_sampled(const SampledRows &found, const LlaisysSamplingMetadata &sampling,
-                      const int32_t *ids);
-    // Forgets the rows of the last sample.
+    // Records that the device sampled the last call: n rows without logprobs.
+    void record_sampled(int32_t n);
+    // The same with the requested logprobs.
+    void record_sampled(const SampledRows &found, const LlaisysSamplingMetadata &sampling,
+                        const int32_t *ids);
+    // Discards the logprobs of the last call.
     void clear_logprobs() { n_rows_ = 0; }
 
-    // What penalties look at. All throw INVALID, and change nothing, for a negative sequence or a
-    // token outside the vocabulary.
+    // Token history for penalties. All throw INVALID and change nothing for a negative sequence or
+    // a token outside the vocabulary.
     void reset(int64_t seq, const int64_t *prompt, int32_t n);
     void accept(int64_t seq, const int64_t *tokens, int32_t n);
     void forget(int64_t seq);
@@ -78,19 +79,19 @@ private:
     void sample_row(const float *row, const RowParams &params, int32_t r, int thread);
     void sample_reduced(const ReducedRows &found, const RowParams &params, int32_t r,
                         int32_t output, int thread);
-    // How a device samples a row; late_row as in plan.
-    static void plan_sample(const RowParams &params, const Reduction &reduction, int32_t late_row,
-                            SamplingPlan *plan);
+    // Plans the device sampling of a row; pending_row as in plan().
+    static void plan_sample(const RowParams &params, const Reduction &reduction,
+                            int32_t pending_row, SamplingPlan *plan);
     void raise_failure(const LlaisysSamplingMetadata &sampling) const;
 
-    // Rows are sampled on the CPU: on the threads of the stream, or on our own when it has none.
+    // The stream for CPU threads when the runner's stream is not a CPU stream.
     std::unique_ptr<device::Stream> own_stream_;
     device::ThreadPool &pool_;
     int64_t vocab_;
     SamplerHistory history_;
-    std::vector<RowSampler> workers_; // one a thread
+    std::vector<RowSampler> workers_; // one per thread
 
-    // Of the last sample, by row. Grow-only.
+    // Results of the last call, by row. Grow-only.
     int32_t n_rows_ = 0;
     std::vector<int32_t> ids_;
     std::vector<RowStatus> status_;
@@ -100,11 +101,11 @@ private:
     std::vector<float> logprobs_;
 };
 
-// Throws INVALID unless every field of sampling is as infer_types.h demands; its numbers by field.
+// Throws INVALID unless every field of sampling meets infer_types.h; returns its numbers by field.
 NumberColumns check_sampling(const LlaisysSamplingMetadata &sampling, int32_t n_outputs,
                              int64_t vocab);
 
-// The part of it that needs the outputs.
+// The part of check_sampling that needs the number of outputs.
 void check_output_rows(const LlaisysSamplingMetadata &sampling, int32_t n_outputs);
 
 } // namespace llaisys::runtime

@@ -28,7 +28,7 @@ void Candidates::begin_best(const int32_t *ids, const float *logits, int64_t n) 
     keep_selected();
 }
 
-float *Candidates::own_x() {
+float *Candidates::mutable_x() {
     if (x_ != own_.data()) {
         grow(&own_, n_);
         std::copy(x_, x_ + n_, own_.begin());
@@ -53,7 +53,7 @@ void Candidates::apply_mask(const uint32_t *mask) {
     x_ = own_.data();
 }
 
-double Candidates::weigh() {
+double Candidates::compute_weights() {
     grow(&weights_, n_);
     grow(&block_sums_, (n_ + kWeightBlock - 1) / kWeightBlock);
     const float max = max_of(x_, n_);
@@ -61,7 +61,7 @@ double Candidates::weigh() {
         std::fill(weights_.begin(), weights_.begin() + n_, 0.0f);
         return 0;
     }
-    return runtime::weigh(x_, n_, max, temperature_, weights_.data(), block_sums_.data());
+    return softmax_weights(x_, n_, max, temperature_, weights_.data(), block_sums_.data());
 }
 
 float *Candidates::scores() {

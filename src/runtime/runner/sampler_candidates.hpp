@@ -1,4 +1,4 @@
-// What is left of a row of logits while the chain cuts it down.
+// The remaining tokens of a row while the sampler chain runs.
 #pragma once
 
 #include "runtime/runner/sampler_math.hpp"
@@ -9,38 +9,37 @@
 
 namespace llaisys::runtime {
 
-// Belongs to one thread; keeps its scratch from row to row. May throw std::bad_alloc.
+// Used by one thread; reuses its scratch for all rows. May throw std::bad_alloc.
 class Candidates {
 public:
-    // All of logits [vocab], which must outlive the row and are never written to.
+    // Starts with all of logits [vocab], which must stay valid and are not written.
     void begin(const float *logits, int64_t vocab);
 
-    // The best n of a row, in any order; ids are distinct.
+    // Starts with n tokens of a row, in any order; ids are distinct.
     void begin_best(const int32_t *ids, const float *logits, int64_t n);
 
-    // In the order of ids: logit x()[i] of token id_of(i), 0 <= i < size().
+    // Sorted by id: logit x()[i] of token id_of(i), 0 <= i < size().
     int64_t size() const { return n_; }
     const float *x() const { return x_; }
-    const int32_t *ids() const { return ids_; } // null as long as nothing was cut off: id_of(i) = i
+    const int32_t *ids() const { return ids_; } // null while no token was removed: id_of(i) = i
     int32_t id_of(int64_t i) const { return ids_ == nullptr ? int32_t(i) : ids_[i]; }
-    float temperature() const { return temperature_; } // still to be applied to x()
+    float temperature() const { return temperature_; } // not yet applied to x()
     void set_temperature(float temperature) { temperature_ = temperature; }
 
-    float *own_x(); // the logits, to be changed
+    float *mutable_x(); // a writable copy of the logits
     void apply_mask(const uint32_t *mask);
 
-    // Fills weights() as weigh() does; returns their sum, 0 when every logit is -inf.
-    double weigh();
+    // Computes weights() by softmax_weights(); returns their sum, 0 when every logit is -inf.
+    double compute_weights();
     const float *weights() const { return weights_.data(); }
     const double *block_sums() const { return block_sums_.data(); }
 
-    // Memory for a link; the contents are its own.
+    // Scratch for one logits processor.
     std::vector<Candidate> &selected() { return selected_; }
     float *scores(); // [size()]
 
-    void keep_selected(); // what is left is selected(), which must be in the order of ids
-    // What is left are the indices with score[i] >= floor for which keep(i) holds. score: [size()],
-    // may be x().
+    void keep_selected(); // keeps only selected(), which must be sorted by id
+    // Keeps the indices with score[i] >= floor and keep(i). score: [size()], may be x().
     template <typename Keep> void keep_where(const float *score, float floor, const Keep &keep);
 
 private:
@@ -55,7 +54,7 @@ private:
     int64_t n_ = 0;
     float temperature_ = 1;
 
-    // Grow-only; x_ and ids_ point into the first two once they differ from the caller's row.
+    // Grow-only. x_ and ids_ point into the first two once they differ from the caller's row.
     std::vector<float> own_;
     std::vector<int32_t> own_ids_;
     std::vector<float> weights_;
@@ -66,26 +65,26 @@ private:
 
 template <typename Keep>
 void Candidates::keep_where(const float *score, float floor, const Keep &keep) {
-    grow(&own_, n_); // neither grows when x_ is in it already
+    grow(&own_, n_); // no reallocation when x_ points into it
     grow(&own_ids_, n_);
-    constexpr int64_t kSkip = 64; // blocks without a survivor are passed over
-    int64_t kept = 0;
+    constexpr int64_t kSkip = 64; // blocks without a kept token are skipped
+    int64_t n_kept = 0;
     for (int64_t begin = 0; begin < n_; begin += kSkip) {
         const int64_t end = std::min(n_, begin + kSkip);
         if (max_of(score + begin, end - begin) < floor) {
             continue;
         }
-        for (int64_t i = begin; i < end; ++i) { // in place: kept <= i
+        for (int64_t i = begin; i < end; ++i) { // in place: n_kept <= i
             if (score[i] >= floor && keep(i)) {
-                own_ids_[size_t(kept)] = id_of(i);
-                own_[size_t(kept)] = x_[i];
-                ++kept;
+                own_ids_[size_t(n_kept)] = id_of(i);
+                own_[size_t(n_kept)] = x_[i];
+                ++n_kept;
             }
         }
     }
     x_ = own_.data();
     ids_ = own_ids_.data();
-    n_ = kept;
+    n_ = n_kept;
 }
 
 } // namespace llaisys::runtime

@@ -1,4 +1,4 @@
-// The checks of Sampler::sample: nothing is sampled before all of them hold.
+// Parameter checks of Sampler::sample, done before anything is sampled.
 #include "base/check.hpp"
 #include "runtime/runner/sampler.hpp"
 
@@ -28,12 +28,12 @@ void check_chain(const LlaisysSamplingMetadata &s) {
     }
     check_offsets("chain_offsets", s.chain_offsets, s.n_rows);
     require(s.chain != nullptr || s.chain_offsets[s.n_rows] == 0, "chain is NULL, with ",
-            s.chain_offsets[s.n_rows], " links");
+            s.chain_offsets[s.n_rows], " processors");
     for (int32_t r = 0; r < s.n_rows; ++r) {
         const int32_t begin = s.chain_offsets[r];
         const int32_t end = s.chain_offsets[r + 1];
         require(end - begin <= LLAISYS_SAMPLER_COUNT, "the chain of row ", r, " must have at most ",
-                int(LLAISYS_SAMPLER_COUNT), " links, got ", end - begin);
+                int(LLAISYS_SAMPLER_COUNT), " processors, got ", end - begin);
         uint32_t seen = 0;
         for (int32_t i = begin; i < end; ++i) {
             const int kind = s.chain[i];

@@ -34,19 +34,19 @@ void SamplerHistory::reset(int64_t seq, const int64_t *prompt, int32_t n) {
 void SamplerHistory::accept(int64_t seq, const int64_t *tokens, int32_t n) {
     check(seq, "tokens", tokens, n);
     Entries &entries = sequences_[seq];
-    const size_t room = entries.size() + size_t(n);
-    if (entries.capacity() < room) { // before the first change
-        entries.reserve(std::max(room, 2 * entries.capacity()));
+    const size_t capacity = entries.size() + size_t(n);
+    if (entries.capacity() < capacity) { // before the first change
+        entries.reserve(std::max(capacity, 2 * entries.capacity()));
     }
     for (int32_t i = 0; i < n; ++i) {
         const int32_t token = int32_t(tokens[i]);
-        const auto place =
+        const auto it =
             std::lower_bound(entries.begin(), entries.end(), token,
                              [](const Entry &entry, int32_t id) { return entry.token < id; });
-        if (place != entries.end() && place->token == token) {
-            place->sampled += 1;
+        if (it != entries.end() && it->token == token) {
+            it->sampled += 1;
         } else {
-            entries.insert(place, {token, 1});
+            entries.insert(it, {token, 1});
         }
     }
 }

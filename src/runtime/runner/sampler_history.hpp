@@ -1,4 +1,4 @@
-// The tokens that penalties look at, by sequence.
+// Token history of each sequence, for penalties.
 #pragma once
 
 #include <cstdint>
@@ -9,12 +9,12 @@ namespace llaisys::runtime {
 
 class SamplerHistory {
 public:
-    // A token that the sequence has seen, and how often it was sampled (0: in the prompt only).
+    // A token of the sequence and how often it was sampled (0: in the prompt only).
     struct Entry {
         int32_t token;
         int32_t sampled;
     };
-    using Entries = std::vector<Entry>; // sorted by token, no token twice
+    using Entries = std::vector<Entry>; // sorted by token, distinct
 
     explicit SamplerHistory(int64_t vocab) : vocab_(vocab) {}
 
@@ -24,7 +24,7 @@ public:
     void accept(int64_t seq, const int64_t *tokens, int32_t n);
     void forget(int64_t seq);
 
-    // null: nothing is known of the sequence.
+    // null: the sequence has no history.
     const Entries *find(int64_t seq) const;
 
 private:

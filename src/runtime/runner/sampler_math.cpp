@@ -37,7 +37,7 @@ double sum_block(const float *weights, int64_t n) {
            ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
 }
 
-// Cuts *best down to its k best.
+// Reduces *best to its k best.
 void cut(std::vector<Candidate> *best, int64_t k) {
     if (int64_t(best->size()) > k) {
         std::nth_element(best->begin(), best->begin() + (k - 1), best->end(), is_better);
@@ -45,7 +45,8 @@ void cut(std::vector<Candidate> *best, int64_t k) {
     }
 }
 
-// By distance from the best, 32 bins to a factor of e; what weighs less than e^-32 shares the last.
+// Histogram bins by distance from the largest logit: 32 per factor of e; the last holds weights
+// below e^-32.
 constexpr int kBins = 1024;
 
 int bin_of(float logit, float max, float temperature) {
@@ -95,8 +96,8 @@ bool is_all_nan(const float *x, int64_t n) {
     return std::all_of(x, x + n, [](float value) { return value != value; });
 }
 
-double weigh(const float *x, int64_t n, float max, float temperature, float *weights,
-             double *block_sums) {
+double softmax_weights(const float *x, int64_t n, float max, float temperature, float *weights,
+                       double *block_sums) {
     double sum = 0;
     for (int64_t begin = 0; begin < n; begin += kWeightBlock) {
         const int64_t count = std::min(kWeightBlock, n - begin);
@@ -114,9 +115,9 @@ double weigh(const float *x, int64_t n, float max, float temperature, float *wei
 }
 
 int64_t pick(const float *weights, const double *block_sums, int64_t n, double target) {
-    double below = 0; // the weight of all blocks before this one
+    double below = 0; // weight of all earlier blocks
     int64_t begin = 0;
-    int64_t fallback = 0; // the last block that weighs anything
+    int64_t fallback = 0; // the last block with a weight above 0
     for (; begin < n; begin += kWeightBlock) {
         const double sum = block_sums[begin / kWeightBlock];
         fallback = sum > 0 ? begin : fallback;
@@ -127,7 +128,7 @@ int64_t pick(const float *weights, const double *block_sums, int64_t n, double t
     }
     begin = begin < n ? begin : fallback;
     const int64_t end = std::min(n, begin + kWeightBlock);
-    int64_t last = begin; // rounding may leave the sum of the block a hair short of the target
+    int64_t last = begin; // rounding may leave the sum of the block below the target
     for (int64_t i = begin; i < end; ++i) {
         if (weights[i] > 0) {
             last = i;
@@ -143,9 +144,9 @@ int64_t pick(const float *weights, const double *block_sums, int64_t n, double t
 void select_best(const float *x, const int32_t *ids, int64_t n, int64_t k, Order order,
                  std::vector<Candidate> *best) {
     best->clear();
-    const size_t room = size_t(std::min(n, 2 * std::min(k, n) + kSelectSlack));
-    best->reserve(room);
-    float floor = -kInf; // what is not above it cannot be among the k best: its id is too high
+    const size_t capacity = size_t(std::min(n, 2 * std::min(k, n) + kSelectSlack));
+    best->reserve(capacity);
+    float floor = -kInf; // a logit not above it is not among the k best: ids ascend
     for (int64_t begin = 0; begin < n; begin += kLanes) {
         const int64_t end = std::min(n, begin + kLanes);
         if (end - begin == kLanes) {
@@ -161,9 +162,9 @@ void select_best(const float *x, const int32_t *ids, int64_t n, int64_t k, Order
             if (!(x[i] > floor)) {
                 continue;
             }
-            if (best->size() == room) {
+            if (best->size() == capacity) {
                 cut(best, k);
-                floor = best->back().logit; // nth_element left the k-th best there
+                floor = best->back().logit; // the k-th best, by nth_element
                 if (!(x[i] > floor)) {
                     continue;
                 }
@@ -180,8 +181,8 @@ void select_best(const float *x, const int32_t *ids, int64_t n, int64_t k, Order
     }
 }
 
-// Halves that cannot hold the end are not sorted.
-Candidate walk_down_list(std::vector<Candidate> *list, const float *weights, double wanted) {
+// Quickselect by weight: halves without the cutoff are not sorted.
+Candidate find_cutoff_in(std::vector<Candidate> *list, const float *weights, double target) {
     auto begin = list->begin();
     auto end = list->end();
     while (end - begin > 64) {
@@ -191,25 +192,25 @@ Candidate walk_down_list(std::vector<Candidate> *list, const float *weights, dou
         for (auto it = begin; it != middle; ++it) {
             sum += double(weights[it->id]);
         }
-        if (sum >= wanted) {
+        if (sum >= target) {
             end = middle;
         } else {
-            wanted -= sum;
+            target -= sum;
             begin = middle;
         }
     }
     std::sort(begin, end, is_better);
     for (; begin + 1 != end; ++begin) {
-        wanted -= double(weights[begin->id]);
-        if (wanted <= 0) {
+        target -= double(weights[begin->id]);
+        if (target <= 0) {
             break;
         }
     }
     return *begin;
 }
 
-Candidate walk_down(const float *x, const float *weights, int64_t n, float max, float temperature,
-                    double wanted, std::vector<Candidate> *scratch) {
+Candidate find_cutoff(const float *x, const float *weights, int64_t n, float max, float temperature,
+                      double target, std::vector<Candidate> *scratch) {
     double mass[kBins] = {};
     for (int64_t i = 0; i < n; ++i) {
         if (weights[i] > 0) {
@@ -217,11 +218,11 @@ Candidate walk_down(const float *x, const float *weights, int64_t n, float max, 
         }
     }
     int bin = 0;
-    for (int next = 0; next < kBins; ++next) { // ends at the last bin that weighs anything
+    for (int next = 0; next < kBins; ++next) { // ends at the last bin with a weight above 0
         if (mass[next] > 0) {
-            wanted -= mass[bin] * double(next != bin);
+            target -= mass[bin] * double(next != bin);
             bin = next;
-            if (mass[bin] >= wanted) {
+            if (mass[bin] >= target) {
                 break;
             }
         }
@@ -232,7 +233,7 @@ Candidate walk_down(const float *x, const float *weights, int64_t n, float max, 
             scratch->push_back({x[i], int32_t(i)});
         }
     }
-    return walk_down_list(scratch, weights, wanted);
+    return find_cutoff_in(scratch, weights, target);
 }
 
 } // namespace llaisys::runtime

@@ -1,5 +1,5 @@
-// The passes over a row of logits. Plain loops that the compiler turns into vector code; every sum
-// has one fixed order. NaN counts as -inf everywhere.
+// Passes over a row of logits: loops that the compiler vectorizes. Every sum has a fixed order. NaN
+// counts as -inf.
 #pragma once
 
 #include "base/sampling.hpp"
@@ -14,7 +14,7 @@ struct Candidate {
     int32_t id;
 };
 
-// More likely first, the lowest id first among equals.
+// More likely first, lower id first on ties.
 inline bool is_better(const Candidate &a, const Candidate &b) {
     return a.logit != b.logit ? a.logit > b.logit : a.id < b.id;
 }
@@ -25,15 +25,16 @@ float max_of(const float *x, int64_t n);
 // The first index of the largest of x[n]; -1 when all are -inf.
 int64_t argmax_of(const float *x, int64_t n);
 
-// True when x[n] holds nothing but NaN.
+// Whether all of x[n] are NaN.
 bool is_all_nan(const float *x, int64_t n);
 
-// Unnormalised probabilities: weights[i] = e^((x[i] - max) / temperature), in double sums per block
-// of kWeightBlock. max = max_of(x, n), not -inf. With max = +inf each +inf weighs 1, the rest 0.
+// Unnormalised probabilities: weights[i] = e^((x[i] - max) / temperature), summed in double per
+// block of kWeightBlock. max = max_of(x, n), not -inf. With max = +inf each +inf has weight 1,
+// others 0.
 constexpr int64_t kWeightBlock = sampling::kBlock;
 // weights: [n], block_sums: [ceil(n / kWeightBlock)]. Returns the sum of all.
-double weigh(const float *x, int64_t n, float max, float temperature, float *weights,
-             double *block_sums);
+double softmax_weights(const float *x, int64_t n, float max, float temperature, float *weights,
+                       double *block_sums);
 
 // The first index whose cumulative weight exceeds target, 0 <= target < the sum of all.
 int64_t pick(const float *weights, const double *block_sums, int64_t n, double target);
@@ -46,15 +47,14 @@ enum class Order { best_first, by_id };
 void select_best(const float *x, const int32_t *ids, int64_t n, int64_t k, Order order,
                  std::vector<Candidate> *best);
 
-// Walks down candidates {score, index into weights} from the best until their weights sum to
-// `wanted`, and returns where it stopped: the last one when they never do. Reorders *list, which
-// must not be empty. O(n).
-Candidate walk_down_list(std::vector<Candidate> *list, const float *weights, double wanted);
+// The candidate {score, index into weights} at which the cumulative weight, in descending order of
+// score, reaches `target`; the last one when it does not. Reorders *list, which must not be empty.
+// O(n).
+Candidate find_cutoff_in(std::vector<Candidate> *list, const float *weights, double target);
 
-// Walks down x[n] from the best (the order of is_better, with indices for ids) until the weights
-// passed sum to `wanted` or nothing that weighs is left, and returns where it stopped: {logit,
-// index}. weights, max and temperature as in weigh(); some weight must be above 0. O(n).
-Candidate walk_down(const float *x, const float *weights, int64_t n, float max, float temperature,
-                    double wanted, std::vector<Candidate> *scratch);
+// The same for all of x[n] in the order of is_better: {logit, index}. weights, max and temperature
+// as in softmax_weights(); some weight must be above 0. O(n).
+Candidate find_cutoff(const float *x, const float *weights, int64_t n, float max, float temperature,
+                      double target, std::vector<Candidate> *scratch);
 
 } // namespace llaisys::runtime

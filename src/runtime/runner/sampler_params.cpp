@@ -10,21 +10,22 @@ namespace llaisys::runtime {
 
 namespace {
 
-// Whether the value is within the limits, also once it is a float or an int32.
+// Whether the value, converted to float or int32, is within the limits.
 bool is_within(const NumberField &field, double value) {
     const double largest = field.real != nullptr ? double(std::numeric_limits<float>::max())
                                                  : double(std::numeric_limits<int32_t>::max());
-    if (!(std::fabs(value) <= largest) || (field.whole != nullptr && value != std::trunc(value))) {
+    if (!(std::fabs(value) <= largest) ||
+        (field.integer != nullptr && value != std::trunc(value))) {
         return false;
     }
-    const double kept = field.real != nullptr ? double(float(value)) : value;
+    const double stored = field.real != nullptr ? double(float(value)) : value;
     const Limits &limits = field.limits;
-    return kept <= limits.high && (limits.above_low ? kept > limits.low : kept >= limits.low);
+    return stored <= limits.high && (limits.above_low ? kept > limits.low : kept >= limits.low);
 }
 
 std::string rule_of(const NumberField &field) {
     const Limits &limits = field.limits;
-    const char *kind = field.whole != nullptr ? "an integer " : "finite and ";
+    const char *kind = field.integer != nullptr ? "an integer " : "finite and ";
     if (std::isfinite(limits.high)) {
         return text("in ", limits.above_low ? "(" : "[", limits.low, ", ", limits.high, "]");
     }

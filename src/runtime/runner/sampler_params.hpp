@@ -1,4 +1,4 @@
-// What one row is sampled with, and the table of the numbers among it.
+// Sampling parameters of one row, and the table of numeric parameters.
 #pragma once
 
 #include "llaisys/runtime/infer_types.h"
@@ -11,7 +11,7 @@
 
 namespace llaisys::runtime {
 
-// The numbers that steer a row; the values here are the neutral ones.
+// Numeric parameters of a row; the defaults are neutral.
 struct RowNumbers {
     float temperature = 1;
     float top_p = 1;
@@ -24,41 +24,41 @@ struct RowNumbers {
     float presence = 0;
     float frequency = 0;
     int32_t top_k = 0;
-    int32_t n_logprobs = -1; // at most the vocabulary, too
+    int32_t n_logprobs = -1; // also at most the vocabulary
 };
 
-// Finite numbers from low to high; low itself is not among them when above_low is set.
+// Finite numbers in [low, high], or (low, high] with above_low.
 struct Limits {
     double low = -std::numeric_limits<double>::infinity();
     double high = std::numeric_limits<double>::infinity();
     bool above_low = false;
 };
 
-// A number as callers name it (LlaisysSamplingNumber), where it goes, and its limits.
+// A numeric parameter: public name (LlaisysSamplingNumber), member and limits.
 struct NumberField {
     const char *name;
-    float RowNumbers::*real = nullptr; // one of the two is set
-    int32_t RowNumbers::*whole = nullptr;
+    float RowNumbers::*real = nullptr; // exactly one of the two is set
+    int32_t RowNumbers::*integer = nullptr;
     Limits limits;
 
     constexpr NumberField(const char *name, float RowNumbers::*member, Limits limits = {})
         : name(name), real(member), limits(limits) {}
     constexpr NumberField(const char *name, int32_t RowNumbers::*member, Limits limits = {})
-        : name(name), whole(member), limits(limits) {}
+        : name(name), integer(member), limits(limits) {}
 
     double of(const RowNumbers &numbers) const {
-        return real != nullptr ? double(numbers.*real) : double(numbers.*whole);
+        return real != nullptr ? double(numbers.*real) : double(numbers.*integer);
     }
     void set(RowNumbers *numbers, double value) const {
         if (real != nullptr) {
             numbers->*real = float(value);
         } else {
-            numbers->*whole = int32_t(value);
+            numbers->*integer = int32_t(value);
         }
     }
 };
 
-// Reading, checking and the tests follow this table: a new number is a member above and a line here.
+// To add a number, add a member above and an entry here; parsing, checks and tests use this table.
 inline constexpr NumberField kNumberFields[] = {
     {"temperature", &RowNumbers::temperature, {0}},
     {"top_p", &RowNumbers::top_p, {0, 1, true}},
@@ -76,10 +76,10 @@ inline constexpr NumberField kNumberFields[] = {
     {"n_logprobs", &RowNumbers::n_logprobs, {-1}},
 };
 
-// The numbers of a call by field. A view: valid as long as the caller's arrays.
+// Numeric parameters of a call, by field. A view of the caller's arrays.
 class NumberColumns {
 public:
-    // Throws INVALID, naming number, row, value and limit, unless every value is within its limits.
+    // Throws INVALID naming number, row, value and limit unless every value is within its limits.
     // n_rows must not be negative.
     explicit NumberColumns(const LlaisysSamplingMetadata &sampling);
 
@@ -89,7 +89,7 @@ private:
     std::array<const double *, std::size(kNumberFields)> values_{}; // null: neutral
 };
 
-// All that a row is sampled with, checked. Pointers are views.
+// All sampling parameters of a row, validated. Pointers are views.
 struct RowParams : RowNumbers {
     uint64_t seed = 0;
     int64_t position = 0;

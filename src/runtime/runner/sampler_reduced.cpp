@@ -1,9 +1,9 @@
-// Samples from what a device found out about its rows: the same ids and logprobs as from the rows. A row
-// for which that is not enough is looked at as a whole.
+// Planning for the device sampler, and sampling from reduced rows: the same ids and logprobs as
+// from full rows. Rows for which the reduction is insufficient are sampled from all logits.
 #include "base/check.hpp"
 #include "device/cpu/cpu_runtime.hpp"
 #include "runtime/runner/sampler.hpp"
-#include "runtime/runner/sampler_links.hpp"
+#include "runtime/runner/sampler_chain.hpp"
 #include "runtime/runner/sampler_rng.hpp"
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace llaisys::runtime {
 
 namespace {
 
-// A stable order by id: the biases of one token are added one after the other.
+// Sorted by id, stable: several biases of one token are added in the caller's order.
 void append_biases(const RowParams &params, SamplingPlan *plan, std::vector<int32_t> *order) {
     order->resize(size_t(params.n_bias));
     std::iota(order->begin(), order->end(), 0);
@@ -28,48 +28,49 @@ void append_biases(const RowParams &params, SamplingPlan *plan, std::vector<int3
 } // namespace
 
 bool Sampler::plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, int64_t k,
-                   SamplingPlan *plan, const int32_t *late_rows) const {
+                   SamplingPlan *plan, const int32_t *pending_rows) const {
     const NumberColumns numbers = check_sampling(sampling, n_outputs, vocab_);
-    for (auto *integers : {&plan->rows, &plan->mask_rows, &plan->bias_offsets, &plan->bias_ids,
-                           &plan->history_offsets, &plan->history_tokens, &plan->history_sampled,
-                           &plan->late_rows, &plan->kinds, &plan->link_offsets, &plan->links}) {
+    for (auto *integers :
+         {&plan->rows, &plan->mask_rows, &plan->bias_offsets, &plan->bias_ids,
+          &plan->history_offsets, &plan->history_tokens, &plan->history_sampled,
+          &plan->pending_rows, &plan->kinds, &plan->processor_offsets, &plan->processors}) {
         integers->clear();
     }
     for (auto *reals :
-         {&plan->temperatures, &plan->bias_values, &plan->penalties, &plan->link_values}) {
+         {&plan->temperatures, &plan->bias_values, &plan->penalties, &plan->processor_values}) {
         reals->clear();
     }
     plan->uniforms.clear();
-    plan->wants_sums = plan->wants_picks = plan->wants_raw = plan->adjusts = false;
+    plan->needs_sums = plan->needs_picks = plan->needs_raw = plan->adjusts = false;
     plan->masks = sampling.masks;
     plan->n_masks = sampling.n_masks;
     plan->n_logprobs = 0;
-    plan->ahead = SamplingPlan::Ahead::surely;
+    plan->async = SamplingPlan::Async::yes;
     plan->bias_offsets.push_back(0);
     plan->history_offsets.push_back(0);
-    plan->link_offsets.push_back(0);
+    plan->processor_offsets.push_back(0);
     std::vector<int32_t> order;
     bool helps = false;
     for (int32_t r = 0; r < sampling.n_rows; ++r) {
         const RowParams params = row_params(sampling, numbers, r);
         const Reduction reduction = reduction_of(params, k);
-        const bool is_whole = reduction.kind == Reduction::whole || params.n_logprobs > k;
-        helps = helps || !is_whole;
+        const bool needs_full_row = reduction.kind == Reduction::full_row || params.n_logprobs > k;
+        helps = helps || !needs_full_row;
         plan->rows.push_back(sampling.rows != nullptr ? sampling.rows[r] : r);
         plan->temperatures.push_back(reduction.temperature);
         plan->uniforms.push_back(uniform(params.seed, params.choice, params.position));
         plan->mask_rows.push_back(sampling.mask_rows != nullptr ? sampling.mask_rows[r] : -1);
-        if (!is_whole) {
-            plan->wants_sums = plan->wants_sums || reduction.kind == Reduction::top_p;
-            plan->wants_picks = plan->wants_picks || reduction.kind == Reduction::pick;
-            plan->wants_raw = plan->wants_raw || params.n_logprobs >= 0;
+        if (!needs_full_row) {
+            plan->needs_sums = plan->needs_sums || reduction.kind == Reduction::top_p;
+            plan->needs_picks = plan->needs_picks || reduction.kind == Reduction::pick;
+            plan->needs_raw = plan->needs_raw || params.n_logprobs >= 0;
             plan->n_logprobs = std::max(plan->n_logprobs, params.n_logprobs);
             plan->adjusts = plan->adjusts || params.mask != nullptr || params.n_bias > 0 ||
                             reduction.is_penalised;
             append_biases(params, plan, &order);
         }
         plan->bias_offsets.push_back(int32_t(plan->bias_ids.size()));
-        const bool is_penalised = !is_whole && reduction.is_penalised;
+        const bool is_penalised = !needs_full_row && reduction.is_penalised;
         for (size_t i = 0; is_penalised && i < params.history->size(); ++i) {
             plan->history_tokens.push_back((*params.history)[i].token);
             plan->history_sampled.push_back((*params.history)[i].sampled);
@@ -77,21 +78,21 @@ bool Sampler::plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, i
         plan->history_offsets.push_back(int32_t(plan->history_tokens.size()));
         plan->penalties.insert(plan->penalties.end(),
                                {params.repetition, params.presence, params.frequency});
-        if (late_rows != nullptr) {
-            plan->late_rows.push_back(is_penalised ? late_rows[r] : -1);
+        if (pending_rows != nullptr) {
+            plan->pending_rows.push_back(is_penalised ? pending_rows[r] : -1);
         }
-        plan_sample(params, reduction, late_rows != nullptr ? late_rows[r] : -1, plan);
+        plan_sample(params, reduction, pending_rows != nullptr ? pending_rows[r] : -1, plan);
     }
     return helps;
 }
 
-void Sampler::plan_sample(const RowParams &params, const Reduction &reduction, int32_t late_row,
+void Sampler::plan_sample(const RowParams &params, const Reduction &reduction, int32_t pending_row,
                           SamplingPlan *plan) {
-    using Ahead = SamplingPlan::Ahead;
+    using Async = SamplingPlan::Async;
     ops::SampleKind kind = ops::SampleKind::cut;
-    bool can_be = params.n_logprobs <= kFewBest;
+    bool can_be = params.n_logprobs <= kMaxTopK;
     switch (reduction.kind) {
-    case Reduction::whole:
+    case Reduction::full_row:
         can_be = false;
         break;
     case Reduction::best:
@@ -101,18 +102,19 @@ void Sampler::plan_sample(const RowParams &params, const Reduction &reduction, i
         kind = ops::SampleKind::pick;
         break;
     default:
-        can_be = append_links(params, reduction, &plan->links, &plan->link_values) && can_be;
+        can_be = append_processors(params, reduction, &plan->processors, &plan->processor_values) &&
+                 can_be;
     }
-    // What penalties do to a history that has only just begun is not in the reduction.
-    const bool begins = late_row >= 0 && params.history != nullptr && params.history->empty();
+    // With an empty history and a pending token, the reduction does not include penalties.
+    const bool begins = pending_row >= 0 && params.history != nullptr && params.history->empty();
     const bool is_sure = reduction.kind != Reduction::top_p && reduction.kind != Reduction::min_p;
     if (!can_be || begins) {
-        plan->ahead = Ahead::no;
-    } else if (!is_sure && plan->ahead == Ahead::surely) {
-        plan->ahead = Ahead::perhaps;
+        plan->async = Async::no;
+    } else if (!is_sure && plan->async == Async::yes) {
+        plan->async = Async::maybe;
     }
     plan->kinds.push_back(int32_t(kind));
-    plan->link_offsets.push_back(int32_t(plan->links.size()));
+    plan->processor_offsets.push_back(int32_t(plan->processors.size()));
 }
 
 int32_t Sampler::sample_reduced(const ReducedRows &found, const FetchRows &fetch,
@@ -126,7 +128,7 @@ int32_t Sampler::sample_reduced(const ReducedRows &found, const FetchRows &fetch
         const RowParams params = row_params(sampling, numbers, int32_t(r));
         sample_reduced(found, params, int32_t(r), output_of(int32_t(r)), thread);
     });
-    std::vector<int32_t> missing; // rows of the sample
+    std::vector<int32_t> missing; // sampled rows
     std::vector<int32_t> outputs;
     for (int32_t r = 0; r < sampling.n_rows; ++r) {
         if (status_[size_t(r)] != RowStatus::ok) {
@@ -155,7 +157,7 @@ void Sampler::sample_reduced(const ReducedRows &found, const RowParams &params, 
     logprob_counts_[i] = 0;
     ranks_[i] = 0;
     if (params.n_logprobs > found.k) {
-        status_[i] = RowStatus::needs_all;
+        status_[i] = RowStatus::needs_full_row;
         return;
     }
     const BestLogits best{found.ids + at, found.values + at, found.k, vocab_};

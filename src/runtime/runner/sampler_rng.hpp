@@ -20,7 +20,7 @@ inline std::array<uint32_t, 4> philox(std::array<uint32_t, 4> counter,
     return counter;
 }
 
-// What a number is sampled for; each has numbers of its own for the same key.
+// Independent random streams for the same key.
 enum class Purpose : uint32_t { token = 0, xtc = 1 };
 
 // In [0, 1), a multiple of 2^-53.

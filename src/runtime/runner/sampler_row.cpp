@@ -1,6 +1,6 @@
 #include "runtime/runner/sampler_row.hpp"
 
-#include "runtime/runner/sampler_links.hpp"
+#include "runtime/runner/sampler_chain.hpp"
 #include "runtime/runner/sampler_rng.hpp"
 
 #include <algorithm>
@@ -12,24 +12,26 @@ namespace llaisys::runtime {
 
 namespace {
 
-void apply_bias(Candidates *left, const RowParams &params) {
-    float *x = left->own_x();
+void apply_bias(Candidates *candidates, const RowParams &params) {
+    float *x = candidates->mutable_x();
     for (int32_t i = 0; i < params.n_bias; ++i) {
         x[params.bias_ids[i]] += params.bias_values[i];
     }
 }
 
-// The index of the sampled token in what is left; -1 when every logit is -inf.
-int64_t pick_of(Candidates *left, const RowParams &params) {
-    if (left->size() <= 1) {
-        return argmax_of(left->x(), left->size());
+// The index of the sampled candidate; -1 when every logit is -inf.
+int64_t pick_of(Candidates *candidates, const RowParams &params) {
+    if (candidates->size() <= 1) {
+        return argmax_of(candidates->x(), candidates->size());
     }
-    const double sum = left->weigh();
+    const double sum = candidates->compute_weights();
     const double u = uniform(params.seed, params.choice, params.position);
-    return sum > 0 ? pick(left->weights(), left->block_sums(), left->size(), u * sum) : -1;
+    return sum > 0
+               ? pick(candidates->weights(), candidates->block_sums(), candidates->size(), u * sum)
+               : -1;
 }
 
-// How many of the best are above -inf.
+// The number of best logits above -inf.
 int64_t n_above(const BestLogits &best) {
     int64_t n = best.k;
     while (n > 0 && !(best.logits[n - 1] > -std::numeric_limits<float>::infinity())) {
@@ -38,25 +40,25 @@ int64_t n_above(const BestLogits &best) {
     return n;
 }
 
-// How many of the n best weigh `wanted`; 0: more than there are here. As in keep_top_p.
-int64_t n_of_top_p(const BestLogits &best, int64_t n, double wanted, float temperature) {
+// How many of the n best reach the weight `target`; 0: more than n. As in keep_top_p.
+int64_t n_of_top_p(const BestLogits &best, int64_t n, double target, float temperature) {
     double sum = 0;
     int64_t n_kept = 0;
-    while (n_kept < n && (sum < wanted || n_kept == 0)) {
+    while (n_kept < n && (sum < target || n_kept == 0)) {
         sum += double(sampling::weight_of(best.logits[n_kept], best.logits[0], temperature));
         ++n_kept;
     }
-    return sum >= wanted || n < kFewBest ? n_kept : 0;
+    return sum >= target || n < kMaxTopK ? n_kept : 0;
 }
 
-// Whether every logit that is not among the best weighs less than `floor`, whatever the rounding of
-// its weight: the error of exp_of is far below a millionth.
+// Whether the weight of every logit outside the best is below `floor`, with a margin of 1e-6 for
+// the rounding of exp_of.
 bool is_below(const BestLogits &best, float floor, float temperature) {
     const float last = sampling::weight_of(best.logits[best.k - 1], best.logits[0], temperature);
     return double(last) < double(floor) * (1 - 1e-6);
 }
 
-// Of log-probabilities, given the largest logit and the logarithm of the sum of the weights.
+// Log-probability of a logit, from the largest logit and the logarithm of the sum of weights.
 float logprob_of(float logit, float max, double log_sum) {
     const bool is_top = logit == max; // also when both are +inf
     return float((is_top ? 0.0 : double(logit) - double(max)) - log_sum);
@@ -67,19 +69,19 @@ float logprob_of(float logit, float max, double log_sum) {
 RowStatus RowSampler::sample(const float *logits, int64_t vocab, const RowParams &params,
                              int32_t *id) noexcept {
     try {
-        left_.begin(logits, vocab);
+        candidates_.begin(logits, vocab);
         if (params.mask != nullptr) {
-            left_.apply_mask(params.mask);
+            candidates_.apply_mask(params.mask);
         }
         if (params.n_bias > 0) {
-            apply_bias(&left_, params);
+            apply_bias(&candidates_, params);
         }
-        run_chain(&left_, params);
-        const int64_t index = pick_of(&left_, params);
+        run_chain(&candidates_, params);
+        const int64_t index = pick_of(&candidates_, params);
         if (index < 0) {
             return is_all_nan(logits, vocab) ? RowStatus::all_nan : RowStatus::nothing_left;
         }
-        *id = left_.id_of(index);
+        *id = candidates_.id_of(index);
         return RowStatus::ok;
     } catch (const std::bad_alloc &) {
         return RowStatus::no_memory;
@@ -91,35 +93,35 @@ RowStatus RowSampler::sample_reduced(const BestLogits &best, double sum, int32_t
     try {
         const Reduction reduction = reduction_of(params, best.k);
         const int64_t n = n_above(best);
-        const bool are_all = n < best.k || best.k == best.vocab; // no other logit is above -inf
-        if (n == 0 || reduction.kind == Reduction::whole) {
-            return RowStatus::needs_all;
+        const bool are_all = n < best.k || best.k == best.vocab; // all other logits are -inf
+        if (n == 0 || reduction.kind == Reduction::full_row) {
+            return RowStatus::needs_full_row;
         }
         if (reduction.kind == Reduction::best || reduction.kind == Reduction::pick) {
             *id = reduction.kind == Reduction::best ? best.ids[0] : pick;
-            return *id >= 0 ? RowStatus::ok : RowStatus::needs_all;
+            return *id >= 0 ? RowStatus::ok : RowStatus::needs_full_row;
         }
         int64_t n_used = n;
         int32_t first = reduction.first;
         if (reduction.kind == Reduction::top_k) {
-            n_used = params.top_k >= best.vocab ? best.k : n; // nothing is cut off: not even -inf
+            n_used = params.top_k >= best.vocab ? best.k : n; // keeps all, even -inf
         } else if (reduction.kind == Reduction::top_p) {
             n_used = n_of_top_p(best, n, double(params.top_p) * sum, reduction.temperature);
             ++first;
         } else if (!are_all && !is_below(best, params.min_p, reduction.temperature)) {
-            return RowStatus::needs_all;
+            return RowStatus::needs_full_row;
         }
         if (n_used == 0) {
-            return RowStatus::needs_all;
+            return RowStatus::needs_full_row;
         }
-        left_.begin_best(best.ids, best.logits, n_used);
-        left_.set_temperature(reduction.temperature);
-        run_chain(&left_, params, first);
-        const int64_t index = pick_of(&left_, params);
+        candidates_.begin_best(best.ids, best.logits, n_used);
+        candidates_.set_temperature(reduction.temperature);
+        run_chain(&candidates_, params, first);
+        const int64_t index = pick_of(&candidates_, params);
         if (index < 0) {
-            return RowStatus::needs_all;
+            return RowStatus::needs_full_row;
         }
-        *id = left_.id_of(index);
+        *id = candidates_.id_of(index);
         return RowStatus::ok;
     } catch (const std::bad_alloc &) {
         return RowStatus::no_memory;
@@ -130,8 +132,8 @@ RowStatus RowSampler::logprobs(const float *logits, int64_t vocab, int32_t sampl
                                int32_t *ids, float *values, int32_t *count,
                                int32_t *rank) noexcept {
     try {
-        left_.begin(logits, vocab);
-        const double log_sum = std::log(left_.weigh());
+        candidates_.begin(logits, vocab);
+        const double log_sum = std::log(candidates_.compute_weights());
         const float max = max_of(logits, vocab);
         const auto value_of = [&](float logit) { return logprob_of(logit, max, log_sum); };
         const float logit = logits[sampled];
@@ -145,7 +147,7 @@ RowStatus RowSampler::logprobs(const float *logits, int64_t vocab, int32_t sampl
         *rank = before + 1;
         ids[0] = sampled;
         values[0] = value_of(logit);
-        std::vector<Candidate> &best = left_.selected();
+        std::vector<Candidate> &best = candidates_.selected();
         best.clear();
         if (n > 0) {
             select_best(logits, nullptr, vocab, n, Order::best_first, &best);
@@ -164,13 +166,13 @@ RowStatus RowSampler::logprobs(const float *logits, int64_t vocab, int32_t sampl
 RowStatus RowSampler::logprobs_of_best(const BestLogits &best, double sum, int32_t sampled,
                                        int32_t n, int32_t *ids, float *values, int32_t *count,
                                        int32_t *rank) noexcept {
-    const int64_t n_there = n_above(best);
-    const int32_t *place = std::find(best.ids, best.ids + n_there, sampled);
-    if (place == best.ids + n_there) {
-        return RowStatus::needs_all;
+    const int64_t n_finite = n_above(best);
+    const int32_t *found = std::find(best.ids, best.ids + n_finite, sampled);
+    if (found == best.ids + n_finite) {
+        return RowStatus::needs_full_row;
     }
-    *rank = int32_t(place - best.ids) + 1;
-    *count = logprobs_of_sampled(best, sum, sampled, best.logits[place - best.ids], n, ids, values);
+    *rank = int32_t(found - best.ids) + 1;
+    *count = logprobs_of_sampled(best, sum, sampled, best.logits[found - best.ids], n, ids, values);
     return RowStatus::ok;
 }
 

@@ -1,4 +1,4 @@
-// What the rows of a sample need of a device that has their logits, and what it found out.
+// Input and output of the device sampler.
 #pragma once
 
 #include <cstdint>
@@ -6,55 +6,54 @@
 
 namespace llaisys::runtime {
 
-// Made by Sampler::plan; by row of the sample. Grow-only.
+// Built by Sampler::plan; arrays have one entry per sampled row. Grow-only.
 struct SamplingPlan {
-    // Whether a device can make the whole sample: perhaps, where its best of a row may be too few.
-    enum class Ahead : uint8_t { no, perhaps, surely };
-    Ahead ahead = Ahead::no;
+    // Whether the device can sample all rows; maybe: unless the top-k logits of a row are too few.
+    enum class Async : uint8_t { no, maybe, yes };
+    Async async = Async::no;
 
-    std::vector<int32_t> rows;       // row of the outputs
-    std::vector<float> temperatures; // of the sum and the pick
-    std::vector<double> uniforms;    // of the pick, in [0, 1)
-    bool wants_sums = false;
-    bool wants_picks = false;
-    bool wants_raw = false; // best and sums of the rows as they are too, for logprobs
-    bool adjusts = false;   // masks, biases or penalties come first: what follows is for these
+    std::vector<int32_t> rows;       // output row
+    std::vector<float> temperatures; // for sum and pick
+    std::vector<double> uniforms;    // for the pick, in [0, 1)
+    bool needs_sums = false;
+    bool needs_picks = false;
+    bool needs_raw = false; // top-k and sums of unadjusted rows too, for logprobs
+    bool adjusts = false;   // masks, biases or penalties apply; the arrays below describe them
 
-    const uint32_t *masks = nullptr; // [n_masks, ceil(vocabulary / 32)], the caller's
+    const uint32_t *masks = nullptr; // [n_masks, ceil(vocabulary / 32)], owned by the caller
     int32_t n_masks = 0;
     std::vector<int32_t> mask_rows; // -1: none
     std::vector<int32_t> bias_offsets, bias_ids;
     std::vector<float> bias_values;
     std::vector<int32_t> history_offsets, history_tokens, history_sampled;
-    std::vector<float> penalties;   // [n, 3]: repetition, presence, frequency
-    std::vector<int32_t> late_rows; // empty: none; see ops::RowAdjustments
+    std::vector<float> penalties;      // [n, 3]: repetition, presence, frequency
+    std::vector<int32_t> pending_rows; // empty: none; see ops::RowAdjustments
 
-    // Of a whole sample; see ops::RowSampling.
-    std::vector<int32_t> kinds, link_offsets, links;
-    std::vector<float> link_values;
-    int32_t n_logprobs = 0; // the most that a row wants
+    // For ops::sample_rows; see ops::RowSampling.
+    std::vector<int32_t> kinds, processor_offsets, processors;
+    std::vector<float> processor_values;
+    int32_t n_logprobs = 0; // maximum over rows
 };
 
-// What DeviceSampler::reduce brings to the host. Views, valid until the next call.
+// Result of DeviceSampler::reduce on the host. Views, valid until the next call.
 struct ReducedRows {
-    int64_t k = 0; // best of a row: largest first, the lower id first among equals
-    bool is_adjusted =
-        false; // ids and values have the rows of the sample, not those of the outputs
+    int64_t k = 0;                // top-k of a row: largest first, lower id first on ties
+    bool is_adjusted = false;     // rows of ids and values are sampled rows, not output rows
     const int32_t *ids = nullptr; // [.., k]
     const float *values = nullptr;
-    const double *sums = nullptr;   // by row of the sample; null: not wanted
+    const double *sums = nullptr;   // per sampled row; null: not requested
     const int32_t *picks = nullptr; // the same
-    // Of the rows as they are; null: not wanted.
+    // Of unadjusted rows; null: not requested.
     const int32_t *raw_ids = nullptr; // [outputs, k]
     const float *raw_values = nullptr;
-    const double *raw_sums = nullptr; // by row of the sample, at temperature 1
+    const double *raw_sums = nullptr; // per sampled row, at temperature 1
 };
 
-// What comes to the host of a sample that a device made, beside the ids: of the rows as they are. Views,
-// valid until the next sample but one is queued, by row of the sample; null: no logprobs are wanted.
+// Logprob data of a result of the device sampler, from unadjusted rows; one entry per sampled row.
+// Views, valid until the second next queue; null: no logprobs requested.
 struct SampledRows {
     int64_t k = 0;
-    const int32_t *ids = nullptr; // [n, k], best first
+    const int32_t *ids = nullptr; // [n, k], largest first
     const float *values = nullptr;
     const double *sums = nullptr;
     const float *logits = nullptr; // of the sampled tokens

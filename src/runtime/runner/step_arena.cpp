@@ -25,7 +25,7 @@ void StepArena::begin(int64_t bytes) {
     constexpr int64_t kSmallest = 4096;
     const int64_t wanted = std::max({bytes, 2 * capacity_, kSmallest});
     auto device = std::make_shared<Storage>(stream_.type(), stream_.device_id(), wanted);
-    capacity_ = 0; // should there be no memory for more
+    capacity_ = 0; // if the allocation below throws
     device_ = std::move(device);
     if (stream_.type() == LLAISYS_DEVICE_CPU) {
         host_ = device_->data();
@@ -40,7 +40,7 @@ void StepArena::begin(int64_t bytes) {
     ++generation_;
 }
 
-void *StepArena::take_bytes(const Shape &shape, DType dtype, Tensor *tensor) {
+void *StepArena::allocate_bytes(const Shape &shape, DType dtype, Tensor *tensor) {
     const int64_t bytes = bytes_for(bytes_of(dtype, shape.elements()), 1);
     ensure(used_ + bytes <= capacity_, "step arena of ", capacity_, " bytes has ",
            capacity_ - used_, " left, ", bytes, " are needed");

@@ -1,5 +1,5 @@
-// The numbers of one micro-batch: written once into host memory and brought to the device as one copy.
-// On the CPU the tensors are that host memory and nothing is copied.
+// Input arrays of one micro-batch: written to host memory and uploaded with one copy. On the CPU
+// the tensors use the host memory directly.
 #pragma once
 
 #include "ops/step_copies/op.hpp"
@@ -16,20 +16,20 @@ public:
     StepArena(const StepArena &) = delete;
     StepArena &operator=(const StepArena &) = delete;
 
-    // Forgets what was taken, with room for at least `bytes` (bytes_for of all that will be taken,
-    // added up). Waits until the copy before has left the host memory.
+    // Releases all allocations and reserves `bytes` (the sum of bytes_for of the next ones). Waits
+    // until the previous upload has read the host memory.
     void begin(int64_t bytes);
 
-    // Dense values in device memory, and where to write them on the host until upload(). The same
-    // places for the same shapes while generation() stays the same.
-    template <typename T> T *take(const Shape &shape, Tensor *tensor) {
-        return static_cast<T *>(take_bytes(shape, dtype_of_integer(T{}), tensor));
+    // Allocates a contiguous device tensor and returns the host memory to fill before upload().
+    // Equal shapes get equal addresses while generation() stays the same.
+    template <typename T> T *allocate(const Shape &shape, Tensor *tensor) {
+        return static_cast<T *>(allocate_bytes(shape, dtype_of_integer(T{}), tensor));
     }
     static int64_t bytes_for(int64_t n, int64_t element_bytes) {
         return (n * element_bytes + kAlignment - 1) / kAlignment * kAlignment;
     }
 
-    // In order with the stream. sampled: tokens and sources were taken of this arena.
+    // Uploads in stream order. sampled: its tokens and sources are allocated in this arena.
     void upload(const ops::SampledTokens *sampled = nullptr);
 
     int64_t generation() const { return generation_; } // changes when the memory moves
@@ -39,11 +39,11 @@ private:
     static DType dtype_of_integer(int32_t) { return LLAISYS_DTYPE_I32; }
     static DType dtype_of_integer(int64_t) { return LLAISYS_DTYPE_I64; }
     static DType dtype_of_integer(float) { return LLAISYS_DTYPE_F32; }
-    void *take_bytes(const Shape &shape, DType dtype, Tensor *tensor);
+    void *allocate_bytes(const Shape &shape, DType dtype, Tensor *tensor);
 
     const device::Stream &stream_;
-    std::shared_ptr<Storage> device_; // what the tensors look at
-    std::byte *host_ = nullptr;       // the same memory on the CPU
+    std::shared_ptr<Storage> device_; // storage of the tensors
+    std::byte *host_ = nullptr;       // on the CPU the same memory
     int64_t capacity_ = 0;
     int64_t used_ = 0;
     int64_t generation_ = 0;

@@ -7,9 +7,9 @@ namespace llaisys::runtime {
 
 namespace {
 
-// Token i names one of the n ids that the step launched before samples.
+// Checks that token i refers to one of the n ids sampled by the previous step.
 void check_sampled(size_t i, int64_t token, int64_t n) {
-    require(token >= -n, "token_ids[", i, "] is ", token, "; the step launched before sampled ", n,
+    require(token >= -n, "token_ids[", i, "] is ", token, "; the previous step sampled ", n,
             " ids");
 }
 
@@ -37,18 +37,18 @@ int64_t StepPipeline::launch(const LlaisysStepInput &input,
     job->input = input;
     job->sampling = sampling;
     if (input.n_tokens <= runner_.n_slots()) {
-        job->named = input.token_ids;
+        job->caller_token_ids = input.token_ids;
         job->token_ids.assign(input.token_ids, input.token_ids + input.n_tokens);
         job->input.token_ids = job->token_ids.data();
     }
     const std::lock_guard<std::mutex> lock(mutex_);
-    require(jobs_.size() < kMostLaunched, "at most ", kMostLaunched,
+    require(jobs_.size() < kMaxInFlight, "at most ", kMaxInFlight,
             " steps may be launched and not collected");
     if (!thread_.joinable()) {
         thread_ = std::thread([this] { work(); });
     }
     job->ticket = next_ticket_;
-    job->is_behind = !jobs_.empty() && jobs_.back()->ticket + 1 == next_ticket_;
+    job->is_chained = !jobs_.empty() && jobs_.back()->ticket + 1 == next_ticket_;
     jobs_.push_back(std::move(job));
     newest_ = next_ticket_;
     ++n_waiting_;
@@ -107,11 +107,11 @@ void StepPipeline::work() {
         if (n_waiting_ > n_queued) {
             Job *job = jobs_[jobs_.size() - size_t(n_waiting_ - n_queued)].get();
             lock.unlock();
-            start(job); // it stays where it is until done
-        } else {        // whatever comes first: its end, or a step to be queued behind it
+            start(job); // jobs_ owns it until it is collected
+        } else {        // wait for its completion or for the next step
             const int64_t ticket = queued_->ticket;
             lock.unlock();
-            while (!is_over(*queued_) && newest_ == ticket && !is_stopping_) {
+            while (!is_finished(*queued_) && newest_ == ticket && !is_stopping_) {
                 std::this_thread::yield();
             }
             if (newest_ == ticket) {
@@ -123,129 +123,130 @@ void StepPipeline::work() {
 }
 
 void StepPipeline::start(Job *job) {
-    if (queued_ != nullptr && is_over(*queued_)) {
-        finish_queued(true); // its ids need not wait for this step to be queued
+    if (queued_ != nullptr && is_finished(*queued_)) {
+        finish_queued(true); // deliver its ids before queueing this step
     }
-    if (queued_ == nullptr && job->is_behind && !is_last_good_) {
+    if (queued_ == nullptr && job->is_chained && !is_last_good_) {
         job->code = LLAISYS_DECODE_ABORTED;
-        return end(job);
+        return complete(job);
     }
     if (!queue(job)) {
         finish_queued(true);
-        job->is_behind && !is_last_good_ ? void(job->code = LLAISYS_DECODE_ABORTED) : run(job);
-        return end(job);
+        job->is_chained && !is_last_good_ ? void(job->code = LLAISYS_DECODE_ABORTED) : run(job);
+        return complete(job);
     }
-    const bool is_out = job->status == LLAISYS_OK && job->code == LLAISYS_DECODE_OK;
-    finish_queued(!is_out);
-    if (!is_out) {
-        return end(job);
+    const bool is_in_flight = job->status == LLAISYS_OK && job->code == LLAISYS_DECODE_OK;
+    finish_queued(!is_in_flight);
+    if (!is_in_flight) {
+        return complete(job);
     }
-    if (was_open_) {
-        was_open_ = false;
-        job->is_behind && !is_last_good_ ? void(job->code = LLAISYS_DECODE_ABORTED) : run(job);
-        return end(job);
+    if (must_rerun_) {
+        must_rerun_ = false;
+        job->is_chained && !is_last_good_ ? void(job->code = LLAISYS_DECODE_ABORTED) : run(job);
+        return complete(job);
     }
     queued_ = job;
-    if (is_over(*job)) {
+    if (is_finished(*job)) {
         finish_queued(true);
     }
 }
 
-bool StepPipeline::is_over(const Job &job) const {
+bool StepPipeline::is_finished(const Job &job) const {
     try {
-        return runner_.is_sampled(job.place);
+        return runner_.is_sampled(job.slot);
     } catch (const Error &) {
-        return true; // finish_queued says what went wrong
+        return true; // finish_queued reports the error
     }
 }
 
-// False where the sample must be known at once. A step that could not be queued has its code or status.
+// Queues a job. False: the step must run synchronously. A failed job has its code or status set.
 bool StepPipeline::queue(Job *job) {
-    if (job->input.pooling != nullptr) { // what was pooled cannot be pooled again
+    if (job->input.pooling != nullptr) { // a rerun would pool twice
         return false;
     }
     try {
-        const std::vector<int32_t> late = late_rows_of(*job);
-        const auto ahead = runner_.plan_sample(job->sampling, late.empty() ? nullptr : late.data());
-        if (ahead == SamplingPlan::Ahead::no ||
-            (ahead == SamplingPlan::Ahead::perhaps && n_held_back_ > 0 && n_held_back_-- > 0)) {
+        const std::vector<int32_t> pending = pending_rows_of(*job);
+        const auto ahead =
+            runner_.plan_sample(job->sampling, pending.empty() ? nullptr : pending.data());
+        if (ahead == SamplingPlan::Async::no ||
+            (ahead == SamplingPlan::Async::maybe && n_sync_steps_ > 0 && n_sync_steps_-- > 0)) {
             return false;
         }
     } catch (const Error &) {
-        return false; // the sample says what is wrong with it, after the step
+        return false; // sampling reports the error after the step
     }
     guard(job, [&] {
-        if (!is_bound_) {
-            stream_.synchronize(); // a device that counts threads gets to know this one
-            is_bound_ = true;
+        if (!is_device_set_) {
+            stream_.synchronize(); // sets the thread's current device
+            is_device_set_ = true;
         }
         std::vector<int32_t> sources;
         if (queued_ != nullptr) {
             sources = sources_of(job);
         } else {
-            fill_in_tokens(job);
+            resolve_tokens(job);
         }
         job->code = runner_.queue_step(job->input, job->sampling,
-                                       sources.empty() ? nullptr : sources.data(), &job->place);
+                                       sources.empty() ? nullptr : sources.data(), &job->slot);
     });
     return true;
 }
 
 void StepPipeline::run(Job *job) {
     guard(job, [&] {
-        if (!is_bound_) {
+        if (!is_device_set_) {
             stream_.synchronize();
-            is_bound_ = true;
+            is_device_set_ = true;
         }
         execute(job);
     });
 }
 
-// All of a step and its sample.
+// Runs a step and its sampling synchronously.
 void StepPipeline::execute(Job *job) {
-    if (job->named != nullptr) {
-        std::copy_n(job->named, job->token_ids.size(), job->token_ids.begin());
+    if (job->caller_token_ids != nullptr) {
+        std::copy_n(job->caller_token_ids, job->token_ids.size(), job->token_ids.begin());
     }
-    fill_in_tokens(job);
+    resolve_tokens(job);
     std::vector<int32_t> ids(size_t(job->sampling.n_rows));
     job->code = runner_.execute_step(job->input, job->sampling, ids.data());
     if (job->code == LLAISYS_DECODE_OK) {
         job->ids = std::move(ids);
-        keep_logprobs(job);
+        store_logprobs(job);
         append_to_histories(*job);
     }
 }
 
-// is_newest: no other step was queued behind it, its logits are there.
+// is_newest: no later step is queued, so its logits are still available.
 void StepPipeline::finish_queued(bool is_newest) {
     Job *job = queued_;
     if (job == nullptr) {
         return;
     }
     queued_ = nullptr;
-    if (job->is_behind && !is_last_good_) {
+    if (job->is_chained && !is_last_good_) {
         job->code = LLAISYS_DECODE_ABORTED;
-        return end(job);
+        return complete(job);
     }
     guard(job, [&] {
         std::vector<int32_t> ids(size_t(job->sampling.n_rows));
-        if (!runner_.finish_sample(job->place, job->sampling, ids.data())) {
-            n_held_back_ = kHeldBack;
+        if (!runner_.finish_sample(job->slot, job->sampling, ids.data())) {
+            n_sync_steps_ = kSyncStepsAfterRerun;
             if (!is_newest) {
-                ensure(runner_.can_repeat(), "a row of the step has no largest logit");
-                was_open_ = true;
+                ensure(runner_.can_repeat(), "a row of the step has no finite logit");
+                must_rerun_ = true;
                 return execute(job);
             }
             runner_.sample(job->sampling, ids.data());
         }
         job->ids = std::move(ids);
-        keep_logprobs(job);
+        store_logprobs(job);
         append_to_histories(*job);
     });
-    end(job);
+    complete(job);
 }
 
-void StepPipeline::end(Job *job) {
+void StepPipeline::complete(Job *job) {
     is_last_good_ = job->status == LLAISYS_OK && job->code == LLAISYS_DECODE_OK;
     last_ticket_ = job->ticket;
     last_ids_ = job->ids;
@@ -255,7 +256,7 @@ void StepPipeline::end(Job *job) {
     changed_.notify_all();
 }
 
-// The job's status and error are those of what body throws.
+// Stores an exception of body in the job.
 template <typename Body> void StepPipeline::guard(Job *job, const Body &body) {
     try {
         body();
@@ -271,8 +272,7 @@ template <typename Body> void StepPipeline::guard(Job *job, const Body &body) {
     }
 }
 
-// Behind queued_: the row of its sample for each token that it makes, and some token in its place;
-// empty when there are none.
+// For each token that queued_ samples: its row there. Replaces such tokens by 0. Empty: none.
 std::vector<int32_t> StepPipeline::sources_of(Job *job) const {
     const LlaisysSamplingMetadata &sampled = queued_->sampling;
     const int64_t n = job->ticket == queued_->ticket + 1 ? sampled.n_rows : 0;
@@ -290,33 +290,34 @@ std::vector<int32_t> StepPipeline::sources_of(Job *job) const {
     return sources;
 }
 
-// Behind queued_: where its sample has the last token of each row's history; empty when no history waits.
-std::vector<int32_t> StepPipeline::late_rows_of(const Job &job) const {
-    std::vector<int32_t> late;
+// For each row whose history lacks a token that queued_ samples: the row of that token. Empty:
+// none.
+std::vector<int32_t> StepPipeline::pending_rows_of(const Job &job) const {
+    std::vector<int32_t> pending;
     if (queued_ == nullptr || queued_->sampling.seq_ids == nullptr ||
         job.sampling.seq_ids == nullptr || job.sampling.n_rows < 0) {
-        return late;
+        return pending;
     }
     const LlaisysSamplingMetadata &sampled = queued_->sampling;
     const size_t n = size_t(job.sampling.n_rows);
-    std::unordered_map<int64_t, int32_t> places;
+    std::unordered_map<int64_t, int32_t> rows;
     for (int32_t j = 0; j < sampled.n_rows; ++j) {
         if (runner_.sampler().has_history(sampled.seq_ids[j])) {
-            places[sampled.seq_ids[j]] = runner_.sampled_row(sampled, j);
+            rows[sampled.seq_ids[j]] = runner_.sampled_row(sampled, j);
         }
     }
-    for (size_t r = 0; !places.empty() && r < n; ++r) {
-        const auto place = places.find(job.sampling.seq_ids[r]);
-        if (place != places.end()) {
-            late.resize(n, -1);
-            late[r] = place->second;
+    for (size_t r = 0; !rows.empty() && r < n; ++r) {
+        const auto row = rows.find(job.sampling.seq_ids[r]);
+        if (row != rows.end()) {
+            pending.resize(n, -1);
+            pending[r] = row->second;
         }
     }
-    return late;
+    return pending;
 }
 
-// -1 - j becomes the j-th id that the step launched before sampled.
-void StepPipeline::fill_in_tokens(Job *job) const {
+// Replaces token -1 - j by the j-th id that the previous step sampled.
+void StepPipeline::resolve_tokens(Job *job) const {
     const bool is_next = is_last_good_ && job->ticket == last_ticket_ + 1;
     const int64_t n = is_next ? int64_t(last_ids_.size()) : 0;
     for (size_t i = 0; i < job->token_ids.size(); ++i) {
@@ -328,7 +329,7 @@ void StepPipeline::fill_in_tokens(Job *job) const {
     }
 }
 
-// Of the sequences that have one: what is sampled next looks at it.
+// Appends sampled ids to existing histories, for the penalties of the next step.
 void StepPipeline::append_to_histories(const Job &job) {
     for (size_t r = 0; job.sampling.seq_ids != nullptr && r < job.ids.size(); ++r) {
         const int64_t id = job.ids[r];
@@ -338,7 +339,7 @@ void StepPipeline::append_to_histories(const Job &job) {
     }
 }
 
-void StepPipeline::keep_logprobs(Job *job) {
+void StepPipeline::store_logprobs(Job *job) {
     const int32_t n = job->sampling.n_rows;
     for (int32_t r = 0; r < n; ++r) {
         const LlaisysLogprobs found = runner_.sampler().logprobs(r);

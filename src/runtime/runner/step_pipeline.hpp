@@ -1,16 +1,15 @@
-// Steps that run while the caller does something else: each with its sample, in the order in which they
-// were launched, on a thread of the pipeline's own. A step may name tokens that the one launched
-// before it will sample.
+// Asynchronous steps: each runs with its sampling on a thread of the pipeline, in launch order. A
+// step may refer to tokens that the previous one samples.
 //
-// Where the device makes the whole sample, a step is queued on it before the one in front of it has ended:
-// its tokens go from sample to step without coming to the host. When a sample turns out not to be decided by
-// what the device looks at, its step and the one that was queued behind it are run again; nothing that
-// may come to that is queued for a while then.
+// Where the device sampler supports the sampling parameters, a step is queued before the previous
+// one has finished: sampled tokens stay on the device. When the device cannot decide a sample, its
+// step and the one queued after it are rerun, and the next steps that may need a rerun run
+// synchronously.
 //
 //   launch(n)  launch(n + 1)  collect(n)  launch(n + 2)  collect(n + 1) ..
 //
-// A step that fails has sampled nothing, and those behind it that were launched before its failure was
-// collected are not run.
+// A failed step samples nothing. Steps launched after it and before its failure was collected are
+// aborted.
 #pragma once
 
 #include "runtime/runner/model_runner.hpp"
@@ -28,34 +27,35 @@ namespace llaisys::runtime {
 
 class StepPipeline {
 public:
-    // Steps that may be launched and not collected.
-    static constexpr size_t kMostLaunched = 8;
-    // Steps that are not queued after one that had to be run again, unless they surely need not be.
-    static constexpr int kHeldBack = 64;
+    // Limit of steps launched and not collected.
+    static constexpr size_t kMaxInFlight = 8;
+    // After a rerun, this many steps that may need a rerun (Async::maybe) run synchronously.
+    static constexpr int kSyncStepsAfterRerun = 64;
 
-    // Neither runner nor stream, the runner's, is owned; both outlive the pipeline. They are the
-    // pipeline's from launch until wait returns.
+    // Neither runner nor stream (the runner's) is owned; both outlive the pipeline. Only the
+    // pipeline may use them from launch until wait returns.
     StepPipeline(const device::Stream &stream, ModelRunner &runner)
         : stream_(stream), runner_(runner) {}
-    // The step that runs is finished, those behind it are dropped.
+    // Finishes the running step and discards later ones.
     ~StepPipeline();
     StepPipeline(const StepPipeline &) = delete;
     StepPipeline &operator=(const StepPipeline &) = delete;
 
-    // Queues a step and returns its ticket, which rises. What input and sampling point to must stay
-    // as it is until the step was collected. Throws INVALID when there are no tokens, more rows than
-    // tokens, or too many steps out; everything else is checked when the step runs.
+    // Queues a step and returns its ticket (ascending). Arrays of input and sampling must stay
+    // valid and unchanged until the step is collected. Throws INVALID without tokens, with more
+    // rows than tokens, or with too many steps in flight; all other checks happen when the step
+    // runs.
     int64_t launch(const LlaisysStepInput &input, const LlaisysSamplingMetadata &sampling);
 
-    // Waits for a step: ids[n_rows of its sampling]. Earlier ones that nobody collected are
-    // forgotten. DECODE_OK; DECODE_NO_KV_SLOT; DECODE_ABORTED when it was not run because one before
-    // it failed; throws what the step or its sample threw. INVALID for a ticket that is not out.
+    // Waits for a step and writes ids[n_rows]. Discards earlier uncollected steps. DECODE_OK;
+    // DECODE_NO_KV_SLOT; DECODE_ABORTED: not run because an earlier step failed; rethrows
+    // exceptions of the step. INVALID for a ticket that is not in flight.
     int32_t collect(int64_t ticket, int32_t *ids);
-    // Of row i of the step that was collected last; valid until the next collect. n is 0 when none
-    // were asked for. Throws INVALID for no such row.
+    // Logprobs of row i of the last collected step; valid until the next collect. n is 0 when none
+    // were requested. Throws INVALID for an unknown row.
     LlaisysLogprobs logprobs(int32_t i) const;
 
-    // Returns when no step runs or waits to run; what is not collected stays.
+    // Waits until no step runs or is queued. Uncollected results stay available.
     void wait();
 
 private:
@@ -66,17 +66,17 @@ private:
     };
     struct Job {
         int64_t ticket = 0;
-        bool is_behind = false; // the one before was not collected when this one was launched
+        bool is_chained = false; // the previous step was uncollected at launch: abort if it fails
         bool is_done = false;
         LlaisysStepInput input;
         LlaisysSamplingMetadata sampling;
-        const int64_t *named = nullptr; // the caller's token_ids
-        std::vector<int64_t> token_ids; // with those that are sampled filled in
+        const int64_t *caller_token_ids = nullptr; // the caller's token_ids
+        std::vector<int64_t> token_ids;            // with sampled ids filled in
         std::vector<int32_t> ids;
-        std::vector<RowLogprobs> logprobs; // empty: none were asked for
-        int place = -1;                    // of the sample, while it is queued
+        std::vector<RowLogprobs> logprobs; // empty: none requested
+        int slot = -1;                     // device sampler slot while queued
         int32_t code = LLAISYS_DECODE_OK;
-        llaisysStatus_t status = LLAISYS_OK; // of the exception
+        llaisysStatus_t status = LLAISYS_OK; // of an exception
         std::string error;
     };
 
@@ -85,38 +85,38 @@ private:
     void start(Job *job);
     void run(Job *job);
     bool queue(Job *job);
-    // Whether a queued job need not be waited for: sampled, or failed on the device.
-    bool is_over(const Job &job) const;
-    // Waits for queued_, if there is one.
+    // Whether a queued job is sampled or has failed on the device.
+    bool is_finished(const Job &job) const;
+    // Waits for queued_, if any.
     void finish_queued(bool is_newest);
-    // Keeps what the next step may ask for and tells who waits.
-    void end(Job *job);
+    // Stores results for the next step and wakes collect().
+    void complete(Job *job);
     template <typename Body> static void guard(Job *job, const Body &body);
     std::vector<int32_t> sources_of(Job *job) const;
-    std::vector<int32_t> late_rows_of(const Job &job) const;
-    void fill_in_tokens(Job *job) const;
+    std::vector<int32_t> pending_rows_of(const Job &job) const;
+    void resolve_tokens(Job *job) const;
     void execute(Job *job);
     void append_to_histories(const Job &job);
-    void keep_logprobs(Job *job);
+    void store_logprobs(Job *job);
 
     const device::Stream &stream_;
     ModelRunner &runner_;
-    std::thread thread_; // from the first launch on
+    std::thread thread_; // started by the first launch
 
-    mutable std::mutex mutex_; // guards what follows
+    mutable std::mutex mutex_; // guards the members below
     std::condition_variable changed_;
-    std::deque<std::unique_ptr<Job>> jobs_; // not collected, by ticket
+    std::deque<std::unique_ptr<Job>> jobs_; // uncollected, by ticket
     int64_t next_ticket_ = 1;
-    int64_t n_waiting_ = 0; // of jobs_, not done
+    int64_t n_waiting_ = 0; // jobs that are not done
     std::atomic<bool> is_stopping_{false};
-    std::atomic<int64_t> newest_{0}; // ticket that was launched last
+    std::atomic<int64_t> newest_{0}; // last launched ticket
 
-    std::unique_ptr<Job> collected_; // the caller's
-    // The thread's: whether it works on the stream's device, and of the step that ran last.
-    bool is_bound_ = false;
-    Job *queued_ = nullptr; // on the device; of jobs_
-    bool was_open_ = false; // the sample before queued_ named other tokens than queued_ took
-    int n_held_back_ = 0;   // steps to come
+    std::unique_ptr<Job> collected_; // used by the caller's thread only
+    // Used by the pipeline's thread only.
+    bool is_device_set_ = false;
+    Job *queued_ = nullptr;   // queued on the device; owned by jobs_
+    bool must_rerun_ = false; // the previous sampling was undecided: the queued step is invalid
+    int n_sync_steps_ = 0;    // remaining steps to run synchronously
     int64_t last_ticket_ = 0;
     bool is_last_good_ = false;
     std::vector<int32_t> last_ids_;

@@ -15,14 +15,13 @@ void PackedWeights::pack(const device::Stream &stream, const Slot &slot, llaisys
         *slot.packed = *known->packed;
         return;
     }
-    require(handle->tensor.defined(), table_.place_of(slot.slot),
-            " has lost its values: replace it");
+    require(handle->tensor.defined(), table_.slot_name(slot.slot), " has no values: replace it");
     if (slot.is_lookup && is_activation(handle->tensor.dtype())) {
         *slot.packed = {};
         return;
     }
     slot.packed->weight =
-        ops::LinearWeight::pack(stream, handle->tensor, room_for(stream, slot, handle->tensor));
+        ops::LinearWeight::pack(stream, handle->tensor, fused_slice(stream, slot, handle->tensor));
     slot.packed->serial = handle->serial;
     for (const Slot &other : slots_) {
         if (*other.slot == handle) {
@@ -34,17 +33,17 @@ void PackedWeights::pack(const device::Stream &stream, const Slot &slot, llaisys
     }
 }
 
-// The place in its room of a slot that is filled for the first time; not defined otherwise: what was
-// there before may serve another slot.
-Tensor PackedWeights::room_for(const device::Stream &stream, const Slot &slot,
-                               const Tensor &weight) const {
-    if (slot.room == nullptr || slot.packed->serial != 0 ||
+// The slice of the fused buffer for a slot that is filled for the first time. Otherwise without
+// storage: another slot may share the previous values.
+Tensor PackedWeights::fused_slice(const device::Stream &stream, const Slot &slot,
+                                  const Tensor &weight) const {
+    if (slot.buffer == nullptr || slot.packed->serial != 0 ||
         !ops::LinearWeight::lies_in_rows(stream)) {
         return Tensor();
     }
-    Tensor &memory = slot.room->memory;
+    Tensor &memory = slot.buffer->memory;
     if (!memory.defined()) {
-        memory = Tensor::create({slot.room->rows, weight.size(1)}, weight.dtype(), stream.type(),
+        memory = Tensor::create({slot.buffer->rows, weight.size(1)}, weight.dtype(), stream.type(),
                                 stream.device_id());
     }
     return memory.dtype() == weight.dtype()
@@ -68,7 +67,7 @@ void PackedWeights::prepare(const device::Stream &stream) {
     if (fingerprint == prepared_) {
         return;
     }
-    table_.take_over();
+    table_.adopt_slots();
     for (const Slot &slot : slots_) {
         pack(stream, slot, *slot.slot);
     }

@@ -1,8 +1,8 @@
-// The weights of products, laid out for the device's kernels once, when their slot is filled.
+// Packed weights: converted to the layout of the device's kernels when their slot is filled.
 //
-// The packed copy replaces the original: an owned tensor is let go, the pages of a mapped one are
-// dropped. One copy serves every slot that holds the same handle, so that a tied embedding reads its
-// rows from the bytes of the head.
+// The packed copy replaces the original: an owned tensor is released, the pages of a mapped one are
+// dropped. Slots with the same handle share one copy, so that a tied embedding reads the rows of
+// the head.
 #pragma once
 
 #include "ops/linear/op.hpp"
@@ -12,16 +12,17 @@
 
 namespace llaisys::runtime {
 
-// What a slot was packed into, and the handle that it was made from.
+// The packed weight of a slot, and the handle it was packed from.
 struct PackedWeight {
-    ops::LinearWeight weight; // not defined(): not packed, or a table that is used as a tensor
+    ops::LinearWeight weight; // not defined(): not packed, or an embedding read as a tensor
     uint64_t serial = 0;      // of the handle; 0: none
 };
 
-// Memory that the weights of several products over one input share, one behind the other, where the
-// device lays weights out in rows (ops::LinearWeight::lies_in_rows): they are one product then.
-struct WeightRoom {
-    Tensor memory; // [rows, in]; not defined until the first of them comes
+// Fused weight buffer: weights of several products with the same input (q/k/v, gate/up),
+// concatenated where the device stores weights by rows (ops::LinearWeight::lies_in_rows), so that
+// they run as one product.
+struct FusedWeightBuffer {
+    Tensor memory; // [rows, in]; allocated with the first weight
     int64_t rows = 0;
 };
 
@@ -30,30 +31,31 @@ public:
     // The table outlives this.
     explicit PackedWeights(WeightTable &table) : table_(table) {}
 
-    // *slot is the weight of a product. slot and packed stay where they are.
+    // *slot is the weight of a product. The pointers must stay valid.
     void add(llaisysTensor_t *slot, PackedWeight *packed) {
         slots_.push_back({slot, packed, false, nullptr, 0});
     }
-    // The same for a weight of out_features rows that goes into a room behind those added before.
-    void add(llaisysTensor_t *slot, PackedWeight *packed, WeightRoom *room, int64_t out_features) {
-        slots_.push_back({slot, packed, false, room, room->rows});
-        room->rows += out_features;
+    // The same for a weight of out_features rows, appended to a fused buffer.
+    void add(llaisysTensor_t *slot, PackedWeight *packed, FusedWeightBuffer *buffer,
+             int64_t out_features) {
+        slots_.push_back({slot, packed, false, buffer, buffer->rows});
+        buffer->rows += out_features;
     }
-    // *slot is a table whose rows are looked up. It is packed when a product has packed its handle
-    // (tied), or when its dtype is one that only products read; else it stays a tensor.
+    // *slot is an embedding. It is packed when a product uses the same handle (tied) or when its
+    // dtype is quantised; otherwise it stays a tensor.
     void add_lookup(llaisysTensor_t *slot, PackedWeight *packed) {
         slots_.push_back({slot, packed, true, nullptr, 0});
     }
 
-    // WeightTable::replace, and packs the tensor at once. A throw leaves everything as it was.
+    // WeightTable::replace, and packs the tensor at once. Changes nothing when it throws.
     void replace(const device::Stream &stream, const char *field, int layer,
                  llaisysTensor_t handle);
 
-    // Takes slots that were written directly over, and packs what is not packed yet; throws naming
-    // what is missing or wrong. What is not packed is moved to the stream's device. Free when no
-    // slot has changed.
+    // Adopts slots that the caller wrote directly, packs weights that are not packed, and moves
+    // other tensors to the stream's device. Throws naming a missing or invalid weight. Returns at
+    // once when no slot has changed.
     void prepare(const device::Stream &stream);
-    // Changes when the weights may lie elsewhere than before.
+    // Changes when the memory of the weights may have changed.
     uint64_t version() const { return prepared_; }
 
 private:
@@ -61,10 +63,10 @@ private:
         llaisysTensor_t *slot;
         PackedWeight *packed;
         bool is_lookup;
-        WeightRoom *room; // null: none
+        FusedWeightBuffer *buffer; // null: none
         int64_t first_row;
     };
-    Tensor room_for(const device::Stream &stream, const Slot &slot, const Tensor &weight) const;
+    Tensor fused_slice(const device::Stream &stream, const Slot &slot, const Tensor &weight) const;
     void pack(const device::Stream &stream, const Slot &slot, llaisysTensor_t handle);
 
     WeightTable &table_;

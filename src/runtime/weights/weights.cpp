@@ -61,7 +61,7 @@ const WeightTable::Field &WeightTable::field(const std::string &name) const {
 
 namespace {
 
-std::string name_of_slot(const WeightTable::Field &field, int layer) {
+std::string slot_name_of(const WeightTable::Field &field, int layer) {
     return field.is_per_layer ? text("weight ", field.name, " of layer ", layer)
                               : text("weight ", field.name);
 }
@@ -69,29 +69,29 @@ std::string name_of_slot(const WeightTable::Field &field, int layer) {
 } // namespace
 
 void WeightTable::check(const Field &field, int layer, const LlaisysTensor *handle) const {
-    const std::string place = name_of_slot(field, layer);
+    const std::string name = slot_name_of(field, layer);
     const Tensor &tensor = handle->tensor;
-    require(!is_held_elsewhere(handle), place, ": the tensor belongs to another model");
-    require(tensor.shape() == field.shape, place, ": shape must be ", field.shape, ", got ",
+    require(!is_owned_elsewhere(handle), name, ": the tensor belongs to another model");
+    require(tensor.shape() == field.shape, name, ": shape must be ", field.shape, ", got ",
             tensor.shape());
     const bool is_matrix = field.shape.ndim() == 2;
-    require(is_matrix ? is_weight(tensor.dtype()) : is_activation(tensor.dtype()), place,
+    require(is_matrix ? is_weight(tensor.dtype()) : is_activation(tensor.dtype()), name,
             ": dtype must be f32, f16, bf16", is_matrix ? " or a quantised one" : "", ", got ",
             name_of(tensor.dtype()));
     if (tensor.defined()) {
-        const bool is_host = tensor.device() == LLAISYS_DEVICE_CPU; // is copied to the device
-        require(is_host || (tensor.device() == device_ && tensor.device_id() == device_id_), place,
+        const bool is_host = tensor.device() == LLAISYS_DEVICE_CPU; // copied to the device later
+        require(is_host || (tensor.device() == device_ && tensor.device_id() == device_id_), name,
                 ": the tensor is on another device than the model");
-        require(tensor.is_contiguous(), place, ": the tensor must be contiguous, got strides ",
+        require(tensor.is_contiguous(), name, ": the tensor must be contiguous, got strides ",
                 tensor.strides());
     }
 }
 
-std::string WeightTable::place_of(const llaisysTensor_t *slot) const {
+std::string WeightTable::slot_name(const llaisysTensor_t *slot) const {
     for (const Field &field : fields_) {
         for (int layer = 0; layer < field.count; ++layer) {
             if (field.slots + layer == slot) {
-                return name_of_slot(field, layer);
+                return slot_name_of(field, layer);
             }
         }
     }
@@ -101,18 +101,18 @@ std::string WeightTable::place_of(const llaisysTensor_t *slot) const {
 llaisysTensor_t *WeightTable::checked_slot(const std::string &name, int layer,
                                            llaisysTensor_t handle) const {
     const Field &target = field(name);
-    require(handle != nullptr, name_of_slot(target, layer), ": tensor is NULL");
+    require(handle != nullptr, slot_name_of(target, layer), ": tensor is NULL");
     const int index = target.is_per_layer ? layer : 0;
     require(index >= 0 && index < target.count, "weight ", name, ": layer must be in [0, ",
             target.count, "), got ", layer);
     check(target, layer, handle);
-    require(handle->tensor.defined() || holds(handle), name_of_slot(target, layer),
-            ": the values of this tensor were taken by another model");
+    require(handle->tensor.defined() || holds(handle), slot_name_of(target, layer),
+            ": another model owns the values of this tensor");
     return target.slots + index;
 }
 
 void WeightTable::put(llaisysTensor_t *slot, llaisysTensor_t handle) {
-    leave_to_others(slot);
+    release_foreign(slot);
     replace_slot(slot, handle, all_slots());
     handle->owner = self_;
 }
@@ -123,18 +123,18 @@ bool WeightTable::holds(const LlaisysTensor *handle) const {
                        [&](const llaisysTensor_t *slot) { return *slot == handle; });
 }
 
-const WeightTable *WeightTable::holder_of(const LlaisysTensor *handle) {
+const WeightTable *WeightTable::owner_of(const LlaisysTensor *handle) {
     const auto owner = std::static_pointer_cast<const WeightTable>(handle->owner.lock());
     return owner != nullptr && owner->holds(handle) ? owner.get() : nullptr;
 }
 
-bool WeightTable::is_held_elsewhere(const LlaisysTensor *handle) const {
-    const WeightTable *holder = holder_of(handle);
+bool WeightTable::is_owned_elsewhere(const LlaisysTensor *handle) const {
+    const WeightTable *holder = owner_of(handle);
     return holder != nullptr && holder != this;
 }
 
-void WeightTable::leave_to_others(llaisysTensor_t *slot) const {
-    if (*slot != nullptr && is_held_elsewhere(*slot)) {
+void WeightTable::release_foreign(llaisysTensor_t *slot) const {
+    if (*slot != nullptr && is_owned_elsewhere(*slot)) {
         *slot = nullptr;
     }
 }
@@ -142,12 +142,12 @@ void WeightTable::leave_to_others(llaisysTensor_t *slot) const {
 WeightTable::~WeightTable() {
     const std::vector<llaisysTensor_t *> slots = all_slots();
     for (llaisysTensor_t *slot : slots) {
-        leave_to_others(slot);
+        release_foreign(slot);
     }
     destroy_unique(slots);
 }
 
-void WeightTable::take_over() {
+void WeightTable::adopt_slots() {
     check_complete();
     for (const llaisysTensor_t *slot : all_slots()) {
         if (*slot != nullptr) {
@@ -162,7 +162,7 @@ void WeightTable::check_complete() const {
             if (field.slots[layer] != nullptr) {
                 check(field, layer, field.slots[layer]);
             } else {
-                require(field.is_optional, name_of_slot(field, layer), " is missing");
+                require(field.is_optional, slot_name_of(field, layer), " is missing");
             }
         }
     }

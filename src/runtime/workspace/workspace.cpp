@@ -26,7 +26,7 @@ Workspace Workspace::measuring() {
     return workspace;
 }
 
-Tensor Workspace::take(const Shape &shape, DType dtype) {
+Tensor Workspace::allocate(const Shape &shape, DType dtype) {
     const int64_t bytes = bytes_for(shape, dtype);
     if (is_measuring_) {
         used_ += bytes;

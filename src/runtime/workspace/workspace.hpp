@@ -1,7 +1,7 @@
-// Scratch memory of a forward: one arena that only grows, handed out as tensors.
+// Scratch memory of a forward: a grow-only arena from which tensors are allocated.
 //
-// A forward calls begin() and then takes its buffers in the same order every time; while the
-// capacity suffices their addresses stay the same and nothing is allocated.
+// A forward calls begin() and then allocates its buffers in a fixed order; while the capacity
+// suffices, addresses stay the same and no memory is allocated.
 #pragma once
 
 #include "tensor/tensor.hpp"
@@ -12,24 +12,26 @@ class Workspace {
 public:
     Workspace(DeviceType device, int device_id) : device_(device), device_id_(device_id) {}
 
-    // One that has no memory: take() gives tensors without storage and counts what they would use.
+    // A workspace without memory: allocate() returns tensors without storage and counts their
+    // bytes.
     static Workspace measuring();
 
-    // Makes room for at least `bytes`. Tensors taken before stay valid (they share the old arena).
+    // Grows to at least `bytes`. Existing tensors stay valid (they share the old arena).
     void reserve(int64_t bytes);
 
-    // Forgets what was taken; the next take starts at the front again.
+    // Releases all allocations; the next one starts at offset 0.
     void begin() { used_ = 0; }
 
-    // Dense, 64-byte aligned, values undefined. Throws when the arena is too small: reserve() first.
-    Tensor take(const Shape &shape, DType dtype);
+    // Contiguous, 64-byte aligned, uninitialized. Throws when the arena is too small: reserve()
+    // first.
+    Tensor allocate(const Shape &shape, DType dtype);
 
-    // What take() will use of the arena for this tensor.
+    // Bytes that allocate() uses for this tensor.
     static int64_t bytes_for(const Shape &shape, DType dtype);
 
-    int64_t used() const { return used_; } // bytes taken since begin()
+    int64_t used() const { return used_; } // bytes allocated since begin()
     int64_t capacity() const { return arena_ ? arena_->bytes() : 0; }
-    int64_t allocations() const { return allocations_; } // of the arena, since the beginning
+    int64_t allocations() const { return allocations_; } // of the arena, since construction
 
 private:
     DeviceType device_;

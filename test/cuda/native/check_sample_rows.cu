@@ -1,5 +1,5 @@
 // Sampling operators on the GPU against the CPU, bit for bit: masks, biases and penalties, sums
-// and picks, sampler links, ranks; and the copies at the start and end of a step, by kernels and
+// and picks, sampler processors, ranks; and the copies at the start and end of a step, by kernels and
 // by the copy engine.
 //
 //   check_sample_rows [check|small]
@@ -46,10 +46,10 @@ struct Case {
     int64_t vocabulary, n;
     std::vector<float> logits;
     std::vector<int32_t> rows, mask_rows, masks, bias_offsets{0}, bias_ids;
-    std::vector<float> bias_values, penalties, temperatures, link_values;
-    std::vector<int32_t> history_offsets{0}, history_tokens, history_sampled, late_rows;
+    std::vector<float> bias_values, penalties, temperatures, processor_values;
+    std::vector<int32_t> history_offsets{0}, history_tokens, history_sampled, pending_rows;
     std::vector<int64_t> sampled, uniforms;
-    std::vector<int32_t> kinds, link_offsets{0}, links;
+    std::vector<int32_t> kinds, processor_offsets{0}, processors;
 
     Case(int64_t vocabulary_, int64_t n_, unsigned seed) : vocabulary(vocabulary_), n(n_) {
         std::mt19937 random(seed);
@@ -77,24 +77,24 @@ struct Case {
             history_offsets.push_back(int32_t(history_tokens.size()));
             penalties.insert(penalties.end(), {1.3f, 0.5f, -0.25f});
             sampled.push_back(below(vocabulary));
-            late_rows.push_back(r % 4 < 2 ? below(n) : -1);
+            pending_rows.push_back(r % 4 < 2 ? below(n) : -1);
             temperatures.push_back(r % 3 == 0 ? 1.0f : 0.3f * float(1 + below(6)));
             const double u = double(random()) / 4294967296.0;
             uniforms.emplace_back();
             std::memcpy(&uniforms.back(), &u, sizeof u);
             const int kind = below(8);
             kinds.push_back(kind == 0 ? 0 : kind == 1 ? 1 : 2);
-            for (int link = 0; kinds.back() == 2 && link < 1 + below(4); ++link) {
-                const auto what = ops::SamplerLink(below(link == 0 ? 3 : 4));
-                links.push_back(int32_t(what));
-                link_values.push_back(
-                    what == ops::SamplerLink::top_k
+            for (int processor = 0; kinds.back() == 2 && processor < 1 + below(4); ++processor) {
+                const auto what = ops::LogitsProcessorKind(below(processor == 0 ? 3 : 4));
+                processors.push_back(int32_t(what));
+                processor_values.push_back(
+                    what == ops::LogitsProcessorKind::top_k
                         ? float(1 + below(std::min<int64_t>(vocabulary, 256)))
-                    : what == ops::SamplerLink::top_p ? 0.05f + 0.01f * float(below(90))
-                    : what == ops::SamplerLink::min_p ? 0.001f * float(1 + below(300))
+                    : what == ops::LogitsProcessorKind::top_p ? 0.05f + 0.01f * float(below(90))
+                    : what == ops::LogitsProcessorKind::min_p ? 0.001f * float(1 + below(300))
                                                       : 0.5f + 0.1f * float(below(9)));
             }
-            link_offsets.push_back(int32_t(links.size()));
+            processor_offsets.push_back(int32_t(processors.size()));
         }
     }
 };
@@ -122,17 +122,17 @@ std::vector<std::vector<std::byte>> run(const Place &place, const Case &c) {
     a.history_tokens = vector(c.history_tokens, kI32);
     a.history_sampled = vector(c.history_sampled, kI32);
     a.penalties = vector(c.penalties, kF32);
-    a.late_rows = vector(c.late_rows, kI32);
+    a.pending_rows = vector(c.pending_rows, kI32);
     a.sampled = vector(c.sampled, kI64);
     ops::RowSampling d;
     d.kinds = vector(c.kinds, kI32);
     d.temperatures = vector(c.temperatures, kF32);
     d.uniforms = vector(c.uniforms, kI64);
-    d.link_offsets = vector(c.link_offsets, kI32);
-    d.links = vector(c.links, kI32);
-    d.link_values = vector(c.link_values, kF32);
+    d.processor_offsets = vector(c.processor_offsets, kI32);
+    d.processors = vector(c.processors, kI32);
+    d.processor_values = vector(c.processor_values, kF32);
 
-    const int64_t k = std::min(c.vocabulary, ops::kMostBest);
+    const int64_t k = std::min(c.vocabulary, ops::kMaxTopK);
     const int64_t m = std::min<int64_t>(k, 5);
     const Tensor adjusted = place.make({c.n, c.vocabulary}, kF32);
     const Tensor best_ids = place.make({c.n, k}, kI32), best = place.make({c.n, k}, kF32);

@@ -1,15 +1,15 @@
-#include "runtime/output/pool.hpp"
+#include "runtime/output/pooler.hpp"
 
 #include "base/check.hpp"
 
 namespace llaisys::runtime {
 
-void Pool::add(int64_t seq_id) {
+void Pooler::reserve(int64_t seq_id) {
     Entry &entry = entries_[seq_id];
     entry.sum.resize(size_t(size_));
 }
 
-void Pool::take(int64_t seq_id, LlaisysPooling how, const float *hidden) {
+void Pooler::add(int64_t seq_id, LlaisysPooling how, const float *hidden) {
     Entry &entry = entries_.at(seq_id);
     const bool replaces = how == LLAISYS_POOLING_LAST || entry.count == 0;
     for (size_t i = 0; i < entry.sum.size(); ++i) {
@@ -18,11 +18,11 @@ void Pool::take(int64_t seq_id, LlaisysPooling how, const float *hidden) {
     entry.count = replaces ? 1 : entry.count + 1;
 }
 
-void Pool::read(int64_t seq_id, float *vector, int64_t n) const {
+void Pooler::read(int64_t seq_id, float *vector, int64_t n) const {
     require(n == size_, "n must be the hidden size, ", size_, ", got ", n);
     const auto found = entries_.find(seq_id);
     require(found != entries_.end() && found->second.count > 0, "seq_id ", seq_id,
-            " has no hidden state that was pooled");
+            " has no pooled hidden state");
     const Entry &entry = found->second;
     for (size_t i = 0; i < entry.sum.size(); ++i) {
         vector[i] = float(entry.sum[i] / double(entry.count));
