@@ -1,13 +1,12 @@
-/* NovaInfer: the whole public native surface.
+/* NovaInfer: the public C API.
  *
- * Plain C11. No C++ type, exception or container crosses it. Conventions that hold everywhere:
- *
- *  - A function that can fail returns int32_t: LLAISYS_OK (0), or a code of the list that its
- *    header names. The reason, in words, is llaisysLastError() of the calling thread.
- *  - A handle is created by one call and ended by its Destroy call; Destroy(NULL) does nothing.
- *  - A handle is not thread-safe; different handles are independent of each other.
- *  - Ranges are half open. Arrays are dense and row-major unless a stride is named.
- *  - Structs that may grow begin with struct_size, which the caller sets to sizeof(the struct).
+ * Plain C11, without C++ types or exceptions. Conventions:
+ *  - A function that can fail returns int32_t: LLAISYS_OK (0), or a code listed in its header.
+ *    llaisysLastError() returns the error text of the calling thread.
+ *  - A handle is freed by its Destroy call; Destroy(NULL) does nothing.
+ *  - A handle is not thread-safe; different handles are independent.
+ *  - Ranges are half open. Arrays are contiguous and row-major unless a stride is named.
+ *  - Structs that may grow start with struct_size, which the caller sets to sizeof(the struct).
  */
 #ifndef LLAISYS_H
 #define LLAISYS_H

@@ -1,9 +1,9 @@
-/* The operators, each on tensors of one device. All return LLAISYS_OK or an llaisysStatus_t; the
- * error text names operator, argument, what was got and what was expected.
+/* Operators on tensors of one device. All return LLAISYS_OK or an llaisysStatus_t; the error text
+ * names operator, argument, value and expectation.
  *
- * stream NULL: the CPU, on the calling thread alone. "real" below means f32, f16 or bf16; sums are
- * taken in f32. Tensors are contiguous unless "strided" is said: then only the last dimension has
- * to be dense. Outputs must not overlap inputs unless said. */
+ * stream NULL: the CPU with the calling thread only. "real" means f32, f16 or bf16; accumulation
+ * is in f32. Tensors are contiguous; "strided" ones only in the last dimension. Outputs must not
+ * overlap inputs unless stated. */
 #ifndef LLAISYS_OPS_H
 #define LLAISYS_OPS_H
 
@@ -14,29 +14,30 @@
 LLAISYS_API int32_t llaisysAdd(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t a,
                                llaisysTensor_t b);
 
-/* Of each row of values [rows, n] (real): the index (i64 [rows]) and value ([rows], dtype of
- * values) of the largest, the lowest index on a tie. NaN is never chosen; a row of NaN gives 0. */
+/* Index (i64 [rows]) and value ([rows], dtype of values) of the largest of each row of values
+ * [rows, n] (real), the lowest index on a tie. NaN is never chosen; a row of NaN gives 0. */
 LLAISYS_API int32_t llaisysArgmax(llaisysStream_t stream, llaisysTensor_t max_index,
                                   llaisysTensor_t max_value, llaisysTensor_t values);
 
-/* out[i] = table[index[i]]; index i64 [n] within the table, table [rows, d] real, out [n, d] real. */
+/* out[i] = table[index[i]]; index i64 [n] within the table, table [rows, d] real, out [n, d]
+ * real. */
 LLAISYS_API int32_t llaisysEmbedding(llaisysStream_t stream, llaisysTensor_t out,
                                      llaisysTensor_t index, llaisysTensor_t table);
 
-/* A weight [out_features, in_features] (real or quantised) laid out for the device's kernels. It keeps its own
- * copy: the tensor may be destroyed. */
+/* A packed weight [out_features, in_features] (real or quantised). Copies the tensor, which may be
+ * destroyed. */
 typedef struct LlaisysLinearWeight *llaisysLinearWeight_t;
 LLAISYS_API int32_t llaisysLinearWeightCreate(llaisysStream_t stream, llaisysTensor_t tensor,
                                               llaisysLinearWeight_t *weight);
 LLAISYS_API void llaisysLinearWeightDestroy(llaisysLinearWeight_t weight);
-/* Bytes that the CPU's layout of such a weight takes; *bytes is written. */
+/* Bytes of the packed weight on the CPU. */
 LLAISYS_API int32_t llaisysLinearWeightBytes(llaisysDataType_t dtype, int64_t out_features,
                                              int64_t in_features, int64_t *bytes);
 
 /* For each of n parts: out[p] = in[rows] * weight[p]^T + bias[p], in one parallel region.
  * in [m, in_features] real, strided; rows i32 [r] selects rows of in, NULL: all (r = m); out[p]
  * [r, out_features of p] real, strided; bias NULL or an array of n, entries NULL or
- * [out_features] real. A row's result does not depend on the other rows nor on the threads. */
+ * [out_features] real. Results are independent of other rows and of the number of threads. */
 LLAISYS_API int32_t llaisysLinear(llaisysStream_t stream, llaisysTensor_t in, llaisysTensor_t rows,
                                   int32_t n, const llaisysLinearWeight_t *weight,
                                   const llaisysTensor_t *bias, const llaisysTensor_t *out);
@@ -57,29 +58,28 @@ LLAISYS_API int32_t llaisysRope(llaisysStream_t stream, llaisysTensor_t out, lla
                                 llaisysTensor_t positions, llaisysTensor_t inv_freq);
 
 /* cache[slots[i]] = values[i]; cache [n_slots, heads, d], values [n, heads, d] strided, slots i32
- * [n] within the cache, no slot twice.
- * A cache in 8 bits (CPU) is i8 [n_slots, heads, d + 4]: d bytes, then their scale, an f32 =
- * (largest magnitude of the d values) / 127. d is at most 1024. */
+ * [n] within the cache, distinct.
+ * An int8 cache (CPU) is i8 [n_slots, heads, d + 4]: d bytes, then their scale, an f32 = (largest
+ * magnitude of the d values) / 127. d is at most 1024. */
 LLAISYS_API int32_t llaisysKvStore(llaisysStream_t stream, llaisysTensor_t cache,
                                    llaisysTensor_t values, llaisysTensor_t slots);
 
-/* Attention of query token i over the entries [begin[i], end[i]) of its list: entry e of table row
- * t lies in slot tables[t, e / block_size] * block_size + e % block_size.
- * out, q [n, heads, d] strided; k_cache, v_cache [n_slots, kv_heads, d], heads a multiple of
- * kv_heads; q_rows, begin, end i32 [n]; tables i32 [rows, width]. All real, or both caches in 8 bits
- * as llaisysKvStore leaves them; sums in f32; an empty
- * list gives zeros. Tiles follow the entry number, so that the result of a token depends on its
- * own list alone. */
+/* Paged attention of query token i over the entries [begin[i], end[i]) of its list: entry e of
+ * table row t is slot tables[t, e / block_size] * block_size + e % block_size. out, q [n, heads,
+ * d] strided; k_cache, v_cache [n_slots, kv_heads, d], heads a multiple of kv_heads; q_rows,
+ * begin, end i32 [n]; tables i32 [rows, width]. All real, or both caches int8 as written by
+ * llaisysKvStore; accumulation in f32; an empty list gives zeros. Tiles are aligned to entry
+ * numbers, so that the result of a token depends only on its own list. */
 LLAISYS_API int32_t llaisysAttention(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q,
                                      llaisysTensor_t k_cache, llaisysTensor_t v_cache,
                                      llaisysTensor_t q_rows, llaisysTensor_t begin,
                                      llaisysTensor_t end, llaisysTensor_t tables,
                                      int32_t block_size, float scale);
 
-/* The same for a caller who knows which tokens stand together, so that a GPU need not look: `runs`
- * i32 [n_runs, 2] names the first token and the number of tokens of each run of neighbours with one
- * table row, at least 2 and at most `longest`, and every token is in one; NULL: each token is the
- * only one of its table row. It is not checked, and a CPU does not read it. */
+/* llaisysAttention with known runs, so that a GPU need not search for them: `runs` i32 [n_runs,
+ * 2] is the first token and the length of each run of adjacent tokens with one table row, from 2
+ * to `longest` tokens; every token is in a run. NULL: every run has one token. Not checked;
+ * ignored by a CPU. */
 LLAISYS_API int32_t llaisysAttentionRuns(llaisysStream_t stream, llaisysTensor_t out,
                                          llaisysTensor_t q, llaisysTensor_t k_cache,
                                          llaisysTensor_t v_cache, llaisysTensor_t q_rows,
@@ -94,10 +94,9 @@ LLAISYS_API int32_t llaisysSelfAttentionMasked(llaisysStream_t stream, llaisysTe
                                                llaisysTensor_t v, llaisysTensor_t mask,
                                                float scale);
 
-/* Blocks of few bits from a weight: in [n, k] real strided, out [n, k] q8_0, q4_0 or q4_1, k a
- * multiple of 32. Values go to the nearest step of their block; in 4 bits a few scales are tried and
- * the one with the least sum of squared differences is taken. A block with a value that is not
- * finite, or too large for its f16 scale, becomes NaN. */
+/* Quantises a weight: in [n, k] real strided, out [n, k] q8_0, q4_0 or q4_1, k a multiple of 32.
+ * Rounds to nearest; 4-bit types choose the scale with the least squared error among a few. A
+ * block with a value that is not finite or too large for its f16 scale becomes NaN. */
 LLAISYS_API int32_t llaisysQuantise(llaisysStream_t stream, llaisysTensor_t out,
                                     llaisysTensor_t in);
 
@@ -113,7 +112,7 @@ LLAISYS_API int32_t llaisysSwiGLU(llaisysStream_t stream, llaisysTensor_t out, l
  * is -inf gives zeros. */
 LLAISYS_API int32_t llaisysSoftmax(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in);
 
-/* The k largest of each row of values [rows, n] (f32) in falling order, the lowest index first on
+/* The k largest of each row of values [rows, n] (f32) in descending order, lowest index first on
  * a tie: index i32 [rows, k], value f32 [rows, k]; 1 <= k <= n. NaN counts as -inf. */
 LLAISYS_API int32_t llaisysTopK(llaisysStream_t stream, llaisysTensor_t index,
                                 llaisysTensor_t value, llaisysTensor_t values);

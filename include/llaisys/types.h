@@ -17,14 +17,15 @@
 #define LLAISYS_API LLAISYS_EXPORT
 #endif
 
-/* Enumerations are 32 bits wide for C++ too, so that a wrong value is an error and nothing worse. */
+/* Enumerations have 32 bits in C++ too, so that an out-of-range value is not undefined behaviour. */
 #ifdef __cplusplus
 #define LLAISYS_INT32_ENUM : int32_t
 #else
 #define LLAISYS_INT32_ENUM
 #endif
 
-/* Raised whenever a struct, a code or a signature changes. The Python mirror compares it exactly. */
+/* Incremented whenever a struct, a code or a signature changes. The Python mirror requires
+ * equality. */
 #define LLAISYS_ABI_VERSION 13
 
 typedef enum LLAISYS_INT32_ENUM {
@@ -42,8 +43,8 @@ typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_DTYPE_I32 = 5,
     LLAISYS_DTYPE_I8 = 6,
     LLAISYS_DTYPE_U8 = 7,
-    /* Weights only, in blocks of 32 or (K) 256 values along the last dimension, as GGUF files hold
-     * them: tensors of these can be made, mapped and given to a model. */
+    /* Weights only, in GGUF's blocks of 32 or (K) 256 values along the last dimension. Such
+     * tensors can be created, mapped and given to a model. */
     LLAISYS_DTYPE_Q8_0 = 8,
     LLAISYS_DTYPE_Q4_0 = 9,
     LLAISYS_DTYPE_Q4_1 = 10,
@@ -55,9 +56,9 @@ typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_DTYPE_Q2_K = 16,
     LLAISYS_DTYPE_Q3_K = 17,
     LLAISYS_DTYPE_IQ4_NL = 18,
-    /* The same for weights that others have quantised (GPTQ, AWQ, compressed-tensors), value
-     * s * (q - z): a block is s as f32, z as f16 (an integer), then q of 4 bits (0 to 15, the even
-     * value in the low half of a byte) or 8 bits (-128 to 127), for 32 or 128 values. */
+    /* Weights of GPTQ, AWQ and compressed-tensors checkpoints, value s * (q - z): a block is s as
+     * f32, z as f16 (an integer), then q with 4 bits (0 to 15, even values in the low half of a
+     * byte) or 8 bits (-128 to 127), for 32 or 128 values. */
     LLAISYS_DTYPE_I4_G32 = 19,
     LLAISYS_DTYPE_I4_G128 = 20,
     LLAISYS_DTYPE_I8_G32 = 21,
@@ -65,27 +66,28 @@ typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_DTYPE_COUNT = 23
 } llaisysDataType_t;
 
-/* What a call returns unless its header gives a list of its own. */
+/* Return codes of calls whose header lists no others. */
 typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_OK = 0,
-    LLAISYS_ERROR_INVALID = -1,     /* an argument is wrong; nothing was changed */
-    LLAISYS_ERROR_MEMORY = -2,      /* memory could not be had; nothing was changed */
-    LLAISYS_ERROR_INTERNAL = -3,    /* a broken invariant: the handle should be destroyed */
-    LLAISYS_ERROR_UNSUPPORTED = -4, /* valid, but not on this device or in this build */
+    LLAISYS_ERROR_INVALID = -1,     /* invalid argument; nothing changed */
+    LLAISYS_ERROR_MEMORY = -2,      /* out of memory; nothing changed */
+    LLAISYS_ERROR_INTERNAL = -3,    /* internal error: destroy the handle */
+    LLAISYS_ERROR_UNSUPPORTED = -4, /* valid, but not supported by this device or build */
     LLAISYS_ERROR_IO = -5           /* a file is missing, unreadable or too short */
 } llaisysStatus_t;
 
-/* A data type is stored in blocks: plain types have one element a block, quantised types many. */
+/* Data types are stored in blocks: plain types have one element per block, quantised types
+ * several. */
 typedef struct {
     int32_t block_elements;
     int32_t block_bytes;
 } LlaisysDataTypeTraits;
 
-/* The number the library was built with, to be compared with LLAISYS_ABI_VERSION. */
+/* LLAISYS_ABI_VERSION of the library. */
 LLAISYS_API uint32_t llaisysAbiVersion(void);
 
-/* Why the last failing call of this thread failed; "" when none has. Valid until the thread's next
- * failing call. Never NULL. */
+/* Error text of the last failed call of this thread; "" without one. Valid until the next failed
+ * call of the thread. Never NULL. */
 LLAISYS_API const char *llaisysLastError(void);
 /* Its llaisysStatus_t; for calls that return a handle instead of a code. */
 LLAISYS_API int32_t llaisysLastErrorCode(void);

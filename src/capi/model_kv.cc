@@ -42,14 +42,14 @@ template <typename Body> int32_t kv_call(LlaisysModel *model, const Body &body) 
 }
 
 void move_blocks(LlaisysModel *model, ops::KvDirection direction, const int32_t *blocks,
-                 const int32_t *host_blocks, int32_t n) {
+                 const int32_t *host_slots, int32_t n) {
     runtime::KvHostPool *pool = not_null(model, "model")->runner().host_pool();
     require(n >= 0, "n must not be negative, got ", n);
-    require(n == 0 || (blocks != nullptr && host_blocks != nullptr),
-            "blocks or host_blocks is NULL");
+    require(n == 0 || (blocks != nullptr && host_slots != nullptr),
+            "blocks or host_slots is NULL");
     require(pool != nullptr || n == 0, "no host memory is reserved: call KvReserveHost");
     if (n > 0) {
-        pool->move(direction, blocks, host_blocks, n);
+        pool->move(direction, blocks, host_slots, n);
     }
 }
 
@@ -143,12 +143,12 @@ int32_t llaisysModelKvReserveHost(LlaisysModel *model, int32_t n_blocks) {
     });
 }
 
-int32_t llaisysModelKvToHost(LlaisysModel *model, const int32_t *blocks, const int32_t *host_blocks,
+int32_t llaisysModelKvToHost(LlaisysModel *model, const int32_t *blocks, const int32_t *host_slots,
                              int32_t n) {
-    return guard([&] { move_blocks(model, ops::KvDirection::to_host, blocks, host_blocks, n); });
+    return guard([&] { move_blocks(model, ops::KvDirection::to_host, blocks, host_slots, n); });
 }
 
 int32_t llaisysModelKvFromHost(LlaisysModel *model, const int32_t *blocks,
-                               const int32_t *host_blocks, int32_t n) {
-    return guard([&] { move_blocks(model, ops::KvDirection::from_host, blocks, host_blocks, n); });
+                               const int32_t *host_slots, int32_t n) {
+    return guard([&] { move_blocks(model, ops::KvDirection::from_host, blocks, host_slots, n); });
 }

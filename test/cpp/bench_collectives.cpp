@@ -1,5 +1,5 @@
-// Microseconds of an AllReduce(sum) of f32 by message size: bench_collectives [threads|shm] [world].
-// Not a test: built with the others, run by hand.
+// Microseconds of an AllReduce(sum) of f32 by message size: bench_collectives [threads|shm]
+// [world]. Not a test: built with the others, run by hand.
 #include "parallel/process_group_host.hpp"
 
 #include <algorithm>

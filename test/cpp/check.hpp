@@ -1,9 +1,8 @@
-// A tiny test harness. A test file includes this once and writes
+// Minimal test harness. A test file includes this once and defines
 //
 //     TEST(name_of_the_behaviour) { CHECK(x > 0); CHECK_EQ(x, 3); CHECK_THROWS(f(), "in"); }
-//
-// and gets a main() that runs every test, or those whose name contains an argument of the program.
-// A failed check is reported with file and line and the test goes on; an exception ends the test.
+// main() runs every test, or those whose name contains a program argument. A failed check is
+// reported with file and line and the test continues; an exception ends the test.
 #pragma once
 
 #include <cstdio>
@@ -35,7 +34,7 @@ struct Registration {
 };
 
 inline void report(const char *file, int line, const std::string &what) {
-    if (++failures() <= 50) { // a broken kernel fails in every element
+    if (++failures() <= 50) { // a wrong kernel fails for every element
         std::fprintf(stderr, "%s:%d: %s\n", file, line, what.c_str());
     }
 }

@@ -1,5 +1,5 @@
-// A device that this build does not have: the memory of the CPU behind a function table of its own,
-// which counts the copies. Its streams have no threads.
+// A fake device: CPU memory behind its own function table, which counts copies. Its streams have no
+// threads.
 #pragma once
 
 #include "base/check.hpp"
@@ -13,7 +13,7 @@ using namespace llaisys;
 
 struct Copies {
     int host_to_device = 0, device_to_host = 0, device_to_device = 0;
-    int without_stream = 0; // of all
+    int without_stream = 0; // of any kind
 };
 
 inline Copies &copies() {
@@ -21,7 +21,7 @@ inline Copies &copies() {
     return counts;
 }
 
-// While it lives, LLAISYS_DEVICE_NVIDIA is the fake device; the counts start at 0.
+// Installs the fake device as LLAISYS_DEVICE_NVIDIA during its lifetime; resets the counts.
 class Device {
 public:
     Device() {
@@ -50,7 +50,7 @@ private:
     device::Runtime table_;
 };
 
-// While it lives, memory of the CPU is counted as it is allocated.
+// Counts CPU allocations during its lifetime.
 class CountedAllocations {
 public:
     CountedAllocations() {
@@ -73,7 +73,7 @@ private:
     device::Runtime table_;
 };
 
-// While it lives, the n-th allocation of memory of the CPU after fail_at(n), counted from 0, finds none.
+// During its lifetime, the n-th CPU allocation after fail_at(n), from 0, fails.
 class FailingMemory {
 public:
     FailingMemory() {
@@ -97,13 +97,13 @@ public:
     void work() { left_ = -1; }
 
 private:
-    static void count() { ensure(left_ < 0 || left_-- > 0, "the fake memory is gone"); }
+    static void count() { ensure(left_ < 0 || left_-- > 0, "the fake allocation failed"); }
     inline static int left_ = -1;
     device::Runtime table_;
 };
 
-// While it lives, an event of the CPU is over when a later one was recorded, or after open(): as on a
-// device that works through a queue. After fail() every one of them says that the device is broken.
+// During its lifetime, a CPU event completes when a later one is recorded or after complete_all(),
+// like on a device with a queue. After fail() every query throws.
 class LateEvents {
 public:
     LateEvents() {
@@ -124,7 +124,7 @@ public:
     LateEvents(const LateEvents &) = delete;
     LateEvents &operator=(const LateEvents &) = delete;
 
-    void open() { is_open_ = true; }
+    void complete_all() { is_open_ = true; }
     void fail() { is_broken_ = true; }
 
 private:

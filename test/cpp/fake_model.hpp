@@ -1,5 +1,4 @@
-// A model that computes nothing and writes down what it is given, and a runner around it; for the
-// tests of the runner. To be included once.
+// A model that records its inputs, and a runner around it; for runner tests. Include once.
 #pragma once
 
 #include "check.hpp"
@@ -22,19 +21,19 @@ template <typename T> Ints list_of(const Tensor &tensor) {
     return tensor.defined() ? Ints(tensor.as<T>(), tensor.as<T>() + tensor.elements()) : Ints();
 }
 
-// One forward as the model saw it.
+// Recorded inputs of one forward.
 struct Seen {
     Ints tokens, positions, output_rows, slots, rows, begin, end, tables;
     std::vector<float> embeddings;
     Shape table_shape;
     int32_t block_size = 0;
-    std::vector<Ints> visible; // for each token the keys that it sees, in order
+    std::vector<Ints> visible; // keys visible to each token, in order
     Ints begin_of_layer_1;
     bool shares_lists = false;
 };
 
-// Keys are the token id (or the first number of the embedding) in layer 0, 1000 more in layer 1;
-// values are the position. The logits of a token have their maximum at the token after it.
+// Keys are the token id (or the first value of the embedding) in layer 0, plus 1000 in layer 1;
+// values are the position. The argmax of a token's logits is token + 1.
 class FakeModel final : public models::Model {
 public:
     explicit FakeModel(std::vector<int64_t> windows = {0, 0})
@@ -85,7 +84,7 @@ public:
     std::vector<Seen> seen;
     std::function<void()> inspect; // called at the end of a forward
     int forwards_until_failure = 0;
-    size_t lost_forward = 0; // the how-manieth gives rows of NaN; 0: none
+    size_t lost_forward = 0; // number of the forward that returns NaN; 0: none
     bool weights_missing = false;
 
 private:
@@ -136,7 +135,7 @@ private:
     }
 };
 
-// A step that owns its arrays; those left empty are NULL.
+// A step that owns its arrays; empty ones are NULL.
 struct Step {
     Ints tokens, positions, seq_ids;
     std::vector<int32_t> n_seq_id;
@@ -188,7 +187,7 @@ struct Rig {
     Ints output_ids() const {
         return Ints(runner.output().ids(), runner.output().ids() + runner.output().n_rows());
     }
-    // Everything that a step may change and a failed one must not.
+    // State that a failed step must not change.
     std::string state() const {
         const LlaisysKvStats stats = runner.kv_stats();
         return text(runner.kv_dump(), stats.used_slots, ' ', stats.peak_used_slots, ' ',

@@ -1,5 +1,4 @@
-// Batches for a KvCache, and what can be seen of one as text; for the tests of the KV metadata.
-// To be included once.
+// Batches for a KvCache and its state as text; for KV metadata tests. Include once.
 #pragma once
 
 #include "check.hpp"
@@ -13,7 +12,7 @@ using namespace llaisys::runtime;
 
 constexpr int64_t kFar = std::numeric_limits<int64_t>::max();
 
-// Tokens with their sequences; owns what an Ubatch points to.
+// Tokens with their sequences; owns the arrays of an Ubatch.
 struct Batch {
     std::vector<int64_t> positions, seq_ids;
     std::vector<int32_t> offsets{0};
@@ -50,7 +49,7 @@ inline KvStatus put(KvCache &cache, const Batch &batch, std::vector<SlotPlan> *p
     return status;
 }
 
-// Everything that can be seen of a cache, pending shifts aside.
+// The visible state of a cache, without pending shifts.
 inline std::string state_of(const KvCache &cache) {
     const KvCacheStats stats = cache.stats();
     std::string text = cache.dump() + llaisys::text(stats.capacity, ' ', stats.used, ' ',

@@ -1,5 +1,4 @@
-// A KvCache as a list of cells and nothing else: what test_kv_random.cpp compares with.
-// To be included once.
+// Reference KvCache: a list of cells, for test_kv_random.cpp. Include once.
 #pragma once
 
 #include "kv_helpers.hpp"
@@ -10,12 +9,12 @@
 
 namespace kv_test {
 
-// The documented rules, written without regard for speed.
+// The documented rules, implemented naively.
 struct Naive {
     struct Cell {
         int64_t pos = -1, shift = 0;
         std::set<int64_t> seqs;
-        int bytes = -1; // whose bytes are in it
+        int bytes = -1; // id of the write that filled it
     };
     int32_t n_cells;
     int64_t max_positions;
@@ -140,7 +139,7 @@ struct Naive {
             take(to, hit.first, {dst}, &slot);
             Cell &copy = streams[size_t(to)][size_t(slot % n_cells)];
             copy.shift = cells[size_t(hit.second)].shift;
-            copy.bytes = cells[size_t(hit.second)].bytes; // the model copies at once
+            copy.bytes = cells[size_t(hit.second)].bytes; // copied at once
         }
         peak = std::max(peak, used());
         return LLAISYS_KV_OK;

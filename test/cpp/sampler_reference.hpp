@@ -1,4 +1,4 @@
-// The sampler's twin: documented maths, everything sorted, everything double. To be included once.
+// Reference sampler: the documented maths with full sorts, in double. Include once.
 #pragma once
 
 #include "runtime/runner/sampler_rng.hpp"
@@ -8,8 +8,8 @@
 
 namespace sampler_test {
 
-struct Twin {
-    std::vector<double> x; // -inf: cut off
+struct Reference {
+    std::vector<double> x; // -inf: removed
     std::vector<int32_t> order() const {
         std::vector<int32_t> ids;
         for (size_t i = 0; i < x.size(); ++i) {
@@ -105,7 +105,8 @@ struct Twin {
         } else if (kind == kXtc && row.xtc_threshold <= 0.5f) {
             if (uniform(row.seed, row.choice, row.position, Purpose::xtc) <
                 double(row.xtc_probability)) {
-                size_t n = 0; // best first: all at or above the threshold but the last of them go
+                size_t n =
+                    0; // removes all tokens at or above the threshold except the least likely
                 while (n < ids.size() && p[size_t(ids[n])] >= double(row.xtc_threshold)) {
                     ++n;
                 }
@@ -121,7 +122,7 @@ struct Twin {
             keep(kept);
         }
     }
-    // The token at u, and whether u is too close to an edge to tell.
+    // The token at u; *doubtful: u is too close to a boundary.
     int32_t pick(double u, bool *doubtful) const {
         const std::vector<double> p = probabilities();
         double sum = 0;
@@ -138,25 +139,26 @@ struct Twin {
     }
 };
 
-inline Twin twin_of(const float *logits, int64_t vocab, const Row &row,
-                    const std::vector<int64_t> &prompt, const std::vector<int64_t> &sampled,
-                    const std::vector<uint32_t> &masks) {
-    Twin twin;
+inline Reference reference_of(const float *logits, int64_t vocab, const Row &row,
+                              const std::vector<int64_t> &prompt,
+                              const std::vector<int64_t> &sampled,
+                              const std::vector<uint32_t> &masks) {
+    Reference reference;
     for (int64_t i = 0; i < vocab; ++i) {
         const bool allowed =
             row.mask < 0 ||
             (masks[size_t(row.mask * ((vocab + 31) / 32) + i / 32)] >> (i % 32) & 1u) != 0;
-        twin.x.push_back(allowed && !std::isnan(logits[i])
-                             ? double(logits[i])
-                             : -std::numeric_limits<double>::infinity());
+        reference.x.push_back(allowed && !std::isnan(logits[i])
+                                  ? double(logits[i])
+                                  : -std::numeric_limits<double>::infinity());
     }
     for (const auto &entry : row.bias) {
-        twin.x[size_t(entry.first)] += double(entry.second);
+        reference.x[size_t(entry.first)] += double(entry.second);
     }
     for (const uint8_t kind : row.chain) {
-        twin.apply(kind, row, prompt, sampled);
+        reference.apply(kind, row, prompt, sampled);
     }
-    return twin;
+    return reference;
 }
 
 } // namespace sampler_test

@@ -1,5 +1,4 @@
-// Rows of sampling parameters and samples from them; for the tests of the sampler. To be included
-// once.
+// Rows of sampling parameters for sampler tests. Include once.
 #pragma once
 
 #include "check.hpp"
@@ -35,7 +34,7 @@ inline const device::Stream &stream(int n_threads = 1) {
     return *entry;
 }
 
-// One row's parameters, before they are laid out by column.
+// Parameters of one row.
 struct Row : RowNumbers {
     int32_t choice = 0, output = 0, mask = -1;
     uint64_t seed = 0;
@@ -45,7 +44,7 @@ struct Row : RowNumbers {
     std::vector<std::pair<int32_t, float>> bias;
 };
 
-// Columns of rows; owns what the metadata points to.
+// Rows as columns; owns the arrays of the metadata.
 struct Columns {
     std::vector<int32_t> outputs, choices, chain_offsets{0}, bias_offsets{0}, bias_ids, mask_rows;
     std::vector<int64_t> seqs, positions;
@@ -119,7 +118,7 @@ inline int32_t sample_one(const std::vector<float> &logits, const Row &row) {
     return sample(sampler, logits, {row})[0];
 }
 
-// What the row samples at 300 positions: an 'x' for each id that came, a '.' for one that did not.
+// Samples a row at 300 positions: 'x' for each id that was sampled, '.' for the others.
 inline std::string sampled_ids(const std::vector<float> &logits, const Row &row) {
     Sampler sampler(stream(), int64_t(logits.size()));
     std::vector<Row> rows(300, row);

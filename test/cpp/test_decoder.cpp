@@ -1,4 +1,4 @@
-// The decoder on its own: what an operator that refuses its input says.
+// The decoder alone: the error of an operator that rejects its input.
 #include "check.hpp"
 #include "models/decoder/decoder.hpp"
 
@@ -25,7 +25,7 @@ LlaisysDecoderMeta small_meta() {
     return meta;
 }
 
-// A decoder full of zeros with 4 slots of KV cache, and an input of one token.
+// A decoder with zero weights, 4 KV slots and an input of one token.
 struct Fixture {
     Fixture() {
         const auto put = [&](const char *field, const Shape &shape, int layers) {
@@ -88,15 +88,15 @@ struct Fixture {
 
 } // namespace
 
-TEST(an_operator_that_refuses_its_input_names_the_layer) {
+TEST(operator_error_names_the_layer) {
     Fixture fixture;
-    fixture.forward(); // is fine
+    fixture.forward(); // succeeds
     fixture.kv[2] = ops::slot_major(Tensor::create({4, 1, 6}, LLAISYS_DTYPE_F32),
                                     Tensor::create({4, 1, 6}, LLAISYS_DTYPE_F32));
     CHECK_THROWS(fixture.forward(), "layer 2: kv_store: ", "got shape [1, 1, 4]");
     try {
         fixture.forward();
     } catch (const Error &error) {
-        CHECK_EQ(int(error.status()), int(LLAISYS_ERROR_INVALID)); // as the operator had it
+        CHECK_EQ(int(error.status()), int(LLAISYS_ERROR_INVALID)); // the operator's status
     }
 }

@@ -1,4 +1,4 @@
-// Samples of a device that runs out of memory: the sample says so, and the next ones are right.
+// The device sampler without memory: the call fails and later calls succeed.
 #include "check.hpp"
 #include "fake_device.hpp"
 #include "runtime/runner/device_sampler.hpp"
@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kVocabulary = 500;
 constexpr int kSmall = 2, kLarge = 3000;
 
-// Row r is largest at token r % kVocabulary.
+// The argmax of row r is token r % kVocabulary.
 Tensor rows_of(int n) {
     Tensor rows = Tensor::create({n, kVocabulary}, LLAISYS_DTYPE_F32, LLAISYS_DEVICE_CPU, 0);
     auto *values = rows.as<float>();
@@ -61,7 +61,7 @@ void check_adjusted(DeviceSampler *sample, const Tensor &logits) {
     CHECK_EQ(row[last[0] % kVocabulary], 1.0f);
 }
 
-// A large sample in which one allocation after the other finds no memory, between small ones.
+// Fails each allocation of a large call in turn, between small calls.
 template <typename Check> void check_without_memory(const Check &check) {
     fake::FailingMemory memory;
     const device::Stream stream(LLAISYS_DEVICE_CPU, 0, 1);
@@ -70,7 +70,7 @@ template <typename Check> void check_without_memory(const Check &check) {
     for (bool is_done = false; !is_done; ++n_failed) {
         DeviceSampler sample(stream);
         check(&sample, small);
-        check(&sample, small); // there are two places
+        check(&sample, small); // there are two result slots
         memory.fail_at(n_failed);
         try {
             check(&sample, large);
@@ -88,10 +88,6 @@ template <typename Check> void check_without_memory(const Check &check) {
 
 } // namespace
 
-TEST(a_greedy_sample_without_memory_leaves_the_next_ones_right) {
-    check_without_memory(check_greedy);
-}
+TEST(greedy_sampling_recovers_from_failed_allocations) { check_without_memory(check_greedy); }
 
-TEST(an_adjusted_sample_without_memory_leaves_the_next_ones_right) {
-    check_without_memory(check_adjusted);
-}
+TEST(planned_sampling_recovers_from_failed_allocations) { check_without_memory(check_adjusted); }

@@ -1,4 +1,4 @@
-// Conversions of the 16-bit floats against a reference in double arithmetic, and the traits.
+// Conversions of 16-bit floats against a reference in double, and dtype traits.
 #include "base/dtype.hpp"
 #include "check.hpp"
 
@@ -18,7 +18,7 @@ struct Format {
 constexpr Format kF16{10, -14, 15};
 constexpr Format kBf16{7, -126, 127};
 
-// The value that bits of a format stand for. Finite ones only.
+// The finite value of the bits of a format.
 double decode(uint32_t bits, const Format &format) {
     const int m = format.mantissa_bits;
     const uint32_t fraction = bits & ((1u << m) - 1u);
@@ -48,7 +48,7 @@ uint32_t encode(double value, const Format &format) {
     }
     const int exponent = std::max(std::ilogb(magnitude), format.min_exponent);
     const double units = std::nearbyint(std::ldexp(magnitude, format.mantissa_bits - exponent));
-    // A carry into the next exponent, or out of the subnormals, is right by itself.
+    // A carry into the next exponent, or out of the subnormals, is correct.
     const double bits =
         units + double(exponent - format.min_exponent) * double(1 << format.mantissa_bits);
     return sign | uint32_t(std::min(bits, double(infinity_of(format))));
@@ -60,7 +60,7 @@ template <typename T> void check_one(float value, const Format &format) {
         CHECK(is_nan(got, format));
         CHECK_EQ(got & 0x8000u, bits_of(value) >> 16 & 0x8000u);
     } else if (got != encode(double(value), format)) {
-        CHECK_EQ(bits_of(value), 0u); // names the value
+        CHECK_EQ(bits_of(value), 0u); // reports the value
         CHECK_EQ(got, encode(double(value), format));
     }
 }
@@ -87,8 +87,8 @@ template <typename T> void check_round_trip(const Format &format) {
     }
 }
 
-// Every boundary that rounding has: each 16-bit value, the middle to its neighbour, and one f32 ulp
-// to either side of both.
+// Every rounding boundary: each 16-bit value, the midpoint to the next, and one f32 ulp to either
+// side of both.
 template <typename T> void check_boundaries(const Format &format) {
     for (uint32_t bits = 0; bits < infinity_of(format); ++bits) {
         const double low = decode(bits, format);
@@ -118,14 +118,14 @@ TEST(random_f32_bits_round_like_the_reference) {
     for (int i = 0; i < 1000000; ++i) {
         check_both(uint32_t(random()));
     }
-    // Most random bits are far outside what f16 can say: exponents that it has.
+    // Most random f32 values are outside the f16 range: use exponents of f16.
     for (int i = 0; i < 1000000; ++i) {
         const uint32_t exponent = 127 - 26 + uint32_t(random()) % 44;
         check_both((uint32_t(random()) & 0x807fffffu) | exponent << 23);
     }
 }
 
-TEST(special_values_have_their_bits) {
+TEST(special_values_convert_exactly) {
     const float inf = std::numeric_limits<float>::infinity();
     CHECK_EQ(from_f32<f16_t>(0.0f).bits, 0x0000);
     CHECK_EQ(from_f32<f16_t>(-0.0f).bits, 0x8000);
@@ -189,7 +189,7 @@ TEST(traits_and_names_cover_every_type) {
     }
 }
 
-TEST(sizes_that_are_negative_or_overflow_are_refused) {
+TEST(negative_and_overflowing_sizes_are_rejected) {
     const int64_t most = std::numeric_limits<int64_t>::max();
     CHECK_THROWS(bytes_of(LLAISYS_DTYPE_F32, -1), "must not be negative", "-1");
     CHECK_THROWS(bytes_of(LLAISYS_DTYPE_F32, most / 4 + 1), "overflows", "f32");
@@ -197,7 +197,7 @@ TEST(sizes_that_are_negative_or_overflow_are_refused) {
     CHECK_EQ(bytes_of(LLAISYS_DTYPE_U8, most), most);
 }
 
-TEST(visit_real_gives_the_type_and_refuses_integers) {
+TEST(visit_real_passes_the_type_and_rejects_integers) {
     const auto size_of = [](auto zero) { return int(sizeof zero); };
     CHECK_EQ(visit_real(LLAISYS_DTYPE_F32, size_of), 4);
     CHECK_EQ(visit_real(LLAISYS_DTYPE_BF16, size_of), 2);

@@ -1,4 +1,4 @@
-// Block tables of a step in the BLOCK layout: every rule of block_layout.hpp.
+// Validation of BLOCK steps: every rule of block_layout.hpp.
 #include "kv_helpers.hpp"
 #include "runtime/kv_cache/block_layout.hpp"
 
@@ -30,7 +30,7 @@ template <typename Change> void refused(std::initializer_list<const char *> part
 TEST(block_tables_give_the_row_of_each_token) {
     Tables t;
     CHECK_EQ(joined(t.check()), "0 0 1");
-    CHECK_EQ(joined(t.check()), "0 0 1"); // what one call wrote does not count in the next
+    CHECK_EQ(joined(t.check()), "0 0 1"); // slots of an earlier call do not count
     t.seq_ids = {4, 9, 9};
     t.positions = {0, 5, 0};
     t.slots = {12, 1, 8};
@@ -40,7 +40,7 @@ TEST(block_tables_give_the_row_of_each_token) {
     CHECK_EQ(joined(t.checker.check({1, &pos, nullptr, &slot, 1, &len, &zero, &block, 1})), "0");
 }
 
-TEST(block_tables_refuse_what_does_not_fit) {
+TEST(block_tables_reject_invalid_steps) {
     CHECK_THROWS(BlockTables(0, 16, 8), "block size", "0");
     CHECK_THROWS(BlockTables(4, 18, 8), "multiple", "18");
     CHECK_THROWS(BlockTables(4, 16, 0), "max_positions");
@@ -88,5 +88,5 @@ TEST(block_tables_refuse_what_does_not_fit) {
     bad = good;
     bad.width = 0;
     CHECK_THROWS(t.checker.check(bad), "block_table_width", "0");
-    CHECK_EQ(joined(t.checker.check(good)), "0 0 1"); // a refused step leaves nothing behind
+    CHECK_EQ(joined(t.checker.check(good)), "0 0 1"); // a rejected step has no effect
 }

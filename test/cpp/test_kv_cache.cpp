@@ -1,19 +1,19 @@
-// KV metadata: every rule of kv_cache.hpp. The cells, the BLOCK layout and long random runs have
-// files of their own: test_kv_cells.cpp, test_kv_blocks.cpp, test_kv_random.cpp.
+// KV metadata: every rule of kv_cache.hpp. See also test_kv_cells.cpp, test_kv_blocks.cpp and
+// test_kv_random.cpp.
 #include "kv_helpers.hpp"
 
 using namespace kv_test;
 
 // -- A step ------------------------------------------------------------------------------------
 
-TEST(construction_refuses_bad_sizes) {
+TEST(construction_rejects_invalid_sizes) {
     CHECK_THROWS(KvCache(0, 4, 4), "streams", "0");
     CHECK_THROWS(KvCache(1, 0, 4), "cells", "0");
     CHECK_THROWS(KvCache(1, 4, 0), "max_positions", "0");
     CHECK_THROWS(KvCache(1 << 16, 1 << 16, 4), "2147483647", "4294967296");
 }
 
-TEST(slots_are_taken_from_the_head_round_the_end) {
+TEST(slots_are_allocated_from_the_head_with_wrap_around) {
     KvCache cache(1, 4, 100);
     std::vector<SlotPlan> plans;
     CHECK_EQ(put(cache, run_of(0, 0, 3), &plans), LLAISYS_KV_OK);
@@ -51,7 +51,7 @@ TEST(prepare_plans_all_ubatches_or_none_and_changes_nothing) {
     CHECK_EQ(joined(plans[1].slots), "3 4");
 }
 
-TEST(prepare_checks_tokens_in_order_before_room) {
+TEST(prepare_checks_tokens_in_order_before_capacity) {
     KvCache cache(2, 2, 10);
     CHECK_EQ(cache.set_stream(5, 1), LLAISYS_KV_OK);
     CHECK_EQ(put(cache, Batch().add(0, {-1})), LLAISYS_KV_INVALID_SEQ);
@@ -66,7 +66,7 @@ TEST(prepare_checks_tokens_in_order_before_room) {
     CHECK_EQ(put(cache, run_of(0, 0, 3)), LLAISYS_KV_OOM_SLOT);
     CHECK_EQ(cache.stats().used, 0);
     CHECK_EQ(put(cache, run_of(0, 8, 10)), LLAISYS_KV_OK);
-    CHECK_EQ(put(cache, run_of(5, 8, 10)), LLAISYS_KV_OK); // the other stream has room of its own
+    CHECK_EQ(put(cache, run_of(5, 8, 10)), LLAISYS_KV_OK); // the other stream has free cells
 }
 
 TEST(rollback_restores_everything) {
@@ -94,11 +94,11 @@ TEST(rollback_restores_everything) {
     cache.check_integrity();
     CHECK_EQ(state_of(cache), before);
     CHECK_THROWS(cache.rollback_ubatch(plans[0], ubatches[0]), "not the last one");
-    cache.apply_ubatch(plans[0], ubatches[0]); // a plan survives its rollback
+    cache.apply_ubatch(plans[0], ubatches[0]); // a plan is valid after its rollback
     CHECK_EQ(state_of(cache), between);
 }
 
-TEST(a_plan_made_before_a_change_is_refused) {
+TEST(stale_plan_is_rejected) {
     KvCache cache(1, 4, 100);
     CHECK_EQ(put(cache, run_of(0, 0, 2)), LLAISYS_KV_OK);
     const Batch batch = run_of(0, 2, 3);
@@ -127,7 +127,7 @@ TEST(dump_prints_cells_and_the_tokens_of_the_last_step) {
     CHECK(cache.dump().find("token[1]") == std::string::npos);
 }
 
-TEST(peak_is_kept_and_rolled_back_steps_do_not_count) {
+TEST(peak_ignores_rolled_back_steps) {
     KvCache cache(1, 8, 100);
     CHECK_EQ(put(cache, run_of(0, 0, 5)), LLAISYS_KV_OK);
     CHECK_EQ(cache.seq_rm(0, 1, -1), LLAISYS_KV_OK);
@@ -184,7 +184,7 @@ TEST(seq_cp_shares_cells_of_the_same_stream) {
     CHECK_EQ(put(cache, run_of(0, 0, 4)), LLAISYS_KV_OK);
     CHECK_EQ(cache.seq_cp(3, 0, 1, 3), LLAISYS_KV_OK);
     CHECK_EQ(listed(cache, {3}), "1@1 2@2");
-    CHECK_EQ(cache.seq_cp(3, 0, 0, -1), LLAISYS_KV_OK); // some are shared already
+    CHECK_EQ(cache.seq_cp(3, 0, 0, -1), LLAISYS_KV_OK); // some are already shared
     CHECK_EQ(listed(cache, {3}), "0@0 1@1 2@2 3@3");
     const std::string before = state_of(cache);
     CHECK_EQ(cache.seq_cp(0, 0, -1, -1), LLAISYS_KV_OK);
@@ -203,14 +203,14 @@ TEST(seq_rm_frees_only_cells_without_a_sequence) {
     CHECK_EQ(cache.stats().used, 3);
     CHECK_EQ(listed(cache, {0}), "3@3");
     CHECK_EQ(listed(cache, {1}), "0@0 1@1");
-    CHECK_EQ(put(cache, run_of(0, 4, 5)), LLAISYS_KV_OK); // the freed cell is handed out again
+    CHECK_EQ(put(cache, run_of(0, 4, 5)), LLAISYS_KV_OK); // the freed cell is reused
     CHECK_EQ(listed(cache, {0}), "3@3 4@2");
     CHECK_EQ(cache.seq_rm(0, -1, -1), LLAISYS_KV_OK);
     CHECK_EQ(cache.seq_pos_max(0), -1);
     CHECK_EQ(cache.seq_rm(0, -1, -1), LLAISYS_KV_INVALID_SEQ);
 }
 
-TEST(seq_add_moves_shared_cells_for_all_and_hands_out_one_shift) {
+TEST(seq_add_moves_shared_cells_for_all_sequences_with_one_shift) {
     KvCache cache(1, 8, 20);
     CHECK_EQ(put(cache, run_of(0, 0, 4)), LLAISYS_KV_OK);
     CHECK_EQ(cache.seq_cp(1, 0, 2, 4), LLAISYS_KV_OK);
@@ -219,7 +219,7 @@ TEST(seq_add_moves_shared_cells_for_all_and_hands_out_one_shift) {
     CHECK_EQ(cache.seq_add(0, 3, -1, 5), LLAISYS_KV_OK);
     CHECK_EQ(listed(cache, {1}), "2@2 8@3");
     CHECK_EQ(cache.seq_add(1, 0, -1, -2), LLAISYS_KV_OK);
-    CHECK_EQ(listed(cache, {0}), "0@0 0@2 1@1 6@3"); // passed by: sorted anew
+    CHECK_EQ(listed(cache, {0}), "0@0 0@2 1@1 6@3"); // sorted again
     CHECK_EQ(cache.seq_pos_max(1), 6);
     CHECK(cache.needs_update());
     KvUpdate work;
@@ -231,7 +231,7 @@ TEST(seq_add_moves_shared_cells_for_all_and_hands_out_one_shift) {
     CHECK(!cache.needs_update());
     cache.update(&work);
     CHECK(work.shift_slots.empty());
-    // There and back again needs no rotation; a freed cell needs none either.
+    // A shift and its inverse need no rotation; neither does a freed cell.
     CHECK_EQ(cache.seq_add(0, 6, -1, 1), LLAISYS_KV_OK);
     CHECK_EQ(cache.seq_add(0, 7, -1, -1), LLAISYS_KV_OK);
     CHECK_EQ(cache.seq_add(0, 1, 2, 1), LLAISYS_KV_OK);
@@ -241,7 +241,7 @@ TEST(seq_add_moves_shared_cells_for_all_and_hands_out_one_shift) {
     cache.check_integrity();
 }
 
-TEST(seq_keep_drops_all_others_in_all_streams) {
+TEST(seq_keep_removes_all_others_in_all_streams) {
     KvCache cache(2, 4, 20);
     CHECK_EQ(cache.set_stream(8, 1), LLAISYS_KV_OK);
     CHECK_EQ(put(cache, Batch().add(0, {0, 1}).add(1, {0}).add(1, {1}).add(0, {8})), LLAISYS_KV_OK);
@@ -254,7 +254,7 @@ TEST(seq_keep_drops_all_others_in_all_streams) {
     cache.check_integrity();
 }
 
-TEST(streams_are_fixed_while_a_sequence_holds_cells) {
+TEST(stream_is_fixed_while_a_sequence_has_cells) {
     KvCache cache(2, 4, 20);
     CHECK_EQ(cache.stream_of(3), 0);
     CHECK_EQ(cache.set_stream(-1, 0), LLAISYS_KV_INVALID_SEQ);
@@ -269,7 +269,7 @@ TEST(streams_are_fixed_while_a_sequence_holds_cells) {
     CHECK_EQ(cache.set_stream(3, 0), LLAISYS_KV_OK);
 }
 
-TEST(seq_cp_across_streams_takes_cells_and_records_copies) {
+TEST(seq_cp_across_streams_occupies_cells_and_records_copies) {
     KvCache cache(2, 4, 20);
     KvUpdate work;
     CHECK_EQ(cache.set_stream(1, 1), LLAISYS_KV_OK);
@@ -284,13 +284,13 @@ TEST(seq_cp_across_streams_takes_cells_and_records_copies) {
     cache.update(&work);
     CHECK_EQ(joined(work.copy_src), "1 3 2");
     CHECK_EQ(joined(work.copy_dst), "4 5 6");
-    CHECK_EQ(joined(work.shift_slots), "2 6"); // the copy lacks the rotation as well
+    CHECK_EQ(joined(work.shift_slots), "2 6"); // the copy needs the rotation too
     CHECK_EQ(work.shift_deltas[1], 5);
     CHECK(!cache.needs_update());
     cache.check_integrity();
 }
 
-TEST(chained_copies_are_resolved_to_where_the_bytes_are) {
+TEST(chained_copies_resolve_to_the_slot_with_the_bytes) {
     KvCache cache(3, 1, 20);
     KvUpdate work;
     CHECK_EQ(cache.set_stream(1, 1), LLAISYS_KV_OK);
@@ -299,8 +299,8 @@ TEST(chained_copies_are_resolved_to_where_the_bytes_are) {
     CHECK_EQ(cache.seq_cp(1, 0, 0, 1), LLAISYS_KV_OK); // slot 0 -> 1
     CHECK_EQ(cache.seq_cp(2, 1, 0, 1), LLAISYS_KV_OK); // slot 1 -> 2: its bytes are still in 0
     CHECK_EQ(cache.seq_rm(0, 0, 1), LLAISYS_KV_OK);
-    CHECK_EQ(cache.seq_cp(0, 2, 0, 1), LLAISYS_KV_OK); // back where it came from: no copy
-    CHECK_EQ(cache.seq_rm(1, 0, 1), LLAISYS_KV_OK);    // nobody needs slot 1 any more
+    CHECK_EQ(cache.seq_cp(0, 2, 0, 1), LLAISYS_KV_OK); // copied back: no copy needed
+    CHECK_EQ(cache.seq_rm(1, 0, 1), LLAISYS_KV_OK);    // slot 1 is unused
     cache.update(&work);
     CHECK_EQ(joined(work.copy_src), "0");
     CHECK_EQ(joined(work.copy_dst), "2");

@@ -1,10 +1,10 @@
-// The cells under the KV cache: every rule of kv_cells.hpp.
+// Cells of the KV cache: every rule of kv_cells.hpp.
 #include "kv_helpers.hpp"
 #include "runtime/kv_cache/kv_cells.hpp"
 
 using namespace kv_test;
 
-TEST(seq_set_is_sorted_and_has_no_doubles) {
+TEST(seq_set_is_sorted_without_duplicates) {
     SeqSet set;
     CHECK(set.empty());
     CHECK(!set.contains(-1));
@@ -64,7 +64,7 @@ TEST(next_free_crosses_words_and_ends_at_the_size) {
     CHECK_EQ(cells.next_free(130), 130);
 }
 
-TEST(position_ends_count_cells_at_the_same_position) {
+TEST(position_bounds_count_cells_at_the_same_position) {
     KvCells cells(8);
     const int64_t seq = 2;
     cells.occupy(5, 7, &seq, 1);

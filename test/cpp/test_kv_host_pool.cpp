@@ -1,5 +1,5 @@
-// Blocks of the KV cache in host memory: byte for byte what a naive twin keeps, for every dtype and odd
-// sizes; bad numbers are refused before anything moves.
+// Offloaded KV blocks: byte-exact against a reference for every dtype and odd sizes; invalid
+// indices are rejected before any copy.
 #include "attention_cases.hpp"
 
 #include "runtime/kv_cache/kv_host_pool.hpp"
@@ -15,7 +15,7 @@ constexpr ops::KvDirection kFromHost = ops::KvDirection::from_host;
 
 struct Shape4 {
     int64_t layers, heads, d;
-    int32_t block_size, n_blocks, n_places;
+    int32_t block_size, n_blocks, n_host_slots;
 };
 
 using Bytes = std::vector<std::byte>;
@@ -32,7 +32,7 @@ void scribble(const runtime::KvStorage &storage, uint32_t *state) {
     }
 }
 
-// The bytes of one block, layer by layer, keys and then values.
+// The bytes of one block: per layer keys, then values.
 Bytes block_of(const runtime::KvStorage &storage, const Shape4 &shape, int32_t block) {
     Bytes found;
     for (const ops::KvLayer &layer : storage.layers()) {
@@ -47,7 +47,7 @@ Bytes block_of(const runtime::KvStorage &storage, const Shape4 &shape, int32_t b
 
 } // namespace
 
-TEST(blocks_come_back_as_they_were) {
+TEST(blocks_round_trip_through_host_memory) {
     const Shape4 shapes[] = {{1, 1, 2, 1, 3, 1}, {3, 3, 10, 4, 5, 4}, {2, 2, 64, 16, 6, 9}};
     uint32_t state = 7;
     for (const DType dtype : {kF32, LLAISYS_DTYPE_BF16, LLAISYS_DTYPE_F16, LLAISYS_DTYPE_I8}) {
@@ -56,32 +56,32 @@ TEST(blocks_come_back_as_they_were) {
             runtime::KvStorage storage(stream, shape.layers,
                                        int64_t(shape.n_blocks) * shape.block_size, shape.heads,
                                        shape.d, dtype, random_tensor({shape.d / 2}, kF32));
-            runtime::KvHostPool pool(stream, storage, shape.block_size, shape.n_places);
-            std::map<int32_t, Bytes> twin; // place -> bytes
+            runtime::KvHostPool pool(stream, storage, shape.block_size, shape.n_host_slots);
+            std::map<int32_t, Bytes> reference; // host slot -> bytes
             for (int round = 0; round < 8; ++round) {
                 scribble(storage, &state);
-                const int32_t n = std::min(shape.n_places, shape.n_blocks - 1);
-                std::vector<int32_t> blocks, places;
+                const int32_t n = std::min(shape.n_host_slots, shape.n_blocks - 1);
+                std::vector<int32_t> blocks, slots;
                 for (int32_t i = 0; i < n; ++i) {
                     blocks.push_back((i + round) % shape.n_blocks);
-                    places.push_back((i * 2 + round) % shape.n_places);
+                    slots.push_back((i * 2 + round) % shape.n_host_slots);
                 }
-                std::sort(places.begin(), places.end());
-                places.erase(std::unique(places.begin(), places.end()), places.end());
-                const auto count = int32_t(places.size());
-                pool.move(kToHost, blocks.data(), places.data(), count);
+                std::sort(slots.begin(), slots.end());
+                slots.erase(std::unique(slots.begin(), slots.end()), slots.end());
+                const auto count = int32_t(slots.size());
+                pool.move(kToHost, blocks.data(), slots.data(), count);
                 for (int32_t i = 0; i < count; ++i) {
-                    twin[places[size_t(i)]] = block_of(storage, shape, blocks[size_t(i)]);
+                    reference[slots[size_t(i)]] = block_of(storage, shape, blocks[size_t(i)]);
                 }
                 scribble(storage, &state);
                 std::vector<Bytes> before;
                 for (int32_t block = 0; block < shape.n_blocks; ++block) {
                     before.push_back(block_of(storage, shape, block));
                 }
-                const int32_t place = twin.begin()->first;
+                const int32_t slot = reference.begin()->first;
                 const int32_t block = (round * 3) % shape.n_blocks;
-                pool.move(kFromHost, &block, &place, 1);
-                before[size_t(block)] = twin[place];
+                pool.move(kFromHost, &block, &slot, 1);
+                before[size_t(block)] = reference[slot];
                 for (int32_t i = 0; i < shape.n_blocks; ++i) {
                     CHECK(block_of(storage, shape, i) == before[size_t(i)]);
                 }
@@ -90,7 +90,7 @@ TEST(blocks_come_back_as_they_were) {
     }
 }
 
-TEST(bad_numbers_are_refused_before_anything_moves) {
+TEST(invalid_indices_are_rejected_before_any_copy) {
     const Shape4 shape{2, 2, 8, 4, 3, 2};
     const Stream &stream = one_thread();
     runtime::KvStorage storage(stream, 2, 12, 2, 8, kF32, random_tensor({4}, kF32));
@@ -104,13 +104,13 @@ TEST(bad_numbers_are_refused_before_anything_moves) {
     pool.move(kToHost, good, good, 2);
     scribble(storage, &state);
     const Bytes before = block_of(storage, shape, 1);
-    CHECK_THROWS(pool.move(kToHost, good, same, 2), "places names 1 twice");
+    CHECK_THROWS(pool.move(kToHost, good, same, 2), "host_slots names 1 twice");
     CHECK_THROWS(pool.move(kFromHost, same, good, 2), "blocks names 1 twice");
     CHECK_THROWS(pool.move(kFromHost, far, good, 2), "blocks[1] must be in [0, 3), got 3");
-    CHECK_THROWS(pool.move(kFromHost, good, far, 2), "places[1] must be in [0, 2), got 3");
+    CHECK_THROWS(pool.move(kFromHost, good, far, 2), "host_slots[1] must be in [0, 2), got 3");
     CHECK_THROWS(pool.move(kToHost, negative, good, 2), "blocks[0] must be in [0, 3), got -1");
     CHECK(block_of(storage, shape, 1) == before);
-    pool.move(kToHost, same, good, 2); // one block into two places is fine
+    pool.move(kToHost, same, good, 2); // one block into two host slots is valid
     pool.move(kFromHost, good, same, 2);
     CHECK(block_of(storage, shape, 0) == before && block_of(storage, shape, 1) == before);
 }

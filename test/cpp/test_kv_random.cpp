@@ -1,4 +1,4 @@
-// Long random runs of a KvCache against a naive model of it.
+// Random operations on a KvCache against the reference.
 #include "naive_kv_cache.hpp"
 
 #include <random>
@@ -68,7 +68,7 @@ private:
             const bool bad = any(0, 60) == 0;
             const int64_t first = bad ? -1 : any(0, 5);
             seqs.push_back(first);
-            while (any(0, 3) == 0) { // mostly of the same stream
+            while (any(0, 3) == 0) { // mostly in the same stream
                 seqs.push_back(any(0, 20) == 0 ? any(0, 5)
                                                : (first + any(0, 5) * cache_.n_streams()) % 6);
             }
@@ -77,7 +77,7 @@ private:
         return batch;
     }
 
-    // update, then one to three ubatches; sometimes it fails on the way and is rolled back.
+    // update, then one to three ubatches; sometimes fails and rolls back.
     void decode() {
         cache_.update(&work_);
         std::vector<int> read;
@@ -180,13 +180,13 @@ private:
     Naive naive_;
     std::vector<SlotPlan> plans_;
     KvUpdate work_;
-    std::vector<int> bytes_; // of each slot: which write they come from
+    std::vector<int> bytes_; // of each slot: the write that filled it
     int written_ = 0;
 };
 
 } // namespace
 
-TEST(random_steps_agree_with_a_naive_model) {
+TEST(random_steps_match_the_reference) {
     for (uint32_t seed = 0; seed < 6; ++seed) {
         Walk walk(seed, 1 + int32_t(seed % 3), seed < 3 ? 13 : 70);
         for (int i = 0; i < 2000; ++i) {

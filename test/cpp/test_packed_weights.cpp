@@ -1,5 +1,4 @@
-// Weights that are used through their packed form: when a slot is packed, what slots share, and what
-// becomes of the original.
+// Packed weights: when a slot is packed, sharing between slots, and release of the original.
 #include "check.hpp"
 #include "fake_device.hpp"
 #include "runtime/weights/packed_weights.hpp"
@@ -41,7 +40,7 @@ struct Fixture {
         replace("q", make(200), 0);
         replace("q", make(300), 1);
     }
-    // The first number of row 2.
+    // The first value of row 2.
     float row_of(const PackedWeight &weight) const {
         const int64_t row = 2;
         Tensor index = Tensor::create({1}, LLAISYS_DTYPE_I64);
@@ -61,7 +60,7 @@ struct Fixture {
 
 } // namespace
 
-TEST(the_packed_copy_replaces_a_weight_of_products_and_a_lookup_stays_a_tensor) {
+TEST(linear_weight_is_packed_and_embedding_stays_a_tensor) {
     Fixture fixture;
     fixture.fill();
     fixture.packed.prepare(fixture.stream);
@@ -73,7 +72,7 @@ TEST(the_packed_copy_replaces_a_weight_of_products_and_a_lookup_stays_a_tensor) 
     CHECK_EQ(fixture.row_of(fixture.q[1]), 306.0f);
 }
 
-TEST(a_tied_lookup_reads_the_bytes_of_the_head_whichever_came_first) {
+TEST(tied_embedding_shares_the_packed_head_in_either_order) {
     for (const bool embed_first : {true, false}) {
         Fixture fixture;
         fixture.fill();
@@ -81,17 +80,17 @@ TEST(a_tied_lookup_reads_the_bytes_of_the_head_whichever_came_first) {
         fixture.replace(embed_first ? "embed" : "head", shared);
         fixture.replace(embed_first ? "head" : "embed", shared);
         CHECK(fixture.embed.weight.bytes.data() == fixture.head.weight.bytes.data());
-        fixture.replace("head", make(100)); // the lookup keeps what it was tied to
+        fixture.replace("head", make(100)); // the embedding keeps its weight
         fixture.packed.prepare(fixture.stream);
         CHECK_EQ(fixture.row_of(fixture.embed), 13.0f);
         CHECK_EQ(fixture.row_of(fixture.head), 106.0f);
-        fixture.replace("embed", make(0)); // and is a tensor again when it gets one of its own
+        fixture.replace("embed", make(0)); // an untied embedding is a tensor again
         fixture.packed.prepare(fixture.stream);
         CHECK(!fixture.embed.weight.defined() && fixture.slots[0]->tensor.defined());
     }
 }
 
-TEST(a_quantised_lookup_is_packed_tied_or_not) {
+TEST(quantised_embedding_is_always_packed) {
     for (const bool is_tied : {false, true}) {
         const device::Stream stream(LLAISYS_DEVICE_CPU, 0, 1);
         llaisysTensor_t slots[2] = {};
@@ -119,17 +118,17 @@ TEST(slots_with_one_handle_share_one_copy) {
     fixture.replace("q", fixture.slots[2], 1);
     CHECK(fixture.q[0].weight.bytes.data() == fixture.q[1].weight.bytes.data());
     llaisysTensor_t displaced = fixture.slots[1];
-    fixture.slots[1] = fixture.slots[2]; // written directly: what was there is the writer's
+    fixture.slots[1] = fixture.slots[2]; // written directly: the caller owns the previous handle
     fixture.packed.prepare(fixture.stream);
     CHECK_EQ(fixture.row_of(fixture.head), 206.0f);
     delete displaced;
 }
 
-TEST(a_weight_whose_values_are_gone_is_named) {
+TEST(error_names_a_weight_without_values) {
     Fixture fixture;
     fixture.fill();
     llaisysTensor_t empty = fixture.slots[3];
-    fixture.slots[3] = make(1); // written directly: `empty` is ours again, without its values
+    fixture.slots[3] = make(1); // written directly: the test owns `empty` again, without values
     fixture.packed.prepare(fixture.stream);
     llaisysTensor_t filled = fixture.slots[3];
     fixture.slots[3] = empty;
@@ -141,7 +140,7 @@ TEST(a_weight_whose_values_are_gone_is_named) {
     delete empty;
 }
 
-TEST(a_weight_that_cannot_be_packed_stays_the_callers) {
+TEST(caller_keeps_a_weight_that_cannot_be_packed) {
     fake::Device device; // has no kernels
     Fixture fixture(LLAISYS_DEVICE_NVIDIA);
     llaisysTensor_t handle = make(1, LLAISYS_DEVICE_NVIDIA);

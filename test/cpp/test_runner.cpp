@@ -1,10 +1,10 @@
-// The runner around a fake model: step assembly, what attention is told in both layouts, the order of
-// the parts.
+// The runner with a fake model: step inputs, attention metadata in both layouts, order of
+// operations.
 #include "fake_model.hpp"
 
 using namespace fake;
 
-TEST(a_plain_step_gets_positions_slots_and_the_last_row) {
+TEST(step_derives_positions_slots_and_the_last_output_row) {
     Rig rig;
     CHECK_EQ(rig.step(tokens({7, 8, 9})), LLAISYS_DECODE_OK);
     CHECK_EQ(rig.step(tokens({10})), LLAISYS_DECODE_OK);
@@ -22,7 +22,7 @@ TEST(a_plain_step_gets_positions_slots_and_the_last_row) {
     CHECK_EQ(rig.runner.host_rows()[11], 1.0f);
 }
 
-TEST(given_positions_may_leave_gaps_and_sequences_mix) {
+TEST(positions_may_have_gaps_and_sequences_may_interleave) {
     Rig rig;
     Step step = tokens({1, 2, 3, 4});
     step.positions = {5, 0, 9, 1};
@@ -34,7 +34,7 @@ TEST(given_positions_may_leave_gaps_and_sequences_mix) {
     CHECK(seen.rows == Ints({0, 1, 0, 1}) && seen.table_shape == Shape({2, 2}));
     CHECK(seen.visible == std::vector<Ints>({{1}, {2}, {1, 3}, {2, 4}}));
     CHECK(seen.output_rows == Ints({0, 3}) && rig.output_ids() == Ints({0, 3}));
-    step = tokens({5, 6}); // derived: after the last of each sequence
+    step = tokens({5, 6}); // derived from the last position of each sequence
     step.seq_ids = {8, 3};
     CHECK_EQ(rig.step(step), LLAISYS_DECODE_OK);
     CHECK(rig.model.seen[1].positions == Ints({2, 10}));
@@ -48,13 +48,13 @@ TEST(tokens_of_several_sequences_are_shared_and_equal_sets_share_one_list) {
     CHECK_EQ(rig.step(step), LLAISYS_DECODE_OK);
     const Seen &seen = rig.model.seen[0];
     CHECK(seen.positions == Ints({0, 1, 2, 2, 3}));
-    CHECK(seen.rows == Ints({0, 0, 1, 2, 0})); // the order of the ids makes no other set
+    CHECK(seen.rows == Ints({0, 0, 1, 2, 0})); // the order of ids does not matter
     CHECK(seen.visible == std::vector<Ints>({{1}, {1, 2}, {1, 2, 3}, {1, 2, 4}, {1, 2, 3, 4, 5}}));
     CHECK_EQ(rig.runner.kv_stats().used_slots, 5);
     CHECK_EQ(rig.runner.kv_stats().n_sequences, 2);
 }
 
-TEST(embeddings_take_the_place_of_tokens) {
+TEST(embeddings_replace_token_ids) {
     Rig rig(2);
     Step step;
     step.embd = {21, 1, 2, 22, 3, 4, 23, 5, 6};
@@ -64,14 +64,14 @@ TEST(embeddings_take_the_place_of_tokens) {
     CHECK(rig.model.seen[0].embeddings == std::vector<float>({21, 1, 2, 22, 3, 4}));
     CHECK(rig.model.seen[1].embeddings == std::vector<float>({23, 5, 6}));
     CHECK(rig.model.seen[1].visible[0] == Ints({21, 22, 23}));
-    CHECK_EQ(rig.step(tokens({9})), LLAISYS_DECODE_OK); // and back
+    CHECK_EQ(rig.step(tokens({9})), LLAISYS_DECODE_OK); // token ids again
     CHECK(rig.model.seen[2].embeddings.empty() && rig.model.seen[2].positions == Ints({3}));
 }
 
-TEST(a_large_step_is_cut_and_its_output_rows_stay_in_order) {
+TEST(large_step_is_split_and_output_rows_stay_in_order) {
     Rig rig(3);
     Step step = tokens({11, 12, 13, 14, 15, 16, 17, 18});
-    step.logits = {1, 0, 1, 0, 0, 0, 1, 1}; // the second piece has none
+    step.logits = {1, 0, 1, 0, 0, 0, 1, 1}; // the second micro-batch has none
     CHECK_EQ(rig.step(step), LLAISYS_DECODE_OK);
     CHECK_EQ(rig.model.seen.size(), 3u);
     CHECK(rig.model.seen[0].output_rows == Ints({0, 2}));
@@ -85,7 +85,7 @@ TEST(a_large_step_is_cut_and_its_output_rows_stay_in_order) {
     }
 }
 
-TEST(a_step_may_ask_for_no_rows_even_the_first) {
+TEST(step_without_output_rows_is_valid) {
     Rig rig;
     Step step = tokens({1, 2});
     step.logits = {0, 0};
@@ -96,7 +96,7 @@ TEST(a_step_may_ask_for_no_rows_even_the_first) {
     CHECK_EQ(rig.runner.output().n_rows(), 1);
 }
 
-TEST(the_sliding_window_is_a_begin_in_both_layouts) {
+TEST(sliding_window_sets_the_begin_of_lists_in_both_layouts) {
     Rig slot(512, 3);
     CHECK_EQ(slot.step(tokens({1, 2, 3, 4, 5})), LLAISYS_DECODE_OK);
     Rig block(512, 3, true);
@@ -119,7 +119,7 @@ TEST(the_sliding_window_is_a_begin_in_both_layouts) {
     CHECK(slot.model.seen[1].visible[0] == Ints({5, 6}));
 }
 
-TEST(every_layer_sees_through_its_own_window) {
+TEST(every_layer_has_its_own_window) {
     Rig mixed(512, std::vector<int64_t>{0, 2}, false);
     CHECK_EQ(mixed.step(tokens({1, 2, 3, 4})), LLAISYS_DECODE_OK);
     const Seen &seen = mixed.model.seen[0];
@@ -127,10 +127,10 @@ TEST(every_layer_sees_through_its_own_window) {
     CHECK(seen.begin_of_layer_1 == Ints({0, 0, 1, 2}));
     Rig same(512, 2);
     CHECK_EQ(same.step(tokens({1, 2, 3, 4})), LLAISYS_DECODE_OK);
-    CHECK(same.model.seen[0].shares_lists); // one list for each distinct window
+    CHECK(same.model.seen[0].shares_lists); // one list per distinct window
 }
 
-TEST(the_largest_step_is_reserved_at_the_start) {
+TEST(largest_step_is_reserved_at_construction) {
     Rig rig;
     CHECK_EQ(rig.runner.graph().counters().reserved, 1);
     CHECK_EQ(rig.step(tokens({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16})),
@@ -138,9 +138,9 @@ TEST(the_largest_step_is_reserved_at_the_start) {
     CHECK_EQ(rig.runner.graph().counters().allocated, 0);
 }
 
-TEST(block_tables_are_handed_through_with_rows_and_ends) {
+TEST(block_tables_reach_the_model_with_rows_and_ends) {
     Rig rig(3, 0, true);
-    Step step = tokens({1, 2, 3, 30, 31}); // a prefill and two tokens of a sequence that goes on
+    Step step = tokens({1, 2, 3, 30, 31}); // a prefill and two tokens of a running sequence
     step.positions = {0, 1, 2, 4, 5};
     step.seq_ids = {70, 70, 70, 80, 80};
     step.slot_mapping = {12, 13, 14, 0, 1};
@@ -164,11 +164,11 @@ TEST(block_tables_are_handed_through_with_rows_and_ends) {
     CHECK(rig.runner.cells() == nullptr);
 }
 
-TEST(the_parts_run_in_order) {
+TEST(step_runs_its_stages_in_order) {
     Rig rig(2);
     std::vector<int64_t> used, rows;
     rig.model.inspect = [&] {
-        used.push_back(rig.runner.kv_stats().used_slots); // the cells of a piece are taken first
+        used.push_back(rig.runner.kv_stats().used_slots); // cells are occupied before the forward
         rows.push_back(rig.runner.output().n_rows());
     };
     Step step = tokens({1, 2, 3, 4, 5});
@@ -186,7 +186,7 @@ TEST(the_parts_run_in_order) {
     CHECK_EQ(rig.runner.output().n_rows(), 0);
 }
 
-TEST(keys_are_moved_before_the_forward) {
+TEST(pending_shifts_are_applied_before_the_forward) {
     Rig rig;
     CHECK_EQ(rig.step(tokens({1, 2, 3})), LLAISYS_DECODE_OK);
     CHECK_EQ(rig.runner.cells()->seq_add(0, 1, -1, 4), LLAISYS_KV_OK);

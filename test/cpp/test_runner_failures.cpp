@@ -1,5 +1,4 @@
-// The runner when something is wrong, and when nothing is: rollback, a full cache, bad input; then
-// steady state, sampling and the calls of the block manager.
+// Runner failures (rollback, full cache, invalid input), steady state, sampling and slot copies.
 #include "fake_device.hpp"
 #include "fake_model.hpp"
 
@@ -7,7 +6,7 @@ using namespace fake;
 
 namespace {
 
-// A BLOCK step of three tokens of sequence 7 that is right; tests break one thing at a time.
+// A valid BLOCK step of three tokens of sequence 7; tests invalidate one field at a time.
 Step block_step() {
     Step step = tokens({1, 2, 3});
     step.positions = {3, 4, 5};
@@ -32,10 +31,10 @@ LlaisysSamplingMetadata greedy(int32_t n_rows) { // at most 3
 
 } // namespace
 
-TEST(a_failure_in_any_piece_leaves_no_trace) {
+TEST(failure_in_any_micro_batch_is_rolled_back) {
     for (int failing = 1; failing <= 4; ++failing) {
-        Rig rig(2), twin(2);
-        for (Rig *each : {&rig, &twin}) {
+        Rig rig(2), other(2);
+        for (Rig *each : {&rig, &other}) {
             CHECK_EQ(each->step(tokens({40, 41, 42})), LLAISYS_DECODE_OK);
         }
         const std::string before = rig.state();
@@ -49,16 +48,16 @@ TEST(a_failure_in_any_piece_leaves_no_trace) {
         CHECK_EQ(rig.runner.output().n_rows(), 0);
         CHECK(rig.runner.host_rows() == nullptr);
 
-        // What follows is what would have followed without the failure, old bytes included.
+        // Later steps behave as without the failure, including old bytes.
         CHECK_EQ(rig.step(step), LLAISYS_DECODE_OK);
-        CHECK_EQ(twin.step(step), LLAISYS_DECODE_OK);
-        CHECK_EQ(rig.state(), twin.state());
-        CHECK(rig.model.seen.back().visible == twin.model.seen.back().visible);
+        CHECK_EQ(other.step(step), LLAISYS_DECODE_OK);
+        CHECK_EQ(rig.state(), other.state());
+        CHECK(rig.model.seen.back().visible == other.model.seen.back().visible);
         CHECK(rig.model.seen.back().visible.back() == Ints({40, 41, 42, 1, 3, 7}));
     }
 }
 
-TEST(a_block_step_that_fails_has_no_rows_and_the_next_works) {
+TEST(failed_block_step_has_no_rows_and_the_next_succeeds) {
     Rig rig(2, 0, true);
     CHECK_EQ(rig.step(block_step()), LLAISYS_DECODE_OK);
     const std::string before = rig.state();
@@ -70,13 +69,13 @@ TEST(a_block_step_that_fails_has_no_rows_and_the_next_works) {
     CHECK_EQ(rig.runner.output().n_rows(), 1);
 }
 
-TEST(without_a_free_cell_the_answer_is_1_and_nothing_changes) {
+TEST(full_cache_returns_no_kv_slot_and_changes_nothing) {
     Rig rig(4); // 16 cells
     CHECK_EQ(rig.step(tokens(Ints(14, 5))), LLAISYS_DECODE_OK);
     const std::string before = rig.state();
     const size_t n_forwards = rig.model.seen.size();
     CHECK_EQ(rig.step(tokens({1, 2, 3})), LLAISYS_DECODE_NO_KV_SLOT);
-    CHECK_EQ(rig.step(tokens(Ints(100, 5))), LLAISYS_DECODE_NO_KV_SLOT); // more than there are
+    CHECK_EQ(rig.step(tokens(Ints(100, 5))), LLAISYS_DECODE_NO_KV_SLOT); // more than all cells
     CHECK_EQ(rig.state(), before);
     CHECK_EQ(rig.model.seen.size(), n_forwards);
     CHECK_EQ(rig.runner.output().n_rows(), 0);
@@ -86,8 +85,8 @@ TEST(without_a_free_cell_the_answer_is_1_and_nothing_changes) {
     CHECK_EQ(rig.step(tokens({1, 2, 3, 4})), LLAISYS_DECODE_OK);
 }
 
-// More tokens than slots can never run: a wrong count must not make the arrays be read.
-TEST(a_huge_count_is_answered_before_the_arrays_are_read) {
+// More tokens than slots can never run, so the arrays must not be read.
+TEST(huge_token_count_is_rejected_before_arrays_are_read) {
     LlaisysStepInput input = tokens({1}).view();
     const int64_t one = 1;
     input.token_ids = &one;
@@ -98,7 +97,7 @@ TEST(a_huge_count_is_answered_before_the_arrays_are_read) {
     CHECK_THROWS(block.runner.step(input), "n_tokens", "16 slots", "2147483647");
 }
 
-TEST(bad_tokens_sequences_and_positions_are_named) {
+TEST(errors_name_invalid_tokens_sequences_and_positions) {
     Rig rig;
     CHECK_EQ(rig.step(tokens({1, 2, 3})), LLAISYS_DECODE_OK);
     const std::string before = rig.state();
@@ -144,7 +143,7 @@ TEST(bad_tokens_sequences_and_positions_are_named) {
     CHECK_EQ(rig.runner.output().n_rows(), 0);
 }
 
-TEST(bad_block_steps_are_named) {
+TEST(errors_name_invalid_block_fields) {
     Rig rig(512, 0, true);
     const auto broken = [](const std::function<void(Step *)> &change) {
         Step step = block_step();
@@ -168,7 +167,7 @@ TEST(bad_block_steps_are_named) {
     CHECK_EQ(rig.step(block_step()), LLAISYS_DECODE_OK);
 }
 
-TEST(a_steady_state_allocates_no_workspace) {
+TEST(steady_state_allocates_no_workspace) {
     Rig rig(4);
     Step prompt = tokens({1, 2, 3, 4, 5, 6, 7, 8});
     prompt.logits = {1, 1, 1, 1, 1, 1, 1, 1};
@@ -187,7 +186,7 @@ TEST(a_steady_state_allocates_no_workspace) {
     CHECK_EQ(rig.runner.kv_stats().peak_used_slots, 9);
 }
 
-TEST(the_first_long_prompt_allocates_no_device_memory) {
+TEST(first_long_prompt_allocates_no_device_memory) {
     for (const bool is_block : {false, true}) {
         const fake::CountedAllocations allocations;
         Rig rig(16, 0, is_block);
@@ -220,20 +219,20 @@ TEST(execute_step_is_step_then_sample) {
     CHECK_EQ(ids[0], 5);
     CHECK_EQ(ids[1], 10);
     CHECK_EQ(ids[2], -1);
-    CHECK_EQ(rig.step(step), LLAISYS_DECODE_OK); // the two calls do the same
+    CHECK_EQ(rig.step(step), LLAISYS_DECODE_OK); // step() and sample() do the same
     int32_t again[2] = {};
     rig.runner.sample(greedy(2), again);
     CHECK(again[0] == 5 && again[1] == 10);
     CHECK_THROWS(rig.runner.sample(greedy(3), again), "row");
 
-    ids[0] = -1; // a step that finds no room samples nothing
+    ids[0] = -1; // a step without free cells samples nothing
     CHECK_EQ(rig.runner.execute_step(tokens(Ints(11, 1)).view(), greedy(1), ids),
              LLAISYS_DECODE_NO_KV_SLOT);
     CHECK_EQ(ids[0], -1);
-    CHECK_THROWS(rig.runner.sample(greedy(1), ids), "row"); // and left no row
+    CHECK_THROWS(rig.runner.sample(greedy(1), ids), "row"); // no output rows
 }
 
-TEST(slots_are_copied_as_if_read_first_and_checked) {
+TEST(copy_slots_reads_all_before_writing_and_checks_indices) {
     Rig rig(512, 0, true);
     CHECK_EQ(rig.step(block_step()), LLAISYS_DECODE_OK); // keys 1, 2, 3 in slots 11, 0, 1
     const int32_t src[] = {11, 0, 1};
@@ -255,7 +254,7 @@ TEST(slots_are_copied_as_if_read_first_and_checked) {
     CHECK_THROWS(rig.runner.copy_slots(src, twice, 3), "dst names slot 5 twice");
     CHECK_THROWS(rig.runner.shift_slots(outside, delta, 3), "slots[1]", "16");
     CHECK_THROWS(rig.runner.shift_slots(twice, delta, 3), "slots names slot 5 twice");
-    rig.runner.copy_slots(twice, dst, 3); // one source for two targets is fine
+    rig.runner.copy_slots(twice, dst, 3); // one source for two targets is valid
     rig.runner.copy_slots(nullptr, nullptr, 0);
     rig.runner.shift_slots(nullptr, nullptr, 0);
 }

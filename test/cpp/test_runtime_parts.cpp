@@ -1,4 +1,4 @@
-// Workspace, output buffer, graph runner and recorded steps, each on its own.
+// Unit tests of workspace, output buffer, graph runner and captured steps.
 #include "check.hpp"
 #include "fake_device.hpp"
 #include "ops/rearrange/op.hpp"
@@ -16,8 +16,7 @@
 using namespace llaisys;
 using namespace llaisys::runtime;
 
-// Every allocation of the program is counted, to show where there is none. Not inlined: GCC would
-// see free() at the end of a `new` and warn.
+// Counts every allocation of the program. Not inlined: GCC would warn about free() after `new`.
 static std::atomic<int64_t> n_allocations{0};
 
 [[gnu::noinline]] void *operator new(size_t bytes) {
@@ -63,7 +62,7 @@ TEST(workspace_addresses_are_stable_aligned_and_disjoint) {
             }
             CHECK(tensor.data() == first[i]);
         }
-        workspace.reserve(bytes / 2); // enough already: nothing moves
+        workspace.reserve(bytes / 2); // large enough: nothing moves
         CHECK_EQ(workspace.allocations(), 1);
     }
     CHECK_THROWS(workspace.allocate({1}, LLAISYS_DTYPE_F32), "workspace", "64 are needed");
@@ -87,7 +86,7 @@ TEST(workspace_only_grows_and_old_tensors_stay_valid) {
     CHECK_EQ(workspace.allocations(), 2);
 }
 
-TEST(a_measuring_workspace_counts_and_has_no_memory) {
+TEST(measuring_workspace_counts_without_memory) {
     Workspace workspace = Workspace::measuring();
     const Tensor x = workspace.allocate({3, 7}, LLAISYS_DTYPE_F32);
     CHECK(!x.defined() && x.shape() == Shape({3, 7}) && x.dtype() == LLAISYS_DTYPE_F32);
@@ -117,7 +116,7 @@ TEST(output_rows_are_appended_in_order_and_cleared) {
     const Tensor tail = output.append(ids + 2, 1);
     CHECK(head.shape() == Shape({2, 3}) && tail.shape() == Shape({1, 3}));
     CHECK(tail.as<float>() == head.as<float>() + 6);
-    CHECK(output.host_rows(stream) == head.as<float>()); // on the CPU no copy is made
+    CHECK(output.host_rows(stream) == head.as<float>()); // no copy on the CPU
     CHECK(output.rows().shape() == Shape({3, 3}) && output.rows().data() == head.data());
     CHECK_EQ(output.n_rows(), 3);
     CHECK_EQ(output.ids()[2], 9);
@@ -126,12 +125,12 @@ TEST(output_rows_are_appended_in_order_and_cleared) {
     output.clear();
     CHECK_EQ(output.n_rows(), 0);
     CHECK(output.host_rows(stream) == nullptr);
-    CHECK(output.append(ids, 1).as<float>() == head.as<float>()); // the same memory again
+    CHECK(output.append(ids, 1).as<float>() == head.as<float>()); // the same memory
 }
 
-TEST(a_step_without_output_rows_gets_an_empty_tensor) {
+TEST(step_without_output_rows_has_an_empty_tensor) {
     OutputBuffer output(LLAISYS_DEVICE_CPU, 0, 3);
-    output.reserve(0); // the very first step may ask for none
+    output.reserve(0); // the first step may have none
     const Tensor none = output.append(nullptr, 0);
     CHECK(none.shape() == Shape({0, 3}) && none.defined());
     output.reserve(1);
@@ -157,7 +156,7 @@ TEST(output_reserve_grows_only) {
     CHECK_THROWS(output.reserve(std::numeric_limits<int64_t>::max()), "too many elements");
 }
 
-TEST(rows_of_another_device_are_copied_to_the_host_once_a_step) {
+TEST(device_rows_are_copied_to_the_host_once_per_step) {
     const fake::Device device;
     const device::Stream stream(LLAISYS_DEVICE_NVIDIA, 0, 1);
     OutputBuffer output(LLAISYS_DEVICE_NVIDIA, 0, 2);
@@ -180,7 +179,7 @@ TEST(rows_of_another_device_are_copied_to_the_host_once_a_step) {
 
 // -- Graph -------------------------------------------------------------------------------------
 
-TEST(the_graph_allocates_for_a_larger_step_only) {
+TEST(graph_allocates_only_for_a_larger_step) {
     Workspace workspace(LLAISYS_DEVICE_CPU, 0);
     GraphRunner graph(workspace, two_per_token);
     CHECK(!graph.can_reuse({1, 0}));
@@ -205,7 +204,7 @@ TEST(the_graph_allocates_for_a_larger_step_only) {
     CHECK_EQ(graph.counters().reserved, 1);
 }
 
-TEST(a_body_that_throws_leaves_the_graph_usable) {
+TEST(graph_is_usable_after_an_exception) {
     Workspace workspace(LLAISYS_DEVICE_CPU, 0);
     GraphRunner graph(workspace, two_per_token);
     CHECK_THROWS(graph.run({2, 0}, [&] { fail(LLAISYS_ERROR_INTERNAL, "in the body"); }), "body");
@@ -213,8 +212,8 @@ TEST(a_body_that_throws_leaves_the_graph_usable) {
     CHECK_EQ(workspace.allocations(), 1);
 }
 
-// The hot path as a whole: views, workspace, output rows, graph, and checks that hold.
-TEST(a_repeated_step_allocates_nothing_at_all) {
+// The hot path: views, workspace, output rows, graph and passing checks.
+TEST(repeated_step_allocates_nothing) {
     const device::Stream stream(LLAISYS_DEVICE_CPU, 0, 1);
     Workspace workspace(LLAISYS_DEVICE_CPU, 0);
     GraphRunner graph(workspace, two_per_token);
@@ -227,7 +226,7 @@ TEST(a_repeated_step_allocates_nothing_at_all) {
         const Tensor rows = output.append(ids, 2);
         graph.run({4, 2}, [&] {
             const Tensor x = workspace.allocate({4, 6}, LLAISYS_DTYPE_F32);
-            // Six dimensions: the text of such a shape would not fit into a string without memory.
+            // Six dimensions: the text of such a shape would need an allocation.
             CHECK_EQ(x.view({1, 4, 1, 3, 2, 1}).elements(), 24);
             const Tensor heads = x.view({4, 3, 2}).slice(1, 1, 3);
             const Tensor transposed = heads.permute(order).slice(0, 0, 1).view({4, 2});
@@ -245,36 +244,36 @@ TEST(a_repeated_step_allocates_nothing_at_all) {
     CHECK(before > 0);
 }
 
-// -- Recorded steps ----------------------------------------------------------------------------
+// -- Captured steps ----------------------------------------------------------------------------
 
 namespace {
 
-bool may_try = true; // several ways of an operator, on the stream of the test below
+bool may_tune = true; // autotuning state of the stream of the test below
 
 } // namespace
 
-TEST(several_ways_are_tried_in_the_first_run_of_a_recorded_step_and_in_one_that_is_named) {
+TEST(autotuning_runs_only_before_a_capture_and_on_request) {
     device::Runtime table = device::cpu_runtime();
-    table.allow_trials = [](void *, bool are_allowed) { may_try = are_allowed; };
+    table.allow_trials = [](void *, bool are_allowed) { may_tune = are_allowed; };
     table.begin_capture = [](void *) {};
-    table.end_capture = [](void *) -> void * { return &may_try; };
+    table.end_capture = [](void *) -> void * { return &may_tune; };
     table.launch_graph = [](void *, void *) {};
     table.destroy_graph = [](void *) {};
     device::use_runtime(LLAISYS_DEVICE_CPU, &table);
     {
         const device::Stream stream(LLAISYS_DEVICE_CPU, 0, 1);
         CapturedSteps steps(stream);
-        CHECK(!may_try); // a prompt that comes first does not wait
+        CHECK(!may_tune); // no autotuning in an ordinary step
         std::vector<bool> seen;
-        const auto body = [&] { seen.push_back(may_try); };
+        const auto body = [&] { seen.push_back(may_tune); };
         steps.run(8, 1, body);
         steps.run(8, 1, body); // replayed
         CHECK(seen == std::vector<bool>({true, false}));
-        CHECK(!may_try);
+        CHECK(!may_tune);
         steps.run_autotuning(body);
-        CHECK(seen.size() == 3 && seen.back() && !may_try && steps.count() == 1);
+        CHECK(seen.size() == 3 && seen.back() && !may_tune && steps.count() == 1);
         CHECK_THROWS(steps.run(16, 1, [&] { fail(LLAISYS_ERROR_INTERNAL, "lost"); }), "lost");
-        CHECK(!may_try);
+        CHECK(!may_tune);
     }
     device::use_runtime(LLAISYS_DEVICE_CPU, nullptr);
 }

@@ -1,14 +1,13 @@
-// The sampler link by link, and its independence of batch and threads. Its pieces, what it samples,
-// its logprobs and bad input have files of their own: test_sampler_pieces.cpp,
-// test_sampler_distributions.cpp, test_sampler_logprobs.cpp, test_sampler_input.cpp; what it samples
-// from a device's findings: test_sampler_reduced.cpp.
+// Each logits processor of the sampler, and independence of batch and threads. See also
+// test_sampler_math.cpp, test_sampler_distributions.cpp, test_sampler_logprobs.cpp,
+// test_sampler_input.cpp and, for the device sampler, test_sampler_reduced.cpp.
 #include "sampler_rows.hpp"
 
 #include <cmath>
 
 using namespace sampler_test;
 
-// -- Links ---------------------------------------------------------------------------------------
+// -- Processors ----------------------------------------------------------------------------------
 
 TEST(temperature_zero_takes_the_most_likely_and_lowest_id) {
     Row row;
@@ -22,7 +21,7 @@ TEST(temperature_zero_takes_the_most_likely_and_lowest_id) {
     CHECK_EQ(sample_one({1, 5, 5, 2}, row), 3);
     row.chain = {};
     row.bias.clear();
-    row.seed = 1; // without its link the temperature does not count
+    row.seed = 1; // the temperature has no effect without its processor
     std::vector<int> seen(4);
     Sampler sampler(stream(), 4);
     for (int64_t i = 0; i < 200; ++i) {
@@ -32,7 +31,7 @@ TEST(temperature_zero_takes_the_most_likely_and_lowest_id) {
     CHECK(*std::min_element(seen.begin(), seen.end()) > 10);
 }
 
-TEST(ties_at_the_edge_keep_the_lowest_ids) {
+TEST(ties_at_the_cutoff_keep_the_lowest_ids) {
     const std::vector<float> logits{1, 3, 2, 2, 2, 0};
     const auto support = [&](const Row &row) { return sampled_ids(logits, row); };
     Row row;
@@ -54,7 +53,7 @@ TEST(ties_at_the_edge_keep_the_lowest_ids) {
     CHECK_EQ(support(row), "xxxxxx");
 }
 
-TEST(typical_p_keeps_what_surprises_as_expected) {
+TEST(typical_p_keeps_tokens_near_the_entropy) {
     // p = 0.5, 0.25, 0.125, 0.0625, 0.0625: 1.875 bits of entropy, so 0.25 (2 bits) is the nearest,
     // then 0.5 (0.875 away), then 0.125 (1.125 away).
     const float ln2 = std::log(2.0f);
@@ -69,14 +68,14 @@ TEST(typical_p_keeps_what_surprises_as_expected) {
     CHECK_EQ(support(0.7f), "xx...");
     CHECK_EQ(support(0.8f), "xxx..");
     CHECK_EQ(support(1), "xxxxx");
-    Row greedy; // a truncation before it may cut the most likely token off
+    Row greedy; // an earlier truncation may remove the most likely token
     greedy.temperature = 0;
     greedy.typical_p = 0.2f;
     greedy.chain = {kTypical, kTemperature};
     CHECK_EQ(sample_one(logits, greedy), 1);
 }
 
-TEST(top_n_sigma_keeps_what_is_near_the_best_logit) {
+TEST(top_n_sigma_keeps_logits_near_the_largest) {
     // The finite logits have the mean 2 and a standard deviation of 2.24.
     const std::vector<float> logits{5, -kInf, 1, 3, kNaN, -1};
     const auto support = [&](float n, float temperature) {
@@ -109,7 +108,7 @@ TEST(xtc_keeps_the_least_likely_of_the_top_tokens) {
     CHECK_EQ(sample_one(logits, row), 3);
     row.xtc_threshold = 0.1f; // and the third
     CHECK_EQ(sample_one(logits, row), 2);
-    row.xtc_threshold = 0.3f; // only one is: it stays
+    row.xtc_threshold = 0.3f; // only one is: it is kept
     CHECK_EQ(sample_one(logits, row), 1);
     row.xtc_threshold = 0.6f; // more than half: neutral
     CHECK_EQ(sample_one(logits, row), 1);
@@ -166,13 +165,13 @@ TEST(penalties_count_prompt_and_sampled_tokens_as_documented) {
     CHECK_EQ(best({3, 3, 3, 1.6f}), 3);
     CHECK_EQ(best({-1, -1.2f, -1.3f, -1.9f}), 3);
     CHECK_EQ(best({-1, -1.2f, -1.3f, -2.1f}), 0);
-    sampler.reset(9, nullptr, 0); // empty again
+    sampler.reset(9, nullptr, 0); // empty
     CHECK_EQ(best({3, 3, 3, 1.6f}), 0);
     sampler.accept(9, sampled.data(), 1);
     CHECK_EQ(best({1, 3, 1.2f, 1.6f}), 3);
     sampler.forget(9);
     CHECK_EQ(best({1, 3, 1.2f, 1.6f}), 1);
-    sampler.forget(77); // never known
+    sampler.forget(77); // unknown
 }
 
 TEST(sampling_does_not_change_the_history) {
@@ -186,7 +185,7 @@ TEST(sampling_does_not_change_the_history) {
     CHECK(first == sample(sampler, {1, 1, 1}, std::vector<Row>(50, row)));
 }
 
-TEST(masks_and_bans_leave_only_what_is_allowed) {
+TEST(masks_and_bans_leave_only_allowed_tokens) {
     std::mt19937 random(2);
     for (const int64_t vocab : {31, 32, 33, 65}) {
         const size_t words = size_t((vocab + 31) / 32);
@@ -203,12 +202,12 @@ TEST(masks_and_bans_leave_only_what_is_allowed) {
         CHECK_EQ(ids[2], ids[0]);
         rows[1].bias = {{int32_t(vocab - 1), -kInf}};
         CHECK_THROWS(sample(sampler, logits, rows, masks), "row 1", "no token left");
-        rows[1].bias = {{0, 100.0f}}; // a bias does not bring back what the mask took
+        rows[1].bias = {{0, 100.0f}}; // a bias does not restore a masked token
         CHECK_EQ(sample(sampler, logits, rows, masks)[1], int32_t(vocab - 1));
     }
 }
 
-TEST(a_row_without_a_token_is_an_error_whatever_the_chain) {
+TEST(row_without_an_allowed_token_is_an_error_for_any_chain) {
     for (const uint8_t kind : {kPenalties, kTemperature, kTopK, kTopP, kMinP}) {
         for (const float temperature : {0.0f, 1.0f}) {
             Row row;
@@ -237,7 +236,7 @@ TEST(extreme_logits_and_temperatures_stay_finite) {
     CHECK_EQ(sample_one({7}, row), 0);
 }
 
-TEST(a_row_takes_the_best_when_nothing_before_its_temperature_can_change_it) {
+TEST(row_is_greedy_when_no_processor_before_temperature_zero_changes_the_best_token) {
     Sampler sampler(stream(), 4);
     const int64_t history[] = {1};
     sampler.reset(7, history, 1);
@@ -274,7 +273,7 @@ TEST(a_row_takes_the_best_when_nothing_before_its_temperature_can_change_it) {
 
 // -- Independence --------------------------------------------------------------------------------
 
-TEST(a_row_samples_the_same_alone_in_any_batch_and_with_any_threads) {
+TEST(sampling_is_independent_of_batch_and_threads) {
     std::mt19937 random(21);
     const int64_t vocab = 1501;
     const std::vector<float> logits = random_logits(random, size_t(6 * vocab), 2);
@@ -324,7 +323,7 @@ TEST(a_row_samples_the_same_alone_in_any_batch_and_with_any_threads) {
     }
 }
 
-TEST(null_columns_mean_their_neutral_values) {
+TEST(null_columns_are_neutral) {
     std::mt19937 random(8);
     const std::vector<float> logits = random_logits(random, 3 * 50, 1);
     Sampler sampler(stream(), 50);

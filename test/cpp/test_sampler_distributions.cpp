@@ -1,4 +1,4 @@
-// What the sampler samples: exact small distributions, and random chains against the twin.
+// Distributions of the sampler: exact small ones, and random chains against the reference.
 #include "sampler_reference.hpp"
 
 #include "runtime/runner/sampler_rng.hpp"
@@ -36,7 +36,8 @@ double chi_square(const std::vector<float> &logits, Row row, const std::vector<d
 
 } // namespace
 
-// Bounds: chi-square exceeds df + 5 sqrt(2 df) + 10 with a chance below 1e-5; the samples are fixed.
+// Bounds: chi-square exceeds df + 5 sqrt(2 df) + 10 with a chance below 1e-5; the samples are
+// fixed.
 TEST(samples_follow_small_distributions) {
     const std::vector<float> logits{0.3f, -1.2f, 2.0f, 0.0f, 1.1f, -kInf, 0.9f, kNaN};
     std::vector<Row> rows(7);
@@ -49,8 +50,8 @@ TEST(samples_follow_small_distributions) {
     rows[6].top_n_sigma = 1.1f;
     for (Row &row : rows) {
         row.seed = 0x123456789abcdefull;
-        const Twin twin = twin_of(logits.data(), 8, row, {}, {}, {});
-        const std::vector<double> p = twin.probabilities();
+        const Reference reference = reference_of(logits.data(), 8, row, {}, {}, {});
+        const std::vector<double> p = reference.probabilities();
         const double freedom =
             double(std::count_if(p.begin(), p.end(), [](double v) { return v > 0; })) - 1;
         int impossible = 0;
@@ -62,7 +63,7 @@ TEST(samples_follow_small_distributions) {
     }
 }
 
-TEST(nothing_truncates_a_chain_without_truncation) {
+TEST(chain_without_truncation_samples_every_token) {
     const std::vector<float> flat(3000, 0.25f);
     int impossible = 0;
     const double statistic =
@@ -72,7 +73,7 @@ TEST(nothing_truncates_a_chain_without_truncation) {
     CHECK(statistic > freedom - 5 * std::sqrt(2 * freedom) - 10);
 }
 
-TEST(random_chains_sample_what_the_twin_samples) {
+TEST(random_chains_match_the_reference) {
     std::mt19937 random(11);
     int doubtful_samples = 0, samples = 0;
     for (int round = 0; round < 400; ++round) {
@@ -112,8 +113,9 @@ TEST(random_chains_sample_what_the_twin_samples) {
         std::generate(prompt.begin(), prompt.end(), token);
         std::generate(sampled.begin(), sampled.end(), token);
 
-        const Twin twin = twin_of(logits.data(), int64_t(vocab), row, prompt, sampled, masks);
-        if (twin.order().empty()) {
+        const Reference reference =
+            reference_of(logits.data(), int64_t(vocab), row, prompt, sampled, masks);
+        if (reference.order().empty()) {
             continue;
         }
         Sampler sampler(stream(2), int64_t(vocab));
@@ -130,7 +132,7 @@ TEST(random_chains_sample_what_the_twin_samples) {
         for (size_t r = 0; r < rows.size(); ++r) {
             bool doubtful = false;
             const double u = uniform(row.seed, rows[r].choice, rows[r].position);
-            const int32_t expected = twin.pick(u, &doubtful);
+            const int32_t expected = reference.pick(u, &doubtful);
             ++samples;
             doubtful_samples += doubtful;
             if (!doubtful) {
@@ -142,7 +144,7 @@ TEST(random_chains_sample_what_the_twin_samples) {
     CHECK(doubtful_samples < samples / 20);
 }
 
-TEST(xtc_excludes_what_the_twin_excludes) {
+TEST(xtc_matches_the_reference) {
     std::mt19937 random(12);
     int excluded = 0, samples = 0;
     for (int round = 0; round < 1500; ++round) {
@@ -165,13 +167,13 @@ TEST(xtc_excludes_what_the_twin_excludes) {
         if (random() % 2 == 0) {
             std::swap(row.chain[1], row.chain[2]);
         }
-        const Twin twin = twin_of(logits.data(), int64_t(vocab), row, {}, {}, {});
+        const Reference reference = reference_of(logits.data(), int64_t(vocab), row, {}, {}, {});
         Row without = row;
         without.xtc_probability = 0;
-        const Twin plain = twin_of(logits.data(), int64_t(vocab), without, {}, {}, {});
+        const Reference plain = reference_of(logits.data(), int64_t(vocab), without, {}, {}, {});
         bool doubtful = false;
-        const int32_t expected = twin.pick(uniform(row.seed, 0, row.position), &doubtful);
-        excluded += twin.order().size() != plain.order().size();
+        const int32_t expected = reference.pick(uniform(row.seed, 0, row.position), &doubtful);
+        excluded += reference.order().size() != plain.order().size();
         if (!doubtful) {
             ++samples;
             CHECK_EQ(sample_one(logits, row), expected);

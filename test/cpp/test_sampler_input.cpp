@@ -1,4 +1,4 @@
-// Bad input to the sampler: named with row, value and limit, and nothing changed.
+// Invalid sampler input: the error names row, value and limit, and nothing changes.
 #include "sampler_rows.hpp"
 
 using namespace sampler_test;
@@ -21,12 +21,12 @@ template <typename Change> void refused(std::initializer_list<const char *> part
     check::throws(__FILE__, __LINE__, "sample", parts,
                   [&] { sampler.sample(logits.data(), 2, s, ids); });
     CHECK_EQ(ids[1], before);
-    CHECK_EQ(sampler.logprobs(1).n, 2); // of the call before
+    CHECK_EQ(sampler.logprobs(1).n, 2); // of the previous call
 }
 
 } // namespace
 
-TEST(bad_parameters_are_named_with_row_value_and_limit) {
+TEST(errors_name_row_value_and_limit) {
     using C = Columns;
     using S = LlaisysSamplingMetadata;
     refused({"n_rows", "got -1"}, [](C &, S &s) { s.n_rows = -1; });
@@ -99,7 +99,7 @@ TEST(bad_parameters_are_named_with_row_value_and_limit) {
     refused({"masks is NULL", "mask_rows[0]"}, [](C &, S &s) { s.masks = nullptr; });
 }
 
-TEST(bad_arguments_are_refused) {
+TEST(invalid_arguments_are_rejected) {
     CHECK_THROWS(Sampler(stream(), 0), "vocabulary", "got 0");
     Sampler sampler(stream(), 4);
     LlaisysSamplingMetadata s = {};
@@ -115,7 +115,7 @@ TEST(bad_arguments_are_refused) {
     CHECK_THROWS(sampler.accept(0, good, -1), "got -1");
     CHECK_THROWS(sampler.accept(0, bad, 2), "tokens[1]", "got 4");
     CHECK_THROWS(sampler.forget(-1), "seq_id");
-    // A refused accept has changed nothing: token 1 was not counted.
+    // The rejected accept changed nothing: token 1 was not counted.
     const float row[] = {0, 3, 1, 0};
     const double zero = 0, heavy = 9;
     const LlaisysSamplingNumber numbers[] = {{"temperature", &zero}, {"presence_penalty", &heavy}};

@@ -1,4 +1,4 @@
-// What the sampler says of the probabilities it sampled from.
+// Logprobs of the sampler.
 #include "sampler_rows.hpp"
 
 #include <cmath>
@@ -12,7 +12,7 @@ TEST(logprobs_are_those_of_the_raw_row) {
         sum += x > -kInf ? std::exp(double(x)) : 0;
     }
     Sampler sampler(stream(), 7);
-    Row row; // bias, mask and chain do not show
+    Row row; // bias, mask and chain do not affect logprobs
     row.bias = {{1, -kInf}, {3, -kInf}, {0, 50.0f}};
     row.temperature = 0.1f;
     row.top_k = 1;
@@ -36,7 +36,7 @@ TEST(logprobs_are_those_of_the_raw_row) {
     l = sampler.logprobs(0);
     CHECK_EQ(l.n, 1);
     CHECK_EQ(l.ids[0], 3);
-    CHECK_EQ(l.sampled_rank, 2); // the equal one with the lower id comes first
+    CHECK_EQ(l.sampled_rank, 2); // on a tie the lower id ranks first
     CHECK_THROWS(sampler.logprobs(1), "[0, 1)", "got 1");
     CHECK_THROWS(sampler.logprobs(-1), "got -1");
     sampler.clear_logprobs();

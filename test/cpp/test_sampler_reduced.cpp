@@ -1,4 +1,4 @@
-// Samples from what a device finds out about its rows are those from the rows. The device here is naive.
+// Sampling from reduced rows and on the device equals sampling from full rows.
 #include "sampler_rows.hpp"
 
 #include "runtime/runner/device_sampler.hpp"
@@ -11,7 +11,7 @@ using namespace sampler_test;
 
 namespace {
 
-// Rows of logits, and what a device would find out about them.
+// Rows of logits and a naive implementation of the device's reduction.
 struct NaiveDevice {
     NaiveDevice(int64_t vocabulary, std::vector<float> rows)
         : vocab(vocabulary), k(std::min<int64_t>(vocabulary, kMaxTopK)), logits(std::move(rows)) {}
@@ -37,7 +37,7 @@ struct NaiveDevice {
         }
     }
 
-    // The sum of the weights, and what they pick.
+    // The sum of the weights and the picked index.
     std::pair<double, int32_t> weigh_row(const float *row, float temperature, double u) const {
         std::vector<float> weights(static_cast<size_t>(vocab));
         std::vector<double> blocks(size_t((vocab + kWeightBlock - 1) / kWeightBlock));
@@ -110,7 +110,7 @@ struct NaiveDevice {
     }
 };
 
-// A value for a number that is neutral four times out of five.
+// A random value, neutral four times out of five.
 float sometimes(std::mt19937 &random, float neutral, float value) {
     return random() % 5 == 0 ? value : neutral;
 }
@@ -134,7 +134,7 @@ Row random_row(std::mt19937 &random, int64_t vocab, int32_t n_outputs) {
     row.frequency = sometimes(random, 0, -0.25f);
     row.n_logprobs = random() % 4 == 0 ? int32_t(random() % uint64_t(vocab + 1)) : -1;
     row.mask = random() % 4 == 0 ? 0 : -1;
-    for (uint32_t i = 0; random() % 4 == 0 && i < 5; ++i) { // of one token more than once
+    for (uint32_t i = 0; random() % 4 == 0 && i < 5; ++i) { // several for one token
         row.bias.emplace_back(int32_t(random() % uint64_t(std::min<int64_t>(vocab, 3))),
                               float(int(random() % 7)) * 0.3f - 1);
     }
@@ -152,7 +152,8 @@ std::vector<float> some_logits(std::mt19937 &random, int64_t vocab, int32_t n_ou
         x = random() % 50 == 0 ? (random() % 2 == 0 ? kNaN : -kInf) : x;
     }
     for (int64_t i = 0; i < vocab; ++i) {
-        logits[size_t(i)] = i % 7 == 0 ? logits[size_t(i)] : -kInf; // few are left of the first
+        logits[size_t(i)] =
+            i % 7 == 0 ? logits[size_t(i)] : -kInf; // few finite logits in the first row
     }
     for (int32_t row = 0; row < n_outputs; ++row) {
         logits[size_t(row * vocab)] = 2;
@@ -162,7 +163,7 @@ std::vector<float> some_logits(std::mt19937 &random, int64_t vocab, int32_t n_ou
 
 } // namespace
 
-TEST(what_a_device_finds_out_samples_what_the_rows_sample) {
+TEST(sampling_from_reduced_rows_equals_sampling_from_full_rows) {
     std::mt19937 random(5);
     size_t n_fetched = 0;
     size_t n_sampled = 0;
@@ -213,13 +214,13 @@ TEST(what_a_device_finds_out_samples_what_the_rows_sample) {
         }
     }
     CHECK(n_sampled > 3000);
-    CHECK(n_fetched > n_sampled / 50); // both roads were taken
+    CHECK(n_fetched > n_sampled / 50); // both paths ran
     CHECK(n_fetched < n_sampled / 2);
 }
 
-// Through the operators of a device, of which the CPU's are the twins, and back: ids and logprobs. Of a
-// row's history the sample before has the last token, or the Sampler has all of it.
-TEST(what_a_device_samples_is_what_the_rows_sample) {
+// Uses the CPU reference of the device operators. The last token of a history is either pending on
+// the device or known to the Sampler.
+TEST(device_sampler_equals_host_sampler) {
     std::mt19937 random(17);
     int n_open = 0;
     int n_made = 0;
@@ -255,7 +256,7 @@ TEST(what_a_device_samples_is_what_the_rows_sample) {
             }
             std::vector<float> values = some_logits(random, vocab, kOutputs);
             for (float &x : values) {
-                x = round % 2 == 0 ? x : x / 4; // flat: the best are far from all
+                x = round % 2 == 0 ? x : x / 4; // flat: the top k are not enough
             }
             Tensor logits = Tensor::create({kOutputs, vocab}, LLAISYS_DTYPE_F32);
             logits.load(values.data(), size_t(logits.bytes()));
@@ -289,7 +290,7 @@ TEST(what_a_device_samples_is_what_the_rows_sample) {
     CHECK(n_open > 2);
 }
 
-TEST(a_row_without_a_token_says_why_as_the_whole_row_does) {
+TEST(row_without_an_allowed_token_raises_the_same_error_from_reduced_rows) {
     Sampler sampler(stream(), 4);
     Row row;
     row.bias = {{0, -kInf}, {1, -kInf}, {2, -kInf}, {3, -kInf}};
@@ -304,7 +305,7 @@ TEST(a_row_without_a_token_says_why_as_the_whole_row_does) {
     CHECK_EQ(id, 77);
 }
 
-TEST(what_a_row_is_sampled_from) {
+TEST(reduction_of_each_chain) {
     const SamplerHistory::Entries history{{1, 0}};
     const auto kind = [&](auto change) {
         Row row;

@@ -1,4 +1,4 @@
-// What a step begins and ends with: bytes that come to the device, tokens that the step before sampled.
+// Upload of step inputs, with tokens sampled by the previous step.
 #include "check.hpp"
 #include "ops/step_copies/op.hpp"
 
@@ -13,7 +13,7 @@ const device::Stream &stream() {
     return made;
 }
 
-// 16 numbers, of which the first 3 are tokens and the 9th on where these come from.
+// 16 values: the first 3 are tokens, those from the 9th on their sources.
 struct Arena {
     std::shared_ptr<Storage> memory = std::make_shared<Storage>(LLAISYS_DEVICE_CPU, 0, 128);
     ops::SampledTokens sampled{Tensor::on(memory, 0, {3}, LLAISYS_DTYPE_I64),
@@ -23,7 +23,7 @@ struct Arena {
 
 } // namespace
 
-TEST(sampled_tokens_take_the_places_that_name_them) {
+TEST(sampled_tokens_replace_tokens_with_a_source) {
     Arena arena;
     arena.sampled.sampled.as<int64_t>()[0] = 70;
     arena.sampled.sampled.as<int64_t>()[1] = 71;
@@ -38,14 +38,14 @@ TEST(sampled_tokens_take_the_places_that_name_them) {
     CHECK_EQ(tokens[0], 71);
     CHECK_EQ(tokens[1], 5);
     CHECK_EQ(tokens[2], 70);
-    CHECK_EQ(tokens[3], 5); // behind the tokens all is as it was brought
+    CHECK_EQ(tokens[3], 5); // the rest is uploaded unchanged
     std::vector<int64_t> back(16);
     ops::bring_out(stream(), reinterpret_cast<std::byte *>(back.data()), arena.memory->data(), 128);
     CHECK_EQ(back[0], 71);
     CHECK_EQ(back[15], 5);
 }
 
-TEST(memory_that_is_its_own_source_is_only_filled_in) {
+TEST(upload_in_place_only_replaces_sampled_tokens) {
     Arena arena;
     arena.sampled.sampled.as<int64_t>()[1] = 9;
     for (int i = 0; i < 3; ++i) {
@@ -56,7 +56,7 @@ TEST(memory_that_is_its_own_source_is_only_filled_in) {
     CHECK_EQ(arena.sampled.tokens.as<int64_t>()[1], 0);
 }
 
-TEST(what_is_not_whole_units_or_lies_elsewhere_is_refused) {
+TEST(unaligned_sizes_and_foreign_memory_are_rejected) {
     Arena arena;
     std::vector<int64_t> host(16);
     const auto *from = reinterpret_cast<const std::byte *>(host.data());

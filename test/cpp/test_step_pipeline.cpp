@@ -1,4 +1,4 @@
-// Launched steps: their order, tokens that the step before samples, failures and what is behind them.
+// Asynchronous steps: order, tokens sampled by the previous step, failures and later steps.
 #include "fake_device.hpp"
 #include "fake_model.hpp"
 
@@ -12,7 +12,7 @@ using namespace fake;
 
 namespace {
 
-// Greedy over the rows of a step, with logprobs where asked for; other numbers are neutral at first.
+// Greedy sampling of the rows of a step, with optional logprobs; other parameters are neutral.
 struct Sample {
     explicit Sample(int32_t n, double n_logprobs = -1)
         : temperatures(size_t(n), 0.0), counts(size_t(n), n_logprobs), top_ks(size_t(n), 0.0),
@@ -35,7 +35,7 @@ struct Sample {
 
 struct Pipe : Rig {
     using Rig::Rig;
-    // The fake model's next token is the one after it.
+    // The fake model's next token is token + 1.
     int64_t launch(const Step &step, const Sample &sample) {
         return pipeline.launch(step.view(), sample.sampling);
     }
@@ -47,8 +47,8 @@ struct Pipe : Rig {
     StepPipeline pipeline{stream, runner};
 };
 
-// From the prompt 7, 8 (first) on: each `next` is launched before the token that it follows is known.
-// Returns the ticket of the last one, which samples 20. The steps outlive it.
+// Starts with the prompt 7, 8 (first); each `next` is launched before its input token is known.
+// Returns the ticket of the last step, which samples 20. The steps must outlive it.
 int64_t count_from_7(Pipe &pipe, const Sample &sample, const Step &first, const Step &next) {
     int64_t ticket = pipe.launch(first, sample);
     for (int64_t expected = 9; expected < 20; ++expected) {
@@ -61,7 +61,7 @@ int64_t count_from_7(Pipe &pipe, const Sample &sample, const Step &first, const 
 
 } // namespace
 
-TEST(a_step_takes_the_token_that_the_one_before_it_samples) {
+TEST(step_reads_the_token_sampled_by_the_previous_one) {
     Pipe pipe;
     const Sample sample(1);
     const Step first = tokens({7, 8}), next = tokens({-1});
@@ -71,20 +71,20 @@ TEST(a_step_takes_the_token_that_the_one_before_it_samples) {
           Ints({7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19}));
 }
 
-TEST(a_step_is_queued_while_the_one_before_it_is_on_the_device) {
+TEST(step_is_queued_while_the_previous_one_is_in_flight) {
     LateEvents events;
     Pipe pipe;
     const Sample sample(1);
     const Step first = tokens({7, 8}), next = tokens({-1});
     const int64_t ticket =
-        count_from_7(pipe, sample, first, next); // each event waits for the step behind it
-    events.open();
+        count_from_7(pipe, sample, first, next); // each event completes with the next step
+    events.complete_all();
     CHECK_EQ(pipe.collect(ticket), 20);
     CHECK(pipe.model.seen.back().visible[0] ==
           Ints({7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19}));
 }
 
-TEST(tokens_of_a_queued_step_are_those_of_its_rows) {
+TEST(tokens_of_a_queued_step_are_indexed_by_sampled_row) {
     LateEvents events;
     Pipe pipe;
     Sample two(2), swapped(2);
@@ -99,15 +99,15 @@ TEST(tokens_of_a_queued_step_are_those_of_its_rows) {
     const Sample one(1);
     pipe.launch(first, swapped); // samples 31, 4
     const int64_t ticket = pipe.launch(crossed, two);
-    const int64_t unknown = pipe.launch(third, one); // the step before samples two
-    events.open();
+    const int64_t unknown = pipe.launch(third, one); // the previous step samples two
+    events.complete_all();
     int32_t ids[2] = {};
     CHECK_EQ(pipe.pipeline.collect(ticket, ids), LLAISYS_DECODE_OK);
     CHECK(ids[0] == 5 && ids[1] == 32);
     CHECK_THROWS(pipe.pipeline.collect(unknown, ids), "token_ids[0] is -3", "sampled 2 ids");
 }
 
-TEST(a_step_that_cannot_be_queued_leaves_the_one_before_it_alone) {
+TEST(rejected_step_does_not_affect_the_previous_one) {
     LateEvents events;
     Pipe pipe;
     const Sample sample(1);
@@ -116,7 +116,7 @@ TEST(a_step_that_cannot_be_queued_leaves_the_one_before_it_alone) {
     const int64_t good = pipe.launch(first, sample);
     const int64_t bad = pipe.launch(next, sample);
     const int64_t behind = pipe.launch(other, sample);
-    events.open();
+    events.complete_all();
     int32_t id = -1;
     CHECK_EQ(pipe.collect(good), 8);
     CHECK_THROWS(pipe.pipeline.collect(bad, &id), "the fake forward failed");
@@ -124,7 +124,7 @@ TEST(a_step_that_cannot_be_queued_leaves_the_one_before_it_alone) {
     CHECK_EQ(pipe.collect(pipe.launch(other, sample)), 21);
 }
 
-TEST(a_device_that_breaks_under_a_queued_step_fails_the_step_and_not_the_process) {
+TEST(device_error_fails_the_queued_step) {
     LateEvents events;
     Pipe pipe;
     const Sample sample(1);
@@ -137,23 +137,24 @@ TEST(a_device_that_breaks_under_a_queued_step_fails_the_step_and_not_the_process
                  "the fake device is broken");
 }
 
-TEST(a_sample_for_the_host_waits_for_the_queued_one) {
+TEST(host_sampling_waits_for_the_queued_step) {
     LateEvents events;
     Pipe pipe;
     const Sample sample(1), with_logprobs(1, 2);
     const Step first = tokens({7}), next = tokens({-1});
     const int64_t a = pipe.launch(first, sample);
     const int64_t b = pipe.launch(next, with_logprobs);
-    events.open();
+    events.complete_all();
     CHECK_EQ(pipe.collect(a), 8);
     CHECK_EQ(pipe.collect(b), 9);
     CHECK_EQ(pipe.pipeline.logprobs(0).n, 3);
 }
 
-// Each event waits for the step behind it, so that none comes back before the next was queued.
-TEST(a_step_that_samples_is_queued_as_well) {
+// Each event completes with the next step, so that no result arrives before the next step is
+// queued.
+TEST(random_sampling_is_queued_too) {
     const Step first = tokens({7, 8}), next = tokens({-1});
-    std::vector<std::vector<float>> sampled; // ids, ranks and logprobs, each way
+    std::vector<std::vector<float>> sampled; // ids, ranks and logprobs, synchronous and queued
     for (const bool is_late : {false, true}) {
         std::unique_ptr<LateEvents> events = is_late ? std::make_unique<LateEvents>() : nullptr;
         std::vector<std::unique_ptr<Sample>> samples; // of each step
@@ -190,7 +191,7 @@ TEST(a_step_that_samples_is_queued_as_well) {
     CHECK_EQ(sampled[0].size(), 11u * 5);
 }
 
-TEST(a_history_that_waits_for_the_step_before_is_complete) {
+TEST(penalties_include_the_token_of_the_step_in_flight) {
     LateEvents events;
     Pipe pipe;
     const int64_t prompt = 7;
@@ -199,18 +200,18 @@ TEST(a_history_that_waits_for_the_step_before_is_complete) {
     sample.presences[0] = 2;
     const Ints seqs = {0};
     sample.sampling.seq_ids = seqs.data();
-    const Step step = tokens({7}); // 8 is the best behind it, and the others are all alike
+    const Step step = tokens({7}); // 8 is the best next token, all others are equal
     int64_t ticket = pipe.launch(step, sample);
     for (const int64_t expected : {8, 0, 1, 2}) {
         const int64_t behind = pipe.launch(step, sample);
         CHECK_EQ(pipe.collect(ticket), expected);
         ticket = behind;
     }
-    events.open();
+    events.complete_all();
     CHECK_EQ(pipe.collect(ticket), 3);
 }
 
-TEST(a_sample_that_is_open_is_made_again_and_the_step_behind_it_too) {
+TEST(undecided_sampling_reruns_its_step_and_the_next_one) {
     LateEvents events;
     Pipe pipe(512, 0, true);
     const auto at = [](int64_t token, int64_t position) {
@@ -230,13 +231,13 @@ TEST(a_sample_that_is_open_is_made_again_and_the_step_behind_it_too) {
     CHECK_EQ(pipe.collect(a), 8);
     const int64_t c = pipe.launch(third, sample);
     CHECK_EQ(pipe.collect(b), 9);
-    events.open();
+    events.complete_all();
     CHECK_EQ(pipe.collect(c), 10);
     CHECK_EQ(pipe.model.seen.size(), 5u);
     CHECK(pipe.model.seen.back().visible[0] == Ints({7, 8, 9}));
 }
 
-TEST(ids_are_counted_in_the_order_of_the_samples) {
+TEST(ids_follow_the_order_of_sampled_rows) {
     Pipe pipe;
     const Sample two(2);
     Step first = tokens({3, 30});
@@ -247,13 +248,13 @@ TEST(ids_are_counted_in_the_order_of_the_samples) {
     pipe.launch(first, two);
     const int64_t ticket = pipe.launch(crossed, two);
     int32_t ids[2] = {};
-    CHECK_EQ(pipe.pipeline.collect(ticket, ids), LLAISYS_DECODE_OK); // the first is forgotten
+    CHECK_EQ(pipe.pipeline.collect(ticket, ids), LLAISYS_DECODE_OK); // the first is discarded
     CHECK(ids[0] == 32 && ids[1] == 5);
     CHECK_THROWS(pipe.pipeline.collect(ticket - 1, ids), "ticket");
     CHECK_THROWS(pipe.pipeline.collect(ticket, ids), "ticket");
 }
 
-TEST(a_step_behind_a_failed_one_is_not_run) {
+TEST(step_after_a_failed_one_is_aborted) {
     Pipe pipe;
     const Sample sample(1);
     const Step first = tokens({7}), next = tokens({-1}), other = tokens({20});
@@ -267,12 +268,12 @@ TEST(a_step_behind_a_failed_one_is_not_run) {
     CHECK_EQ(pipe.pipeline.collect(behind, &id), LLAISYS_DECODE_ABORTED);
     CHECK_EQ(id, -1);
     CHECK_EQ(pipe.model.seen.size(), 2u);
-    CHECK_EQ(pipe.collect(pipe.launch(other, sample)), 21); // the failure is known: it runs
+    CHECK_EQ(pipe.collect(pipe.launch(other, sample)), 21); // runs: the failure was collected
     const int64_t unknown = pipe.launch(tokens({-2}), sample);
     CHECK_THROWS(pipe.pipeline.collect(unknown, &id), "token_ids[0] is -2", "sampled 1 ids");
 }
 
-TEST(a_sample_that_fails_leaves_the_rows) {
+TEST(failed_sampling_keeps_the_output_rows) {
     Pipe pipe;
     const Step step = tokens({7});
     Sample sample(1);
@@ -299,7 +300,7 @@ TEST(logprobs_stay_with_their_step) {
     CHECK_THROWS(pipe.pipeline.logprobs(1), "row");
 }
 
-TEST(sampled_ids_join_the_histories_that_were_reset) {
+TEST(sampled_ids_are_appended_to_existing_histories) {
     Pipe pipe;
     const int64_t prompt = 7;
     pipe.runner.sampler().reset(0, &prompt, 1);
@@ -315,7 +316,7 @@ TEST(sampled_ids_join_the_histories_that_were_reset) {
     CHECK(!pipe.runner.sampler().has_history(1));
 }
 
-TEST(the_caller_goes_on_while_a_step_runs) {
+TEST(launch_does_not_block_while_a_step_runs) {
     Pipe pipe;
     std::atomic<bool> may_end{false};
     std::atomic<int> n_inside{0};
@@ -338,7 +339,7 @@ TEST(the_caller_goes_on_while_a_step_runs) {
     CHECK_EQ(pipe.collect(b), 9);
 }
 
-TEST(steps_that_nobody_collects_are_bounded_and_end_with_the_pipeline) {
+TEST(uncollected_steps_are_limited_and_freed_with_the_pipeline) {
     const Sample sample(1);
     const Step step = tokens({7});
     {
@@ -353,5 +354,5 @@ TEST(steps_that_nobody_collects_are_bounded_and_end_with_the_pipeline) {
     Step embedded;
     embedded.embd = {1, 2, 3};
     CHECK_THROWS(pipe.launch(embedded, sample), "embd");
-    pipe.pipeline.wait(); // nothing was launched
+    pipe.pipeline.wait(); // nothing launched
 }

@@ -1,5 +1,5 @@
-// Shapes, views and storage. Views are compared with a naive model: the list of element offsets that
-// a tensor stands for, in row-major order.
+// Shapes, views and storage. Views are compared with a reference: the list of element offsets in
+// row-major order.
 #include "check.hpp"
 #include "ops/rearrange/op.hpp"
 #include "tensor/tensor.hpp"
@@ -25,7 +25,7 @@ Tensor counting(const Shape &shape) {
     return tensor;
 }
 
-// The values in row-major order, by index arithmetic alone.
+// The values in row-major order, by index arithmetic.
 std::vector<int32_t> values_of(const Tensor &tensor) {
     std::vector<int32_t> values;
     for (int64_t i = 0; i < tensor.elements(); ++i) {
@@ -40,8 +40,8 @@ std::vector<int32_t> values_of(const Tensor &tensor) {
     return values;
 }
 
-// Strides of a dimension of size 1 mean nothing; those of the others are what offsets demand: the
-// naive way to find out whether a shape can describe `offsets`.
+// Whether strides exist with which a shape describes `offsets`, by brute force. Strides of
+// dimensions of size 1 are ignored.
 bool can_describe(const std::vector<int32_t> &offsets, const Shape &shape) {
     Shape strides = shape;
     int64_t inner = 1;
@@ -98,7 +98,7 @@ Tensor randomly_cut(std::mt19937 &random, Tensor tensor) {
     return tensor;
 }
 
-// A file that is gone with the test.
+// A temporary file.
 class TempFile {
 public:
     explicit TempFile(const std::vector<char> &bytes) {
@@ -141,7 +141,7 @@ TEST(shapes_count_their_elements) {
     CHECK(Shape({3, 4}) != Shape({4, 3}));
 }
 
-TEST(shapes_that_cannot_be_are_refused) {
+TEST(invalid_shapes_are_rejected) {
     CHECK_THROWS(Shape({1, 2, 3, 4, 5, 6, 7}), "ndim must be in [0, 6]", "7");
     const int64_t sizes[] = {1};
     CHECK_THROWS(Shape(sizes, -1), "ndim", "-1");
@@ -163,7 +163,7 @@ TEST(memory_is_zeroed_and_aligned_at_every_size) {
         CHECK_EQ(reinterpret_cast<uintptr_t>(tensor.data()) % 64, 0u);
         const uint8_t *bytes = tensor.as<uint8_t>();
         CHECK(std::all_of(bytes, bytes + n, [](uint8_t byte) { return byte == 0; }));
-        std::memset(tensor.data(), 1, size_t(n)); // all of it can be written
+        std::memset(tensor.data(), 1, size_t(n)); // writable
     }
 }
 
@@ -189,7 +189,7 @@ TEST(views_share_storage_and_keep_it_alive) {
     CHECK_THROWS(bare.slice(0, 0, 1), "no storage");
 }
 
-TEST(slices_and_their_limits) {
+TEST(slices_check_their_range) {
     const Tensor tensor = counting({4, 6});
     const Tensor column = tensor.slice(1, 5, 6);
     CHECK(values_of(column) == std::vector<int32_t>({5, 11, 17, 23}));
@@ -209,7 +209,7 @@ TEST(slices_and_their_limits) {
     CHECK_THROWS(counting({}).slice(0, 0, 0), "dim must be in [0, 0)");
 }
 
-TEST(permutations_and_their_limits) {
+TEST(permutations_check_their_order) {
     const Tensor tensor = counting({2, 3});
     const int swap[] = {1, 0};
     CHECK(values_of(tensor.permute(swap)) == std::vector<int32_t>({0, 3, 1, 4, 2, 5}));
@@ -221,7 +221,7 @@ TEST(permutations_and_their_limits) {
     CHECK_THROWS(tensor.permute(negative), "order[0] = -1");
 }
 
-TEST(a_view_exists_exactly_when_the_new_shape_can_describe_the_elements) {
+TEST(view_succeeds_exactly_when_the_shape_describes_the_elements) {
     std::mt19937 random(11);
     int n_views = 0;
     int n_refused = 0;
@@ -245,10 +245,10 @@ TEST(a_view_exists_exactly_when_the_new_shape_can_describe_the_elements) {
             ++n_refused;
         }
     }
-    CHECK(n_views > 1000 && n_refused > 1000); // both sides were tried
+    CHECK(n_views > 1000 && n_refused > 1000); // both outcomes occurred
 }
 
-TEST(views_that_change_the_number_of_elements_are_refused) {
+TEST(view_with_another_number_of_elements_is_rejected) {
     CHECK_THROWS(counting({2, 3}).view({7}), "view", "[7]", "6", "[2, 3]");
     CHECK_THROWS(counting({2, 3}).view({-6}), "negative");
     CHECK_THROWS(counting({2, 3}).view({}), "[]");
@@ -271,7 +271,7 @@ TEST(contiguous_and_rearrange_move_the_right_values) {
         CHECK(dense.is_contiguous() && values_of(dense) == expected);
         CHECK_EQ(dense.storage() == source.storage(), source.is_contiguous());
 
-        // Into a place with gaps, of the same shape: every second element of a wider tensor.
+        // Into a strided tensor of the same shape: every second element of a wider one.
         Shape wide = source.shape();
         wide.append(2);
         const Tensor target = Tensor::create(wide, LLAISYS_DTYPE_I32).slice(wide.ndim() - 1, 1, 2);
@@ -283,7 +283,7 @@ TEST(contiguous_and_rearrange_move_the_right_values) {
         CHECK(values_of(target) == expected);
         const int32_t *all = reinterpret_cast<const int32_t *>(target.storage()->data());
         for (int64_t i = 0; i < target.elements(); ++i) {
-            CHECK_EQ(all[2 * i], 0); // the gaps stay as they were
+            CHECK_EQ(all[2 * i], 0); // gaps are unchanged
         }
     }
     CHECK_THROWS(ops::rearrange(stream, counting({2}), counting({3})), "[2]", "[3]");
@@ -292,7 +292,7 @@ TEST(contiguous_and_rearrange_move_the_right_values) {
     ops::rearrange(stream, counting({0, 3}), counting({0, 3}));
 }
 
-TEST(load_and_store_want_the_exact_size_and_no_gaps) {
+TEST(load_and_store_need_the_exact_size_and_a_contiguous_tensor) {
     Tensor tensor = Tensor::create({2, 2}, LLAISYS_DTYPE_I32);
     const int32_t values[] = {1, 2, 3, 4};
     tensor.load(values, sizeof values);
@@ -316,7 +316,7 @@ TEST(tensors_inside_storage_must_fit) {
     CHECK_THROWS(Tensor::on(storage, kMost, {16}, LLAISYS_DTYPE_F32), "does not fit");
 }
 
-TEST(mapped_files_are_used_in_place_and_shared) {
+TEST(tensors_of_a_file_share_one_mapping) {
     const std::vector<char> bytes = pattern(3 * 4096 + 40);
     const TempFile file(bytes);
     Tensor a = Tensor::map(file.path(), 8, {2, 4}, LLAISYS_DTYPE_F32);
@@ -347,11 +347,11 @@ TEST(dropped_pages_are_read_again) {
         }
     }
     const Tensor owned = counting({4096});
-    owned.storage()->drop_pages(); // not mapped: nothing happens
+    owned.storage()->drop_pages(); // not mapped: no effect
     CHECK_EQ(owned.as<int32_t>()[4095], 4095);
 }
 
-TEST(files_that_are_short_missing_or_no_files_are_refused) {
+TEST(short_missing_and_irregular_files_are_rejected) {
     const TempFile file(pattern(100));
     CHECK_THROWS(Tensor::map(file.path(), 0, {26}, LLAISYS_DTYPE_F32), "too short", "104", "100");
     CHECK_THROWS(Tensor::map(file.path(), 101, {0}, LLAISYS_DTYPE_U8), "too short", "101");
@@ -365,7 +365,7 @@ TEST(files_that_are_short_missing_or_no_files_are_refused) {
     CHECK_EQ(Tensor::map(empty.path(), 0, {0}, LLAISYS_DTYPE_U8).elements(), 0);
 }
 
-TEST(a_replaced_file_is_mapped_anew) {
+TEST(replaced_file_gets_its_own_mapping) {
     const TempFile file(pattern(4096));
     const Tensor before = Tensor::map(file.path(), 0, {4096}, LLAISYS_DTYPE_U8);
     unlink(file.path().c_str());
@@ -375,7 +375,7 @@ TEST(a_replaced_file_is_mapped_anew) {
     CHECK(std::memcmp(before.data(), pattern(4096).data(), 4096) == 0);
 }
 
-TEST(a_mapping_goes_with_its_last_tensor) {
+TEST(last_tensor_unmaps_the_file) {
     const TempFile file(pattern(4096));
     std::weak_ptr<FileMapping> mapping;
     {

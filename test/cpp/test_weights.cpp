@@ -1,4 +1,4 @@
-// The table of weight slots: who owns a handle, what is refused, what is missing.
+// WeightTable: ownership of handles, rejected and missing weights.
 #include "check.hpp"
 #include "runtime/weights/weights.hpp"
 
@@ -11,7 +11,7 @@ namespace {
 
 using WeakStorage = std::weak_ptr<Storage>;
 
-// A handle as a caller would make it, and a look at whether its storage still lives.
+// A handle, and a weak pointer to its storage.
 llaisysTensor_t make(const Shape &shape, WeakStorage *storage = nullptr,
                      DType dtype = LLAISYS_DTYPE_F32) {
     auto *handle = new LlaisysTensor(Tensor::create(shape, dtype));
@@ -21,7 +21,7 @@ llaisysTensor_t make(const Shape &shape, WeakStorage *storage = nullptr,
     return handle;
 }
 
-// The slot table of a small model with tied embeddings in mind.
+// The slot table of a small model.
 struct Slots {
     llaisysTensor_t embed = nullptr;
     llaisysTensor_t head = nullptr;
@@ -51,7 +51,7 @@ struct Fixture {
 
 } // namespace
 
-TEST(a_shared_handle_is_destroyed_once_when_its_last_slot_lets_go) {
+TEST(shared_handle_is_destroyed_with_its_last_slot) {
     WeakStorage storage, other;
     Fixture fixture;
     llaisysTensor_t shared = make({5, 4}, &storage);
@@ -64,7 +64,7 @@ TEST(a_shared_handle_is_destroyed_once_when_its_last_slot_lets_go) {
     CHECK(!other.expired());
 }
 
-TEST(the_table_destroys_what_is_left_once) {
+TEST(table_destroys_remaining_handles_once) {
     WeakStorage storages[4];
     {
         Fixture fixture;
@@ -83,12 +83,12 @@ TEST(the_table_destroys_what_is_left_once) {
     }
 }
 
-TEST(replacing_a_slot_again_and_again_keeps_one_handle) {
+TEST(repeated_replace_keeps_one_handle) {
     Fixture fixture;
     std::vector<WeakStorage> storages(200);
     for (size_t i = 0; i < storages.size(); ++i) {
         fixture.table.replace("q", 1, make({4, 4}, &storages[i]));
-        fixture.table.replace("q", 1, fixture.slots.q[1]); // itself: nothing happens
+        fixture.table.replace("q", 1, fixture.slots.q[1]); // itself: no effect
         for (size_t j = 0; j <= i; ++j) {
             CHECK_EQ(storages[j].expired(), j < i);
         }
@@ -108,13 +108,13 @@ TEST(replace_slot_and_destroy_unique_on_bare_slots) {
     destroy_unique(all);
     CHECK(b.expired());
     CHECK(slots[0] == nullptr && slots[1] == nullptr && slots[2] == nullptr);
-    destroy_unique(all); // empty slots are fine
+    destroy_unique(all); // empty slots are valid
     replace_slot(&slots[0], make({2}, &a));
     replace_slot(&slots[0], nullptr);
     CHECK(a.expired());
 }
 
-TEST(a_refused_weight_stays_the_callers_and_changes_nothing) {
+TEST(rejected_weight_stays_with_the_caller) {
     Fixture fixture;
     fixture.fill();
     const uint64_t before = fixture.table.fingerprint();
@@ -142,7 +142,7 @@ TEST(a_refused_weight_stays_the_callers_and_changes_nothing) {
     CHECK_EQ(fixture.table.fingerprint(), before);
 }
 
-TEST(slots_of_the_tables_own_are_empty_and_stay_where_they_are) {
+TEST(slots_owned_by_the_table_are_empty_and_have_stable_addresses) {
     WeakStorage storage;
     {
         WeightTable table(LLAISYS_DEVICE_CPU, 0);
@@ -158,14 +158,14 @@ TEST(slots_of_the_tables_own_are_empty_and_stay_where_they_are) {
     CHECK(storage.expired());
 }
 
-TEST(the_layer_of_a_global_slot_is_ignored) {
+TEST(layer_of_a_global_slot_is_ignored) {
     Fixture fixture;
     fixture.table.replace("embed", 17, make({5, 4}));
     fixture.table.replace("embed", -3, make({5, 4}));
     CHECK(fixture.slots.embed != nullptr);
 }
 
-TEST(completeness_names_what_is_missing_or_was_written_wrong) {
+TEST(check_complete_names_missing_and_invalid_weights) {
     Fixture fixture;
     CHECK_THROWS(fixture.table.check_complete(), "embed is missing");
     fixture.fill();
@@ -177,20 +177,20 @@ TEST(completeness_names_what_is_missing_or_was_written_wrong) {
     CHECK_THROWS(fixture.table.check_complete(), "q of layer 1", "[4, 3]");
     delete fixture.slots.q[1];
     fixture.slots.q[1] = kept;
-    kept->tensor = kept->tensor.without_storage(); // laid out anew by the model: still complete
+    kept->tensor = kept->tensor.without_storage(); // packed by the model: still complete
     fixture.table.check_complete();
     fixture.table.replace("bias", 2, make({4}));
     fixture.table.check_complete();
 }
 
-TEST(the_fingerprint_changes_with_every_handle) {
+TEST(fingerprint_changes_with_every_handle) {
     Fixture fixture;
     std::vector<uint64_t> seen = {fixture.table.fingerprint()};
     fixture.fill();
     for (int i = 0; i < 100; ++i) {
         seen.push_back(fixture.table.fingerprint());
         CHECK_EQ(seen.back(), fixture.table.fingerprint());
-        // The new handle may be born where an old one died: serials tell them apart.
+        // The new handle may reuse an old address: serials differ.
         fixture.table.replace("q", i % 3, make({4, 4}));
     }
     std::sort(seen.begin(), seen.end());

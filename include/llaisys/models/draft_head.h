@@ -1,8 +1,10 @@
-/* A head that drafts: one decoder layer over the embedding of a token and a feature, which is a
- * hidden state of the model that it drafts for (llaisysModelKeepHidden) or one of its own.
+/* Draft heads for speculative decoding (EAGLE, EAGLE-3, MTP): one decoder layer over the
+ * embedding of a token and a feature. A feature is a hidden state of the target model
+ * (llaisysModelKeepHidden) or of the head itself.
  *
- * A step takes token_ids and embd both: token i + 1 beside the feature of token i. Its hidden states
- * are kept without asking, [n_tokens, hs]: the features of further drafts. */
+ * A step has both token_ids and embd: token i + 1 with the feature of token i.
+ * llaisysModelGetHidden always returns its hidden states, [n_tokens, hs], the features of further
+ * draft tokens. */
 #ifndef LLAISYS_MODELS_DRAFT_HEAD_H
 #define LLAISYS_MODELS_DRAFT_HEAD_H
 
@@ -10,24 +12,24 @@
 
 /* x: token embedding, f: feature, both [hs]. */
 typedef enum LLAISYS_INT32_ENUM {
-    /* layer(fuse(x, f)), the layer without its first norm; logits of the sum itself. */
+    /* layer(fuse(x, f)), the layer without its first norm; no norm before the logits. */
     LLAISYS_DRAFT_HEAD_EAGLE = 1,
-    /* q, k, v of norm(x) and norm(f); the residual stream begins as f. The feature of the model is
-     * n_features hidden states, which feature_w makes one of. */
+    /* q, k, v of norm(x) and norm(f); the residual stream starts with f. The target's feature is
+     * n_features hidden states, projected to one by feature_w. */
     LLAISYS_DRAFT_HEAD_EAGLE3 = 2,
-    /* layer(fuse(norm(x), norm(f))), normed: that is the hidden state. */
+    /* norm(layer(fuse(norm(x), norm(f)))) is the hidden state. */
     LLAISYS_DRAFT_HEAD_MTP = 3
 } LlaisysDraftHeadKind;
 
 typedef struct LlaisysDraftHeadMeta {
     LlaisysDecoderMeta decoder; /* nlayer is 1; voc: rows of out_embed */
     size_t in_voc;              /* rows of in_embed */
-    size_t n_features;          /* hidden states of the model in one feature; 1 but for EAGLE3 */
+    size_t n_features;          /* target hidden states per feature; 1 except for EAGLE3 */
     int32_t kind;               /* LlaisysDraftHeadKind */
     int32_t reserved;           /* 0 */
 } LlaisysDraftHeadMeta;
 
-/* Slots, as those of LlaisysDecoderWeights. Which ones must be filled depends on the kind. */
+/* Slots, like those of LlaisysDecoderWeights. The required ones depend on the kind. */
 typedef struct LlaisysDraftHeadWeights {
     llaisysTensor_t in_embed;       /* [in_voc, hs] */
     llaisysTensor_t out_embed;      /* [voc, hs] */
@@ -45,7 +47,7 @@ typedef struct LlaisysDraftHeadWeights {
     llaisysTensor_t attn_k_b;       /* [nkvh * dh], optional */
     llaisysTensor_t attn_v_w;       /* [nkvh * dh, hs] */
     llaisysTensor_t attn_v_b;       /* [nkvh * dh], optional */
-    llaisysTensor_t attn_q_token_w; /* [nh * dh, hs], of the token; EAGLE3, so the next two */
+    llaisysTensor_t attn_q_token_w; /* [nh * dh, hs], of the token; EAGLE3, like the next two */
     llaisysTensor_t attn_k_token_w; /* [nkvh * dh, hs] */
     llaisysTensor_t attn_v_token_w; /* [nkvh * dh, hs] */
     llaisysTensor_t attn_o_w;       /* [hs, nh * dh] */

@@ -1,4 +1,4 @@
-/* The first names of the decoder family's structs. */
+/* The seeds' names of the decoder structs. */
 #ifndef LLAISYS_MODELS_QWEN2_H
 #define LLAISYS_MODELS_QWEN2_H
 

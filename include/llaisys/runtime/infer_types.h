@@ -1,26 +1,26 @@
-/* What goes into a step and into the sampler. Plain views: the library copies what it keeps. */
+/* Inputs of a step and of the sampler. Views: the library copies what it stores. */
 #ifndef LLAISYS_RUNTIME_INFER_TYPES_H
 #define LLAISYS_RUNTIME_INFER_TYPES_H
 
 #include "llaisys/types.h"
 
-/* The small form of a step (SLOT layout): one entry of each array a token. */
+/* A step in the SLOT layout: arrays with one entry per token. */
 typedef struct LlaisysBatch {
     int32_t n_tokens;
     int64_t *token;    /* [n_tokens]; used when embd == NULL */
     float *embd;       /* [n_tokens, hidden size] or NULL */
-    int64_t *pos;      /* [n_tokens]; NULL: the position after the last one of the sequence */
+    int64_t *pos;      /* [n_tokens]; NULL: after the last position of the sequence */
     int32_t *n_seq_id; /* [n_tokens], each >= 1; NULL: 1 */
     int64_t **seq_id;  /* [n_tokens][n_seq_id]; NULL: sequence 0 */
-    int8_t *logits;    /* [n_tokens], non-zero: keep this token's logits; NULL: the last token's */
+    int8_t *logits;    /* [n_tokens], non-zero: output the token's logits; NULL: the last token */
 } LlaisysBatch;
 
-/* What a token's hidden state (after the last norm) does to the vector that is kept for its
- * sequence: see llaisysModelPooled. */
+/* Pooling of a token's hidden state (after the last norm) into the embedding of its sequence: see
+ * llaisysModelPooled. */
 typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_POOLING_NONE = 0,
-    LLAISYS_POOLING_LAST = 1, /* it takes its place */
-    LLAISYS_POOLING_MEAN = 2  /* it is one of those whose mean it is */
+    LLAISYS_POOLING_LAST = 1, /* replaces the embedding */
+    LLAISYS_POOLING_MEAN = 2  /* adds to the mean */
 } LlaisysPooling;
 
 /* One step of the engine. Token i belongs to the sequences
@@ -28,30 +28,30 @@ typedef enum LLAISYS_INT32_ENUM {
 typedef struct LlaisysStepInput {
     uint32_t struct_size;
     int32_t n_tokens;         /* 1 .. INT32_MAX */
-    const int64_t *token_ids; /* [n_tokens], 0 <= id < vocabulary; llaisysModelLaunch also takes
-                                 -1-j, the j-th id sampled by the step launched before */
+    const int64_t *token_ids; /* [n_tokens], 0 <= id < vocabulary; llaisysModelLaunch also accepts
+                                 -1-j, the j-th id sampled by the previous step */
     const float *embd;        /* [n_tokens, embd_size], used instead of token_ids when not NULL; a
-                                 draft head takes both */
+                                 draft head needs both */
     const int64_t *positions; /* [n_tokens], >= 0. SLOT only: NULL derives them */
     const int32_t *n_seq_id;  /* [n_tokens], each >= 1; NULL: 1. BLOCK needs 1 */
     const int64_t *seq_ids;   /* [n_seq_ids]; NULL: sequence 0 */
     int32_t n_seq_ids;        /* the sum of n_seq_id */
     int32_t n_seq;            /* BLOCK: rows of the tables below; 0 in SLOT */
-    const int8_t *logits;     /* [n_tokens], non-zero: keep this token's logits; NULL: the last's */
+    const int8_t *logits;     /* [n_tokens], non-zero: output the token's logits; NULL: the last */
 
     /* BLOCK layout only; NULL and 0 in SLOT. */
-    const int32_t *slot_mapping;  /* [n_tokens]: where the keys and values of token i go */
-    const int32_t *context_lens;  /* [n_seq]: tokens of the sequence, this step's included */
-    const int64_t *batch_seq_ids; /* [n_seq]: the sequence of each row, no two alike */
-    const int32_t *block_tables;  /* [n_seq, block_table_width]: block numbers, -1 past the end */
+    const int32_t *slot_mapping;  /* [n_tokens]: slot for the keys and values of token i */
+    const int32_t *context_lens;  /* [n_seq]: tokens of the sequence, including this step */
+    const int64_t *batch_seq_ids; /* [n_seq]: the sequence of each row, distinct */
+    const int32_t *block_tables;  /* [n_seq, block_table_width]: block numbers, then -1 */
     int32_t block_table_width;
-    int32_t embd_size; /* 0: the hidden size. Of a draft head also the size of a feature */
+    int32_t embd_size; /* 0: the hidden size. Draft head: also the feature size */
 
-    const uint8_t *pooling; /* [n_tokens]: LlaisysPooling; NULL: NONE. Such a token is of one
+    const uint8_t *pooling; /* [n_tokens]: LlaisysPooling; NULL: NONE. A pooled token has one
                                sequence */
 } LlaisysStepInput;
 
-/* A link of the sampler chain. */
+/* A logits processor of the sampler chain. */
 typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_SAMPLER_PENALTIES = 0, /* repetition, then frequency, then presence */
     LLAISYS_SAMPLER_TEMPERATURE = 1,
@@ -59,12 +59,12 @@ typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_SAMPLER_TOP_P = 3,
     LLAISYS_SAMPLER_MIN_P = 4,
     LLAISYS_SAMPLER_TYPICAL_P = 5,
-    LLAISYS_SAMPLER_XTC = 6, /* exclude top choices, by chance */
+    LLAISYS_SAMPLER_XTC = 6, /* exclude top choices, with xtc_probability */
     LLAISYS_SAMPLER_TOP_N_SIGMA = 7,
     LLAISYS_SAMPLER_COUNT = 8
 } LlaisysSamplerKind;
 
-/* One number of each row. Its name, neutral value and limits:
+/* A numeric parameter, one value per row. Name, neutral value and limits:
  *
  *   temperature          1.0  finite, >= 0          xtc_probability     0.0  in [0, 1]
  *   top_k                0    >= 0; 0 = all         xtc_threshold       0.1  in [0, 1]; above 0.5 neutral
@@ -74,48 +74,46 @@ typedef enum LLAISYS_INT32_ENUM {
  *   top_n_sigma          0.0  finite, >= 0; 0 = all
  *   n_logprobs           -1   -1 .. vocabulary; -1 = none, 0 = the sampled token's, n = and the n best
  *
- * Another name is refused. A new one does not change the layout of anything here, so the ABI version
- * stays. */
+ * Other names are rejected. A new name does not change a struct layout or the ABI version. */
 typedef struct LlaisysSamplingNumber {
     const char *name;
-    const double *values; /* [n_rows]; the integers among them as they are */
+    const double *values; /* [n_rows] */
 } LlaisysSamplingNumber;
 
-/* How each output row is turned into a token. Entry r of each array belongs to row r of the call;
- * NULL means the neutral value given beside it for every row, and so does a number that is not
- * given. The allowed-token mask, then the bias, are applied before the chain; temperature 0 takes the
- * most likely token of what is left, the lowest id first. A row that has no finite logit left is
- * refused: LLAISYS_ERROR_INVALID when mask and bias banned everything, LLAISYS_ERROR_INTERNAL when
- * the model gave only NaN (the handle stays good: NaN in, NaN out). The sample is a function of
- * (seed, choice, position) and the row's logits. */
+/* Sampling parameters. Entry r of each array belongs to row r of the call; a NULL array or a
+ * missing number means the neutral value for every row. The allowed-token mask, then the bias,
+ * are applied before the chain; temperature 0 is greedy, the lowest id first on a tie. A row
+ * without a finite logit is an error: LLAISYS_ERROR_INVALID when mask and bias ban every token,
+ * LLAISYS_ERROR_INTERNAL when all logits are NaN (the handle stays usable). The sampled token is
+ * a function of (seed, choice, position) and the row's logits. */
 typedef struct LlaisysSamplingMetadata {
     uint32_t struct_size;
     int32_t n_rows;         /* rows to sample */
     const int32_t *rows;    /* [n_rows]: output row (0 .. NOutputs-1); NULL: 0, 1, .. */
-    const int64_t *seq_ids; /* [n_rows]: whose history penalties look at; NULL: none */
-    const LlaisysSamplingNumber *numbers; /* [n_numbers], no name twice */
+    const int64_t *seq_ids; /* [n_rows]: sequence whose history penalties use; NULL: none */
+    const LlaisysSamplingNumber *numbers; /* [n_numbers], distinct names */
     const uint64_t *seeds;                /* 0 */
     const int64_t *positions;             /* 0: position of the token being sampled */
     const int32_t *choices;               /* 0: index of the choice (n > 1) */
     const int32_t *chain_offsets;         /* [n_rows + 1] into chain; NULL: penalties, temperature,
                                              top_n_sigma, top_k, typical_p, top_p, min_p, xtc for
                                              every row */
-    const uint8_t *chain;                 /* LlaisysSamplerKind, no kind twice in a row's chain */
+    const uint8_t *chain;                 /* LlaisysSamplerKind, distinct within a row */
     const int32_t *bias_offsets;          /* [n_rows + 1] into bias_*; NULL: none */
     const int32_t *bias_ids;              /* token ids */
     const float *bias_values;             /* added to the logit; -INFINITY bans the token */
-    const int32_t *mask_rows;             /* [n_rows]: row of masks, -1 = everything; NULL: -1 */
+    const int32_t *mask_rows;             /* [n_rows]: row of masks, -1 = no mask; NULL: -1 */
     const uint32_t *masks;                /* [n_masks, (vocabulary + 31) / 32]: bit set = allowed */
     int32_t n_masks;
     int32_t n_numbers;
 } LlaisysSamplingMetadata;
 
-/* Log-probabilities of one sampled row, of the distribution before bias, mask and chain.
- * Owned by the model, valid until its next Sample, Step, Decode or Destroy. */
+/* Log-probabilities of one sampled row, before mask, bias and chain. Owned by the model, valid
+ * until its next Sample, Step, Decode or Destroy. */
 typedef struct LlaisysLogprobs {
-    int32_t n;             /* 0 when none were asked for; else 1 + the number of best tokens */
-    int32_t sampled_rank;  /* 1 = the sampled token was the most likely one */
-    const int32_t *ids;    /* [n]: the sampled token, then the best in falling order */
+    int32_t n;             /* 0: not requested; else 1 + the number of best tokens */
+    int32_t sampled_rank;  /* 1 = the sampled token is the most likely one */
+    const int32_t *ids;    /* [n]: the sampled token, then the best in descending order */
     const float *logprobs; /* [n] */
 } LlaisysLogprobs;
 

@@ -17,7 +17,7 @@ constexpr int64_t kMoves = 256; // per launch, passed as kernel parameters (2 Ki
 
 struct Moves {
     int32_t blocks[kMoves];
-    int32_t places[kMoves];
+    int32_t host_slots[kMoves];
 };
 
 // words: of the keys, or of the values, of a block.
@@ -29,10 +29,10 @@ __global__ void kv_blocks_kernel(bool to_host, std::byte *k_cache, std::byte *v_
     const int64_t bytes = words * int64_t(sizeof(Word));
     std::byte *cache = blockIdx.y == 0 ? k_cache : v_cache;
     Word *block = reinterpret_cast<Word *>(cache + moves.blocks[blockIdx.x] * bytes);
-    Word *place = reinterpret_cast<Word *>(host + moves.places[blockIdx.x] * slot_stride_bytes +
-                                           blockIdx.y * bytes);
-    Word *to = to_host ? place : block;
-    const Word *from = to_host ? block : place;
+    Word *slot = reinterpret_cast<Word *>(host + moves.host_slots[blockIdx.x] * slot_stride_bytes +
+                                          blockIdx.y * bytes);
+    Word *to = to_host ? slot : block;
+    const Word *from = to_host ? block : slot;
     for (int64_t i = threadIdx.x; i < words; i += kThreads) {
         to[i] = from[i];
     }
@@ -42,7 +42,7 @@ __global__ void kv_blocks_kernel(bool to_host, std::byte *k_cache, std::byte *v_
 
 void kv_blocks_cuda(const device::Stream &stream, KvDirection direction, const KvLayer &kv,
                     int64_t block_size, const KvHost &host, const int32_t *blocks,
-                    const int32_t *places, int64_t n) {
+                    const int32_t *host_slots, int64_t n) {
     const int64_t bytes = kv.k.bytes() / kv.n_slots * block_size;
     const bool is_even = bytes % int64_t(sizeof(uint4)) == 0;
     const int64_t words = bytes / int64_t(is_even ? sizeof(uint4) : sizeof(uint16_t));
@@ -51,7 +51,7 @@ void kv_blocks_cuda(const device::Stream &stream, KvDirection direction, const K
         const int64_t count = std::min(kMoves, n - first);
         Moves moves;
         std::copy_n(blocks + first, count, moves.blocks);
-        std::copy_n(places + first, count, moves.places);
+        std::copy_n(host_slots + first, count, moves.host_slots);
         cuda::launch(device::cuda_stream_of(stream), kernel, dim3(unsigned(count), 2), kThreads, 0,
                      true, direction == KvDirection::to_host, kv.k.data(), kv.v.data(), host.data,
                      host.slot_stride_bytes, words, moves);

@@ -17,20 +17,20 @@ void check_numbers(const char *name, const int32_t *numbers, int64_t n, int64_t 
 } // namespace
 
 void kv_blocks(const device::Stream &stream, KvDirection direction, const KvLayer &kv,
-               int64_t block_size, const KvHost &host, const int32_t *blocks, const int32_t *places,
-               int64_t n) {
+               int64_t block_size, const KvHost &host, const int32_t *blocks,
+               const int32_t *host_slots, int64_t n) {
     const Checks check{"kv_blocks", stream};
     check_kv(check, kv);
     check.writable("k_cache", kv.k);
     check.writable("v_cache", kv.v);
     check_numbers("blocks", blocks, n, kv.n_slots / block_size);
-    check_numbers("places", places, n, host.n_places);
+    check_numbers("host_slots", host_slots, n, host.n_slots);
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
-        return kv_blocks_cpu(stream, direction, kv, block_size, host, blocks, places, n);
+        return kv_blocks_cpu(stream, direction, kv, block_size, host, blocks, host_slots, n);
 #if defined(LLAISYS_HAVE_CUDA)
     case LLAISYS_DEVICE_NVIDIA:
-        return kv_blocks_cuda(stream, direction, kv, block_size, host, blocks, places, n);
+        return kv_blocks_cuda(stream, direction, kv, block_size, host, blocks, host_slots, n);
 #endif
     default:
         check.no_kernel();

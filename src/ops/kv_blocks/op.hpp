@@ -10,16 +10,16 @@ enum class KvDirection { to_host, from_host };
 // Host slots for blocks. Host slot p of a layer: the keys of block_size slots, then their values,
 // from data + p * slot_stride_bytes on.
 struct KvHost {
-    std::byte *data;      // from Runtime::allocate_host of the stream's device
+    std::byte *data;           // from Runtime::allocate_host of the stream's device
     int64_t slot_stride_bytes; // bytes from one host slot to the next
-    int64_t n_places;
+    int64_t n_slots;
 };
 
 // Copy slots [blocks[i] * block_size, ... + block_size) of the layer to or from host slot
-// places[i], for each i < n; destinations must be distinct. Both arrays are in host memory and have
+// host_slots[i], for each i < n; destinations must be distinct. Both arrays are in host memory and have
 // been read on return; the copies run in stream order.
 void kv_blocks(const device::Stream &stream, KvDirection direction, const KvLayer &kv,
-               int64_t block_size, const KvHost &host, const int32_t *blocks, const int32_t *places,
-               int64_t n);
+               int64_t block_size, const KvHost &host, const int32_t *blocks,
+               const int32_t *host_slots, int64_t n);
 
 } // namespace llaisys::ops

@@ -27,19 +27,19 @@ KvHostPool::KvHostPool(const device::Stream &stream, const KvStorage &storage, i
 
 KvHostPool::~KvHostPool() { stream_.runtime().release_host(host_.data); }
 
-void KvHostPool::move(ops::KvDirection direction, const int32_t *blocks, const int32_t *host_blocks,
+void KvHostPool::move(ops::KvDirection direction, const int32_t *blocks, const int32_t *host_slots,
                       int32_t n) {
     const bool to_host = direction == ops::KvDirection::to_host;
-    const int32_t *targets = to_host ? host_blocks : blocks;
+    const int32_t *targets = to_host ? host_slots : blocks;
     written_.assign(targets, targets + n);
     std::sort(written_.begin(), written_.end());
     const auto repeated = std::adjacent_find(written_.begin(), written_.end());
-    require(repeated == written_.end(), to_host ? "host_blocks" : "blocks", " names ",
+    require(repeated == written_.end(), to_host ? "host_slots" : "blocks", " names ",
             repeated == written_.end() ? -1 : *repeated, " twice");
     stream_.synchronize(); // sets the thread's current device
     ops::KvHost part = host_;
     for (const ops::KvLayer &layer : storage_.layers()) {
-        ops::kv_blocks(stream_, direction, layer, block_size_, part, blocks, host_blocks, n);
+        ops::kv_blocks(stream_, direction, layer, block_size_, part, blocks, host_slots, n);
         part.data += block_bytes_;
     }
 }

@@ -1,4 +1,4 @@
-// Host memory for offloaded KV blocks. The caller tracks which block is in which host block.
+// Host memory for offloaded KV blocks. The caller tracks which block is in which host slot.
 #pragma once
 
 #include "ops/kv_blocks/op.hpp"
@@ -8,16 +8,16 @@ namespace llaisys::runtime {
 
 class KvHostPool {
 public:
-    // Allocates all host blocks. Neither stream nor storage is owned; both outlive the pool.
+    // Allocates all host slots. Neither stream nor storage is owned; both outlive the pool.
     KvHostPool(const device::Stream &stream, const KvStorage &storage, int32_t block_size,
                int32_t n_blocks);
     ~KvHostPool();
     KvHostPool(const KvHostPool &) = delete;
     KvHostPool &operator=(const KvHostPool &) = delete;
 
-    // Copies block blocks[i] of all layers to or from host block host_blocks[i], in stream order.
+    // Copies block blocks[i] of all layers to or from host slot host_slots[i], in stream order.
     // Throws before any copy when an index is out of range or a target occurs twice.
-    void move(ops::KvDirection direction, const int32_t *blocks, const int32_t *host_blocks,
+    void move(ops::KvDirection direction, const int32_t *blocks, const int32_t *host_slots,
               int32_t n);
 
 private:
@@ -25,7 +25,7 @@ private:
     const KvStorage &storage_;
     int64_t block_size_;
     int64_t block_bytes_; // keys and values of one layer
-    ops::KvHost host_;    // first layer; the others follow inside each host block
+    ops::KvHost host_;    // first layer; the others follow inside each host slot
     std::vector<int32_t> written_;
 };
 

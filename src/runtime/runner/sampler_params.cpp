@@ -20,7 +20,7 @@ bool is_within(const NumberField &field, double value) {
     }
     const double stored = field.real != nullptr ? double(float(value)) : value;
     const Limits &limits = field.limits;
-    return stored <= limits.high && (limits.above_low ? kept > limits.low : kept >= limits.low);
+    return stored <= limits.high && (limits.above_low ? stored > limits.low : stored >= limits.low);
 }
 
 std::string rule_of(const NumberField &field) {

@@ -1,4 +1,4 @@
-// The pieces of the sampler: random numbers, exp, and the selection of candidates.
+// Building blocks of the sampler: random numbers, exp and the selection of candidates.
 #include "sampler_rows.hpp"
 
 #include "runtime/runner/sampler_math.hpp"
@@ -20,7 +20,7 @@ TEST(philox_gives_the_published_words) {
                 {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1});
 }
 
-TEST(uniform_depends_on_seed_choice_and_position_alone) {
+TEST(uniform_depends_only_on_seed_choice_and_position) {
     CHECK_EQ(uniform(1, 2, 3), uniform(1, 2, 3));
     CHECK(uniform(1, 2, 3) != uniform(2, 2, 3));
     CHECK(uniform(1, 2, 3) != uniform(1, 3, 3));
@@ -36,7 +36,7 @@ TEST(uniform_depends_on_seed_choice_and_position_alone) {
     CHECK(std::fabs(sum / 100000 - 0.5) < 0.005);
 }
 
-TEST(exp_is_within_two_units_of_the_last_place) {
+TEST(exp_is_within_two_ulps) {
     double worst = 0;
     for (float x = -87.0f; x <= 0; x += 0.00037f) {
         const double exact = std::exp(double(x));
@@ -79,7 +79,7 @@ TEST(select_best_agrees_with_sorting) {
     }
 }
 
-TEST(walk_down_stops_where_a_sorted_walk_does) {
+TEST(find_cutoff_agrees_with_sorting) {
     std::mt19937 random(6);
     std::vector<Candidate> scratch;
     for (int round = 0; round < 60; ++round) {
@@ -111,10 +111,10 @@ TEST(walk_down_stops_where_a_sorted_walk_does) {
     }
     const float infinite[] = {1, kInf, kInf}, two[] = {0, 1, 1};
     CHECK_EQ(find_cutoff(infinite, two, 3, kInf, 1, 1.5, &scratch).id, 2);
-    CHECK_EQ(find_cutoff(infinite, two, 3, kInf, 1, 9.0, &scratch).id, 2); // more than there is
+    CHECK_EQ(find_cutoff(infinite, two, 3, kInf, 1, 9.0, &scratch).id, 2); // more than the sum
 }
 
-TEST(argmax_takes_the_lowest_id_and_passes_nan_over) {
+TEST(argmax_returns_the_lowest_id_and_skips_nan) {
     std::mt19937 random(5);
     for (const size_t n : {1u, 7u, 1023u, 1024u, 1025u, 5000u}) {
         std::vector<float> x = random_logits(random, n, 1);
