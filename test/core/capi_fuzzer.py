@@ -1,7 +1,7 @@
-"""Random and hostile arguments for test_capi_fuzz.py, and the call that judges their outcome.
+"""Random and invalid arguments for test_capi_fuzz.py, and the call that checks the outcome.
 
-What C cannot check is kept honest: a pointer is NULL or has as many elements as its count claims
-(a count that must be refused unread may claim more). Under ASan a read past them ends the process.
+C cannot check sizes of arrays: a pointer is NULL or has as many elements as its count (a count that
+is rejected before the array is read may be larger). ASan aborts on a read past the end.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ DEVICES = (0, 0, 0, 1, 2, 3, 99, -1)
 class Fuzzer:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
-        self.kept: list[Any] = []  # arrays that a call points to
-        self.calls: dict[str, list[int]] = {}  # name -> [good, refused]
+        self.arrays: list[Any] = []  # arrays that a call points to
+        self.calls: dict[str, list[int]] = {}  # name -> [succeeded, rejected]
 
     def one_in(self, n: int) -> bool:
         return self.random.randrange(n) == 0
@@ -43,27 +43,27 @@ class Fuzzer:
         return self.random.choice(values)
 
     def array(self, dtype: Any, n: int, values: Any) -> int | None:
-        """The address of n values of their own memory, seldom NULL."""
+        """Return the address of n values in their own memory, sometimes NULL."""
         if self.one_in(12):
             return None
         made = np.empty(max(0, n), dtype)
         for i in range(len(made)):
             made[i] = self.pick(values)
-        self.kept.append(made)
+        self.arrays.append(made)
         return made.ctypes.data
 
     def call(self, name: str, *arguments: Any) -> int:
-        """A call that returns a code; any but 0 must have left a text of its own."""
+        """Make a call that returns a code; a code other than 0 must set the error text."""
         traits = types.LlaisysDataTypeTraits()
         assert lib().llaisysDataTypeGetTraits(77, ctypes.byref(traits)) == types.ERROR_INVALID
         canary = lib().llaisysLastError()
         code = int(getattr(lib(), name)(*arguments))
-        self.kept.clear()
+        self.arrays.clear()
         self.calls.setdefault(name, [0, 0])[code != 0] += 1
         if code != 0:
             text = lib().llaisysLastError()
             assert text and text != canary, f"{name} returned {code} and left no text"
-            # Nothing from outside may break an invariant; rows of NaN are the one thing that does.
+            # Only rows of NaN may raise an internal error.
             assert code != types.ERROR_INTERNAL or b"NaN" in text, f"{name}: {text.decode()}"
         return code
 
@@ -87,11 +87,11 @@ def random_step(fuzz: Fuzzer, block: bool) -> LlaisysStepInput:
         counts = np.array([fuzz.pick((1, 1, 1, 2, 3)) for _ in range(n)], np.int32)
         if fuzz.one_in(8):
             counts[fuzz.random.randrange(n)] = fuzz.pick(INT32)
-        fuzz.kept.append(counts)
+        fuzz.arrays.append(counts)
         step.n_seq_id = counts.ctypes.data
         total = int(counts.astype(np.int64).sum())
     if not 0 <= total < 1000 or fuzz.one_in(12):
-        total = fuzz.pick((0, 1, 5))  # as long as n_seq_ids says, whatever n_seq_id adds up to
+        total = fuzz.pick((0, 1, 5))  # as long as n_seq_ids, whatever the sum of n_seq_id
     step.n_seq_ids = total
     step.seq_ids = fuzz.array(np.int64, total, small)
     step.logits = fuzz.array(np.int8, n, (0, 1, -1))
@@ -104,13 +104,13 @@ def random_step(fuzz: Fuzzer, block: bool) -> LlaisysStepInput:
         step.block_tables = fuzz.array(np.int32, step.n_seq * step.block_table_width, INT32)
     if fuzz.one_in(12):
         step.struct_size = fuzz.pick((0, 4, 8, 2**32 - 1))
-    if fuzz.one_in(12):  # refused before any array is looked at
+    if fuzz.one_in(12):  # rejected before any array is read
         step.n_tokens = fuzz.pick((0, -1, -(2**31), 2**31 - 1, 49))
     return step
 
 
 def nearly_good_block_step(fuzz: Fuzzer) -> LlaisysStepInput:
-    """A step that would run, with at most one number changed."""
+    """Return a valid step with at most one value changed."""
     blocks = fuzz.random.sample(range(12), 6)
     rows = [
         BlockRow(fuzz.random.randrange(50) * 2 + r, blocks[3 * r : 3 * r + 3],
@@ -131,7 +131,7 @@ def nearly_good_block_step(fuzz: Fuzzer) -> LlaisysStepInput:
         victim = arrays[fuzz.pick(list(arrays))]
         hostile = INT32 if victim.dtype == np.int32 else INT64
         victim[fuzz.random.randrange(len(victim))] = fuzz.pick(hostile)
-    fuzz.kept.append(arrays)
+    fuzz.arrays.append(arrays)
     step = LlaisysStepInput(struct_size=ctypes.sizeof(LlaisysStepInput))
     step.n_tokens = step.n_seq_ids = len(arrays["token_ids"])
     step.n_seq, step.block_table_width = given["n_seq"], given["block_table_width"]
@@ -152,7 +152,7 @@ def random_batch(fuzz: Fuzzer) -> LlaisysBatch:
         batch.pos = fuzz.array(np.int64, n, range(48))
     counts = np.array([fuzz.pick((1, 1, 2)) for _ in range(n)], np.int32)
     lists = np.array([fuzz.array(np.int64, int(c), (0, 1, 2, 3, -1)) or 0 for c in counts])
-    fuzz.kept += [counts, lists]
+    fuzz.arrays += [counts, lists]
     if fuzz.one_in(8):
         counts[0] = fuzz.pick((0, -1, -(2**31)))
     if fuzz.one_in(2):
@@ -204,7 +204,7 @@ def random_sampling(fuzz: Fuzzer, n_outputs: int) -> LlaisysSamplingMetadata:
             values = np.concatenate([[0], np.cumsum(steps)]).astype(np.int32)
             if fuzz.one_in(8):
                 values[fuzz.random.randrange(n + 1)] = fuzz.pick((-1, 60, 3))
-            fuzz.kept.append(values)
+            fuzz.arrays.append(values)
             setattr(sampling, offsets, values.ctypes.data)
             for name, dtype, allowed in parts:
                 setattr(sampling, name, fuzz.array(dtype, 64, allowed))

@@ -1,4 +1,4 @@
-"""The SLOT layout as a list of cells and nothing else: what test_kv_cache.py compares with."""
+"""Reference SLOT layout for test_kv_cache.py: a list of cells."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class NaiveKvCache:
     def sequences(self) -> set[int]:
         return {seq for cell in self.cells.values() for seq in cell.seqs}
 
-    # -- A step: the code that it must return, then what it must have done -----------------------
+    # -- A step: the expected code, then the expected changes -------------------------------------
 
     def plan(self, tokens: list[Token]) -> tuple[int, list[int]]:
-        """(code, position of each token). A step that can never fit is not looked at; otherwise
-        all tokens are checked before there is talk of room."""
+        """Return (code, position of each token). A step that can never fit is not checked;
+        otherwise all tokens are checked before the capacity."""
         if len(tokens) > self.capacity:
             return 1, []
         last: dict[int, int] = {}
@@ -75,7 +75,7 @@ class NaiveKvCache:
         return int(len(tokens) > self.capacity - len(self.cells)), positions
 
     def apply(self, tokens: list[Token], positions: list[int], slots: list[int]) -> None:
-        """The library says where it put the tokens; those cells must have been free."""
+        """Store the tokens in the slots that the library chose; they must be free."""
         assert len(set(slots)) == len(slots) == len(tokens)
         assert not set(slots) & set(self.cells) and all(0 <= s < self.capacity for s in slots)
         for token, pos, slot in zip(tokens, positions, slots, strict=True):
@@ -84,7 +84,7 @@ class NaiveKvCache:
         self.last_slots = slots
 
     def logits(self, shape: Shape, token: Token, pos: int) -> Array:
-        """What the mock model must give for a token that is in the cache."""
+        """Return the expected logits of the mock model for a token in the cache."""
         seen = [
             (cell.x, cell.pos)
             for cell in self.cells.values()
@@ -143,7 +143,7 @@ class NaiveKvCache:
         self.cells = {slot: cell for slot, cell in self.cells.items() if cell.seqs}
 
 
-# -- What the library says ------------------------------------------------------------------------
+# -- Output of the library ------------------------------------------------------------------------
 
 
 def parse_dump(text: str) -> tuple[dict[int, tuple[tuple[int, ...], int]], list[int]]:
@@ -181,7 +181,7 @@ def assert_same(model: MockModel, naive: NaiveKvCache, seqs: range = range(6)) -
 def step_both(
     model: MockModel, naive: NaiveKvCache, tokens: list[Token], check_logits: bool
 ) -> int:
-    """One step on both sides; positions are given for all tokens or derived for all."""
+    """Run one step on both sides; positions are given for all tokens or for none."""
     code, positions = naive.plan(tokens)
     before = (model.kv_dump(), bytes(model.kv_stats()))
     derived = all(token.pos is None for token in tokens)
@@ -193,7 +193,7 @@ def step_both(
     )
     assert got == code
     if code != 0:
-        assert (model.kv_dump(), bytes(model.kv_stats())) == before  # no trace
+        assert (model.kv_dump(), bytes(model.kv_stats())) == before  # unchanged
         assert model.n_outputs == 0
         return code
     naive.apply(tokens, positions, parse_dump(model.kv_dump())[1])

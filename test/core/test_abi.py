@@ -1,4 +1,4 @@
-"""The ctypes mirror and the C headers say the same: sizes, offsets, kinds, signatures, values.
+"""The ctypes mirror matches the C headers: sizes, offsets, kinds, signatures, values.
 
 A C11 program generated from the mirror is compiled at test time and prints what the compiler
 thinks; the headers are also read as text, so that nothing can be in one place only.
@@ -41,7 +41,7 @@ WARNINGS = ("-Wall", "-Wextra", "-pedantic", "-Werror")
 
 
 def compiler(variable: str, *names: str) -> list[str]:
-    """The command of a compiler; $CC and $CXX are asked first."""
+    """Return a compiler command; $CC and $CXX come first."""
     given = os.environ.get(variable)
     if given:
         return given.split()
@@ -52,7 +52,7 @@ def compiler(variable: str, *names: str) -> list[str]:
 
 
 def clean_environment() -> dict[str, str]:
-    """Without the sanitizer that may be preloaded into this process."""
+    """Return the environment without a preloaded sanitizer."""
     return {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
 
 
@@ -119,7 +119,7 @@ def mirrored_functions() -> dict[str, tuple[Any, list[Any]]]:
     }
 
 
-def test_the_headers_were_understood() -> None:
+def test_headers_are_parsed() -> None:
     assert len(STRUCTS) >= 9 and len(ENUMS) >= 9 and len(PROTOTYPES) > 60
     assert TEXT.count("LLAISYS_API llaisys") + len(re.findall(r"LLAISYS_API \w", TEXT)) >= len(
         PROTOTYPES
@@ -127,11 +127,11 @@ def test_the_headers_were_understood() -> None:
     assert len(re.findall(r"\bLLAISYS_API\b", TEXT)) == len(PROTOTYPES)
 
 
-def test_no_struct_is_on_one_side_only() -> None:
+def test_both_sides_have_the_same_structs() -> None:
     assert set(mirrored_structs()) == set(STRUCTS)
 
 
-def test_no_function_is_on_one_side_only() -> None:
+def test_both_sides_have_the_same_functions() -> None:
     assert set(mirrored_functions()) == set(PROTOTYPES)
 
 
@@ -209,7 +209,7 @@ SCALARS = {
 
 
 def matches(declared: str, mirrored: Any) -> bool:
-    """Whether a C type and a ctypes type are passed alike."""
+    """Return whether a C type and a ctypes type are passed alike."""
     words = declared.replace("const ", "").split("*")
     base = words[0].split()[0] if words[0].split() else ""
     is_pointer = len(words) > 1 or base in HANDLES
@@ -242,7 +242,7 @@ def test_signature(name: str) -> None:
         assert matches(text, kind), f"{text} is mirrored as {kind}"
 
 
-def test_the_library_has_every_function_and_no_other() -> None:
+def test_library_exports_exactly_the_declared_functions() -> None:
     for name in PROTOTYPES:
         assert hasattr(lib(), name), name
     nm = shutil.which("nm")
@@ -335,7 +335,7 @@ def test_each_header_compiles_alone_as_c11_and_cxx17(header: str, tmp_path: Path
     run(*cxx, "-std=c++17", *flags, str(tmp_path / "alone.cpp"))
 
 
-def test_the_example_of_the_c_api_page_compiles_and_runs(tmp_path: Path) -> None:
+def test_example_of_the_c_api_page_compiles_and_runs(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "c_api.md").read_text()
     examples = re.findall(r"```c\n(.*?)```", page, re.S)
     complete = [text for text in examples if "int main" in text]

@@ -1,4 +1,4 @@
-"""Random and hostile arguments for every C function: the process lives, every failure says why."""
+"""Random and invalid arguments for every C function: no crash, and every failure has a text."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from llaisys.libllaisys.model import LlaisysModelCreateParams, LlaisysProfile
 
 
 def fuzz_model(fuzz: Fuzzer, model: MockModel, block: bool) -> None:
-    """One random call on a model handle, seldom on NULL."""
+    """Make one random call on a model handle, sometimes on NULL."""
     handle = None if fuzz.one_in(25) else model.handle
     small = (0, 1, 2, 3) if not fuzz.one_in(4) else INT64
     kind = fuzz.random.randrange(13)
@@ -50,13 +50,13 @@ def fuzz_model(fuzz: Fuzzer, model: MockModel, block: bool) -> None:
             "llaisysModelSample", handle, None if fuzz.one_in(30) else ctypes.byref(sampling),
             None if fuzz.one_in(30) else ids.ctypes.data,
         )  # fmt: skip
-        drawn = ids[: sampling.n_rows] if code == 0 else ids[:0]
-        assert ((drawn >= 0) & (drawn < SHAPE.voc)).all() and (ids[len(drawn) :] == -7).all()
+        sampled = ids[: sampling.n_rows] if code == 0 else ids[:0]
+        assert ((sampled >= 0) & (sampled < SHAPE.voc)).all() and (ids[len(sampled) :] == -7).all()
         found = LlaisysLogprobs()
         fuzz.call("llaisysModelLogprobs", handle, fuzz.pick(INT32), ctypes.byref(found))
-        draws = [ctypes.c_int64(), ctypes.c_int64()]
-        fuzz.call("llaisysModelDraws", handle, ctypes.byref(draws[0]),
-                  None if fuzz.one_in(9) else ctypes.byref(draws[1]))  # fmt: skip
+        counts = [ctypes.c_int64(), ctypes.c_int64()]
+        fuzz.call("llaisysModelDraws", handle, ctypes.byref(counts[0]),
+                  None if fuzz.one_in(9) else ctypes.byref(counts[1]))  # fmt: skip
     elif kind == 5:
         call = fuzz.pick(("Reset", "Accept"))
         n = fuzz.pick((0, 1, 3))
@@ -114,13 +114,13 @@ def fuzz_model(fuzz: Fuzzer, model: MockModel, block: bool) -> None:
         lib().llaisysModelKvSeqPosMax(handle, fuzz.pick(INT64))
         lib().llaisysModelKvSeqPosMin(handle, fuzz.pick(INT64))
         sizes = [fuzz.pick((1, 2, 5, 0, -1)) for _ in range(3)]
-        if fuzz.one_in(4):  # far too many; one huge size alone might really be allocated
+        if fuzz.one_in(4):  # far too many; a single huge size might be allocated
             sizes = [2**31 - 1, fuzz.pick((2, 2**31 - 1)), fuzz.pick((2, 2**31 - 1))]
         lib().llaisysBatchFree(lib().llaisysBatchInit(*sizes))
 
 
 def fuzz_replace(fuzz: Fuzzer, handle: int | None) -> None:
-    """A tensor is given away only when the call says so."""
+    """Ownership of a tensor moves only on success."""
     good = (SHAPE.voc, SHAPE.hs)
     made = Tensor.create(
         fuzz.pick((good, good, (3,), (SHAPE.hs, SHAPE.voc))), fuzz.pick(("f32", "i8"))
@@ -149,7 +149,7 @@ def test_model_calls(layout: int, seed: int) -> None:
 
 
 def fuzz_launch(fuzz: Fuzzer, handle: int | None, block: bool) -> None:
-    """Two steps, the second perhaps with tokens of the first; collected, or only the second."""
+    """Launch two steps, the second sometimes with tokens of the first; collect both or the last."""
     tickets, kept = [], []
     for _ in range(2):
         step = random_step(fuzz, block)
@@ -159,7 +159,7 @@ def fuzz_launch(fuzz: Fuzzer, handle: int | None, block: bool) -> None:
             sampling = LlaisysSamplingMetadata(struct_size=size, n_rows=fuzz.pick((0, 1)))
         if fuzz.one_in(3) and step.n_tokens == 1:
             step.token_ids = fuzz.array(np.int64, 1, (-1, -2, -(2**63)))
-        kept.append((step, sampling, list(fuzz.kept)))
+        kept.append((step, sampling, list(fuzz.arrays)))
         ticket = ctypes.c_int64(fuzz.pick(INT64))
         code = fuzz.call(
             "llaisysModelLaunch", handle, None if fuzz.one_in(30) else ctypes.byref(step),
@@ -168,15 +168,15 @@ def fuzz_launch(fuzz: Fuzzer, handle: int | None, block: bool) -> None:
         )  # fmt: skip
         if code == 0:
             tickets.append((ticket.value, sampling.n_rows))
-    first = fuzz.pick((0, 0, 1)) if len(tickets) == 2 else 0  # the last one is always waited for
+    first = fuzz.pick((0, 0, 1)) if len(tickets) == 2 else 0  # the last one is always collected
     for ticket, n_rows in tickets[first:]:
         ids = np.full(n_rows + 2, -7, np.int32)
         if fuzz.one_in(9):
             fuzz.call("llaisysModelCollect", handle, fuzz.pick((ticket + 99, -1)), ids.ctypes.data)
             fuzz.call("llaisysModelCollect", handle, ticket, None)
         code = fuzz.call("llaisysModelCollect", handle, ticket, ids.ctypes.data)
-        drawn = ids[:n_rows] if code == 0 else ids[:0]
-        assert ((drawn >= 0) & (drawn < SHAPE.voc)).all() and (ids[len(drawn) :] == -7).all()
+        sampled = ids[:n_rows] if code == 0 else ids[:0]
+        assert ((sampled >= 0) & (sampled < SHAPE.voc)).all() and (ids[len(sampled) :] == -7).all()
         found = LlaisysLogprobs()
         fuzz.call("llaisysModelCollectedLogprobs", handle, fuzz.pick(INT32), ctypes.byref(found))
     if len(tickets) == 2:
@@ -204,10 +204,10 @@ def test_create_params() -> None:
         meta = SHAPE.meta()
         for _ in range(fuzz.pick((0, 0, 1, 2))):
             name, kind = fuzz.pick(type(meta)._fields_)
-            if name == "layer_windows":  # as long as the largest nlayer below that is not refused
+            if name == "layer_windows":  # as long as the largest valid nlayer below
                 meta.layer_windows = fuzz.array(np.int64, 16, (0, 1, 8, 2**62, -1))
                 continue
-            if name == "rope_divisors":  # as long as half of the largest dh that is not refused
+            if name == "rope_divisors":  # half of the largest valid dh
                 meta.rope_divisors = fuzz.array(np.float32, 64, (1.0, 0.25, 4.0, 0.0, np.nan))
                 continue
             values: Any = FLOATS if kind is ctypes.c_float else (0, 1, 2, 3, 8, 15, 2**31 - 1)
@@ -259,7 +259,7 @@ def test_runtime_calls() -> None:
         seconds = ctypes.c_double()
         fuzz.call("llaisysBenchParallelRegion", stream, fuzz.pick((0, 1, -1, 5)),
                   None if fuzz.one_in(9) else ctypes.byref(seconds))  # fmt: skip
-        assert fuzz.call("llaisysBenchRecord", stream) != 0  # a CPU records nothing
+        assert fuzz.call("llaisysBenchRecord", stream) != 0  # a CPU has no graph capture
         assert fuzz.call("llaisysBenchReplay", stream, fuzz.pick((0, 1, -1)), None) != 0
         assert fuzz.call("llaisysBenchReplay", stream, 1, ctypes.byref(seconds)) != 0
         assert fuzz.call("llaisysBenchProbe", stream, 0, None) != 0  # a real probe takes seconds
@@ -274,8 +274,8 @@ def test_runtime_calls() -> None:
 
 
 def test_every_function_is_fuzzed_or_plain() -> None:
-    """A new function must be added above, or to test_capi_fuzz_tensors.py (or here, when there is
-    nothing that could be wrong)."""
+    """A new function must be added above or to test_capi_fuzz_tensors.py (or here, when it has no
+    invalid arguments)."""
     text = "".join(path.read_text() for path in Path(__file__).parent.glob("test_capi_fuzz*.py"))
     plain = {
         "llaisysAbiVersion", "llaisysLastErrorCode", "llaisysCpuIsa", "llaisysBatchGetOne",
@@ -291,7 +291,7 @@ def test_every_function_is_fuzzed_or_plain() -> None:
             assert name in through or name in text or f'"{short}"' in text, name
 
 
-def test_the_last_error_belongs_to_its_thread() -> None:
+def test_last_error_is_per_thread() -> None:
     def elsewhere(found: list[bytes]) -> None:
         found.append(lib().llaisysLastError())
         lib().llaisysModelDecode(None, LlaisysBatch())

@@ -1,4 +1,4 @@
-"""Random and hostile tensors for the tensor calls and every operator, as in test_capi_fuzz.py."""
+"""Random and invalid tensors for the tensor calls and every operator, as in test_capi_fuzz.py."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def random_tensor(fuzz: Fuzzer) -> Tensor:
 
 
 def test_operators() -> None:
-    """Any tensors anywhere. No tensor twice: outputs must not overlap inputs."""
+    """Any tensors as arguments, distinct because outputs must not overlap inputs."""
     fuzz = Fuzzer(6)
     names = [name for name, _, _ in ops.FUNCTIONS if "LinearWeight" not in name]
     signatures = {name: arguments for name, _, arguments in ops.FUNCTIONS}
@@ -52,7 +52,7 @@ def test_operators() -> None:
                     weights.append(LinearWeight(source.contiguous()))
             kinds = signatures[name]
             free = iter(tensors)
-            if fuzz.one_in(2):  # shapes alike have a chance to fit
+            if fuzz.one_in(2):  # equal shapes may fit
                 free = iter(alike(fuzz, tensors))
             arguments: list[Any] = [fuzz.pick((None, stream.handle))]
             for kind in kinds[1:]:
@@ -72,12 +72,12 @@ def test_operators() -> None:
             fuzz.call(name, *arguments)
             for made in [*tensors, *weights]:
                 made.close()
-    assert all(refused > 20 for _, refused in fuzz.calls.values())
+    assert all(rejected > 20 for _, rejected in fuzz.calls.values())
     assert sum(good > 0 for good, _ in fuzz.calls.values()) >= 5, fuzz.calls
 
 
 def alike(fuzz: Fuzzer, tensors: list[Tensor]) -> list[Tensor]:
-    """Replaces the tensors by ones of two shapes and few dtypes."""
+    """Replace the tensors by ones of two shapes and few dtypes."""
     shape = [fuzz.pick((1, 2, 3)) for _ in range(fuzz.pick((2, 2, 3)))]
     dtypes = fuzz.pick((["f32"], ["f32", "f16"], ["f32", "i32"]))
     for i, old in enumerate(tensors):
@@ -88,7 +88,7 @@ def alike(fuzz: Fuzzer, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def linear_lists(fuzz: Fuzzer, weights: list[LinearWeight], free: Any) -> list[Any]:
-    """weight, bias and out arrays of 65 entries, most of them good for reading."""
+    """Return weight, bias and out arrays of 65 entries, most of them readable."""
     chosen = [fuzz.pick(weights).handle if weights and not fuzz.one_in(9) else None
               for _ in range(65)]  # fmt: skip
     outs = [next(free).handle for _ in range(3)]

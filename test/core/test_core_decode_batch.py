@@ -1,4 +1,4 @@
-"""A sequence gives the same bits alone and in any company, layout, order, chunking or threads."""
+"""Batch invariance: bitwise identical results for any batch, layout, order, chunking or threads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.parity
 
 TINY = Tiny(layers=2)
 TOKENS = {seq: random_tokens(40 + 13 * seq, TINY.vocab, seed=seq) for seq in range(4)}
-BLOCKS = {seq: [8 * b + seq for b in range(8)] for seq in range(4)}  # interleaved on purpose
+BLOCKS = {seq: [8 * b + seq for b in range(8)] for seq in range(4)}  # interleaved
 
 
 @pytest.fixture(scope="module", params=["f32", "bf16"])
@@ -41,7 +41,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def alone(directory: Path) -> dict[int, NDArray[np.float32]]:
-    """Each sequence whole, alone, one thread, SLOT."""
+    """Run each sequence alone in one step, with one thread, in the SLOT layout."""
     result = {}
     for seq, tokens in TOKENS.items():
         with opened(directory, kv_cache_layout="slot", max_model_len=128, n_threads=1) as adapter:
@@ -79,8 +79,8 @@ def test_all_sequences_in_one_slot_step(
 
 
 @pytest.mark.parametrize("asked", [1, 2, 300, 600])
-def test_tokens_without_logits_change_nothing(directory: Path, asked: int) -> None:
-    """Behind the attention of the last layer a step may go on with few of its tokens."""
+def test_tokens_without_logits_do_not_change_results(directory: Path, asked: int) -> None:
+    """After the attention of the last layer a step may drop rows without outputs."""
     tokens = random_tokens(700, TINY.vocab, seed=9)
     rows = np.sort(np.random.default_rng(asked).permutation(700)[:asked])
     with opened(
@@ -93,17 +93,17 @@ def test_tokens_without_logits_change_nothing(directory: Path, asked: int) -> No
         np.testing.assert_array_equal(*following)
 
 
-def test_a_piece_without_any_logits_is_seen_by_the_next(directory: Path) -> None:
+def test_chunk_without_logits_is_visible_to_the_next(directory: Path) -> None:
     tokens = TOKENS[3]
-    nobody = np.zeros(0, np.int64)
+    no_rows = np.zeros(0, np.int64)
     with opened(directory, kv_cache_layout="slot", max_model_len=128) as adapter:
         whole = run_slot(adapter, [Piece(0, tokens)])
     with opened(directory, kv_cache_layout="slot", max_model_len=128) as adapter:
-        assert len(run_slot(adapter, [Piece(0, tokens[:50])], nobody)) == 0
+        assert len(run_slot(adapter, [Piece(0, tokens[:50])], no_rows)) == 0
         np.testing.assert_array_equal(run_slot(adapter, [Piece(0, tokens[50:], 50)]), whole[50:])
 
 
-def test_a_small_micro_batch_changes_nothing(
+def test_micro_batch_size_does_not_change_results(
     directory: Path, alone: dict[int, NDArray[np.float32]]
 ) -> None:
     with opened(
@@ -115,7 +115,7 @@ def test_a_small_micro_batch_changes_nothing(
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_any_schedule_of_chunks_gives_the_same_bits(
+def test_results_are_bitwise_identical_for_any_chunking(
     data: st.DataObject,
     block_adapter: NativeAdapter,
     alone: dict[int, NDArray[np.float32]],

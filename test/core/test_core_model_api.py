@@ -1,7 +1,7 @@
-"""A model handle: creation, weights, steps in both layouts, and that neighbours never matter.
+"""A model handle: creation, weights, steps in both layouts, batch invariance.
 
 Weights are in test_core_weights_api.py, output rows in test_core_output_api.py, sampling in
-test_core_sampling_api.py, and what a handle refuses in test_core_model_errors.py.
+test_core_sampling_api.py, and what a handle rejects in test_core_model_errors.py.
 """
 
 from __future__ import annotations
@@ -64,14 +64,14 @@ def test_block_capacity_is_rounded_up_and_slot_capacity_is_not() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("auto", 4), ("f32", 4), ("f16", 2), ("bf16", 2)])
-def test_the_dtype_of_the_kv_cache_is_a_setting_of_its_own(dtype: str, width: int) -> None:
+def test_kv_cache_dtype_is_independent_of_the_model(dtype: str, width: int) -> None:
     code = 0 if dtype == "auto" else types.DTYPES[dtype]
     with MockModel(kv_cache_capacity_tokens=16, kv_cache_dtype=code) as model:
         assert model.params.kv_cache_dtype == types.DTYPES["f32" if dtype == "auto" else dtype]
         assert model.kv_stats().bytes == 16 * 2 * model.shape.nkvh * model.shape.dh * width
 
 
-def test_a_kv_cache_in_8_bits_has_a_scale_for_each_head() -> None:
+def test_int8_kv_cache_has_a_scale_per_head() -> None:
     with MockModel(kv_cache_capacity_tokens=16, kv_cache_dtype=types.KV_DTYPES["q8"]) as model:
         assert model.kv_stats().bytes == 16 * 2 * model.shape.nkvh * (model.shape.dh + 4)
 
@@ -81,7 +81,7 @@ def test_a_kv_cache_in_8_bits_has_a_scale_for_each_head() -> None:
 
 @pytest.mark.parametrize("dtype", REALS)
 @pytest.mark.parametrize("layout", [0, 1])
-def test_the_mock_model_is_its_maths(dtype: str, layout: int) -> None:
+def test_mock_model_matches_its_definition(dtype: str, layout: int) -> None:
     for shape in (Shape(dtype=dtype), Shape(voc=65, nh=3, nkvh=1, dh=34, dtype=dtype, theta=500.0)):
         tokens = np.random.default_rng(0).integers(0, shape.voc, 70).tolist()
         with MockModel(shape, kv_cache_layout=layout, kv_cache_block_size=16) as model:
@@ -99,7 +99,7 @@ def test_embeddings_instead_of_ids(model: MockModel) -> None:
     by_id = model.run(PROMPT, marks=[1] * len(PROMPT))
     by_row = model.run(None, embd=table[PROMPT], seqs=[[1]] * len(PROMPT), marks=[1] * len(PROMPT))
     assert by_row.tobytes() == by_id.tobytes()
-    # ids are not looked at when embeddings are there
+    # ids are ignored with embeddings
     again = model.run(
         [-5] * len(PROMPT), embd=table[PROMPT], seqs=[[2]] * len(PROMPT), marks=[1] * len(PROMPT)
     )
@@ -134,7 +134,7 @@ def test_a_token_of_several_sequences(model: MockModel) -> None:
     shape, table = model.shape, model.shape.table()
     model.run(PROMPT[:2], seqs=[[0], [0]])
     model.run([7], seqs=[[1]], positions=[0])
-    # The common token comes after all that its sequences hold, and sees both.
+    # The shared token follows all cells of its sequences and sees both.
     got = model.run([5], seqs=[[0, 1]])
     assert model.kv_stats().used_slots == 4
     cells = [(table[3], 0), (table[7], 0), (table[1], 1), (table[5], 2)]
@@ -169,7 +169,7 @@ def test_k_shift_equals_recomputation(model: MockModel) -> None:
     got = model.run([11])
     expected = shape.sequence_logits([*tokens[:4], *tokens[14:], 11])[-1]
     np.testing.assert_allclose(got[0], expected, atol=3e-4)
-    assert model.kv_seq_add(0, 0, -1, 400) == KvStatus.OK  # and once more, far away
+    assert model.kv_seq_add(0, 0, -1, 400) == KvStatus.OK  # again, far away
     got = model.run([12])
     expected = shape.sequence_logits([*tokens[:4], *tokens[14:], 11, 12])[-1]
     np.testing.assert_allclose(got[0], expected, atol=3e-4)  # only differences matter
@@ -191,7 +191,7 @@ def test_k_shift_in_16_bits(dtype: str) -> None:
 
 
 def logits_of(tokens: list[int], **fields: Any) -> np.ndarray:
-    """All rows of one sequence, run at once."""
+    """Return all rows of one sequence, run in one step."""
     with MockModel(Shape(dtype="bf16", dh=16), **fields) as model:
         if fields.get("kv_cache_layout"):
             blocks = np.random.default_rng(1).permutation(40).tolist()
@@ -199,7 +199,7 @@ def logits_of(tokens: list[int], **fields: Any) -> np.ndarray:
         return model.run(tokens, marks=[1] * len(tokens))
 
 
-def test_pieces_layouts_blocks_and_threads_give_the_same_bits() -> None:
+def test_results_are_bitwise_identical_over_chunks_layouts_blocks_and_threads() -> None:
     tokens = np.random.default_rng(3).integers(0, 37, 150).tolist()
     expected = logits_of(tokens).tobytes()
     for size in (1, 2, 7, 64, 149, 150, 1000):
@@ -214,13 +214,13 @@ def test_pieces_layouts_blocks_and_threads_give_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize("layout", [0, 1])
-def test_prefill_and_decode_in_one_step_give_the_bits_of_each_alone(layout: int) -> None:
+def test_mixed_prefill_and_decode_is_bitwise_identical_to_separate_steps(layout: int) -> None:
     rng = np.random.default_rng(4)
     prompts = [rng.integers(0, 37, n).tolist() for n in (30, 1, 17, 64)]
     shape = Shape(dtype="f16")
 
     def run(model: MockModel, parts: list[tuple[int, int, int]]) -> list[np.ndarray]:
-        """Parts (sequence, first, last) of the prompts in one step; a row for each token."""
+        """Run chunks (sequence, first, last) of the prompts in one step; a row for each token."""
         n = sum(last - first for _, first, last in parts)
         if layout == 0:
             tokens = [t for s, first, last in parts for t in prompts[s][first:last]]
@@ -248,8 +248,8 @@ def test_prefill_and_decode_in_one_step_give_the_bits_of_each_alone(layout: int)
         assert np.stack(got).tobytes() == np.stack(expected).tobytes()
 
 
-def test_handles_are_independent_of_each_other() -> None:
-    """Two models in two threads at once, each with a pool of its own."""
+def test_handles_are_independent() -> None:
+    """Run two models in two threads at once, each with its own thread pool."""
     rng = np.random.default_rng(8)
     prompts = [rng.integers(0, 37, 40).tolist() for _ in range(2)]
     alone = [logits_of(prompt, n_threads=2).tobytes() for prompt in prompts]
@@ -267,7 +267,7 @@ def test_handles_are_independent_of_each_other() -> None:
     assert together == [{alone[0]}, {alone[1]}]
 
 
-def test_a_process_may_end_with_open_handles() -> None:
+def test_process_may_exit_with_open_handles() -> None:
     program = (
         "from native_helpers import MockModel\n"
         "models = [MockModel(n_threads=2) for _ in range(3)]\n"
@@ -337,22 +337,24 @@ def test_copy_slots_reads_all_before_it_writes() -> None:
         row = BlockRow(0, [0, 1, 2], PROMPT[:9], 9)
         model.run_blocks([row])
         src, dst = np.arange(8, dtype=np.int32), np.roll(np.arange(8, dtype=np.int32), 3)
-        model.kv_copy_slots(src.ctypes.data, dst.ctypes.data, 8)  # a cycle: order would show
-        # dst[i] = (i + 5) % 8 holds what slot i held; undo it with a copy elsewhere
+        model.kv_copy_slots(
+            src.ctypes.data, dst.ctypes.data, 8
+        )  # a cycle: sequential copies would differ
+        # dst[i] = (i + 5) % 8 has the bytes of slot i; copy them elsewhere to undo it
         back = np.arange(40, 48, dtype=np.int32)
         model.kv_copy_slots(dst.ctypes.data, back.ctypes.data, 8)
         got = model.run_blocks([BlockRow(7, [10, 11, 2], [7], 10)])
         np.testing.assert_allclose(got, shape.sequence_logits([*PROMPT[:9], 7])[9:], atol=2e-4)
 
 
-def test_blocks_go_to_host_memory_and_come_back_elsewhere() -> None:
+def test_offloaded_blocks_can_be_restored_into_other_blocks() -> None:
     shape = Shape()
     with MockModel(shape, **BLOCK) as model:
         model.kv_reserve_host(5)
         model.run_blocks([BlockRow(0, [0, 1, 2], PROMPT[:9], 9)])
         blocks, places = np.array([0, 1, 2], np.int32), np.array([4, 0, 3], np.int32)
         model.kv_to_host(blocks.ctypes.data, places.ctypes.data, 3)
-        model.run_blocks([BlockRow(1, [0, 1, 2], PROMPT[2:11], 9)])  # others write there
+        model.run_blocks([BlockRow(1, [0, 1, 2], PROMPT[2:11], 9)])  # overwrites the blocks
         back = np.array([9, 2, 7], np.int32)
         model.kv_from_host(back.ctypes.data, places.ctypes.data, 3)
         got = model.run_blocks([BlockRow(7, [9, 2, 7], [7], 10)])

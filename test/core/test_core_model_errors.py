@@ -1,4 +1,4 @@
-"""What a model handle refuses: each refusal says what was wrong and changes nothing."""
+"""Errors of a model handle: each names the cause and changes nothing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model() -> Iterator[MockModel]:
 # -- Creation -------------------------------------------------------------------------------------
 
 
-def refuse(words: str, code: int = types.ERROR_INVALID, meta: Any = None, **fields: Any) -> None:
+def error_of(words: str, code: int = types.ERROR_INVALID, meta: Any = None, **fields: Any) -> None:
     shape = Shape()
     with pytest.raises(LlaisysError, match=words) as caught:
         Model(create_params(shape.meta(**(meta or {})), **fields)).close()
@@ -64,8 +64,8 @@ def refuse(words: str, code: int = types.ERROR_INVALID, meta: Any = None, **fiel
         ("local_rank", {"local_rank": -1}),
     ],
 )
-def test_parameters_that_are_refused(words: str, fields: dict[str, Any]) -> None:
-    refuse(f"params.{words}", **fields)
+def test_invalid_parameters_are_rejected(words: str, fields: dict[str, Any]) -> None:
+    error_of(f"params.{words}", **fields)
 
 
 @pytest.mark.parametrize(
@@ -78,20 +78,20 @@ def test_parameters_that_are_refused(words: str, fields: dict[str, Any]) -> None
         ("rope_attention_factor", -1.0), ("rope_attention_factor", float("nan")),
     ],
 )  # fmt: skip
-def test_hyper_parameters_that_are_refused(name: str, value: Any) -> None:
-    refuse("meta.", meta={name: value})
+def test_invalid_hyper_parameters_are_rejected(name: str, value: Any) -> None:
+    error_of("meta.", meta={name: value})
 
 
 @pytest.mark.parametrize("value", [0.0, -2.0, float("nan"), float("inf")])
-def test_rotary_divisors_that_are_refused(value: float) -> None:
+def test_invalid_rope_divisors_are_rejected(value: float) -> None:
     divisors = (ctypes.c_float * (Shape().dh // 2))(1.0, value)
-    refuse(r"meta\.rope_divisors\[1\]", meta={"rope_divisors": ctypes.addressof(divisors)})
+    error_of(r"meta\.rope_divisors\[1\]", meta={"rope_divisors": ctypes.addressof(divisors)})
 
 
-def test_what_this_build_does_not_have() -> None:
-    refuse("nvidia", types.ERROR_UNSUPPORTED, device=1)
-    refuse("one rank", types.ERROR_UNSUPPORTED, tensor_parallel_size=2, world_size=2)
-    refuse("'slurm'", types.ERROR_UNSUPPORTED, distributed_executor_backend=b"slurm")
+def test_unsupported_features_are_rejected() -> None:
+    error_of("nvidia", types.ERROR_UNSUPPORTED, device=1)
+    error_of("one rank", types.ERROR_UNSUPPORTED, tensor_parallel_size=2, world_size=2)
+    error_of("'slurm'", types.ERROR_UNSUPPORTED, distributed_executor_backend=b"slurm")
 
 
 def test_null_and_wrong_struct_size() -> None:
@@ -129,7 +129,9 @@ def test_null_and_wrong_struct_size() -> None:
         ("struct_size", {"tokens": [1], "struct_size": 8}),
     ],
 )
-def test_steps_that_are_refused(model: MockModel, words: str, arguments: dict[str, Any]) -> None:
+def test_invalid_steps_are_rejected(
+    model: MockModel, words: str, arguments: dict[str, Any]
+) -> None:
     model.run([3, 1], seqs=[[8]] * 2)
     before = (model.kv_dump(), bytes(model.kv_stats()))
     assert model.try_step(**arguments) == -1
@@ -160,7 +162,7 @@ def test_steps_that_are_refused(model: MockModel, words: str, arguments: dict[st
         ("n_seq_id must be 1", {"seqs": [[6], [6, 7], [6]]}),
     ],
 )
-def test_block_steps_that_are_refused(words: str, changes: dict[str, Any]) -> None:
+def test_invalid_block_steps_are_rejected(words: str, changes: dict[str, Any]) -> None:
     with MockModel(**BLOCK) as model:
         good = block_step([BlockRow(6, [2], [1, 2, 3], 3)], 4)
         given = good | changes
@@ -174,7 +176,7 @@ def test_block_steps_that_are_refused(words: str, changes: dict[str, Any]) -> No
         assert "BLOCK" in model.kv_dump()
 
 
-def test_one_slot_cannot_be_written_twice() -> None:
+def test_slot_cannot_be_written_twice_in_a_step() -> None:
     with MockModel(**BLOCK) as model:
         rows = [BlockRow(0, [2], [1], 1), BlockRow(1, [2], [1], 1)]
         assert model.try_step(**block_step(rows, 4)) == -1
@@ -196,13 +198,13 @@ def test_one_slot_cannot_be_written_twice() -> None:
     [(0, 0, 1), (-1, 0, 1), (1, -1, 1), (1, 0, 0), (2147483647, 2147483647, 1),
      (2147483647, 0, 2147483647)],
 )  # fmt: skip
-def test_batches_that_cannot_be(sizes: tuple[int, int, int]) -> None:
+def test_invalid_batch_sizes_give_an_empty_batch(sizes: tuple[int, int, int]) -> None:
     batch = lib().llaisysBatchInit(*sizes)
     assert bytes(batch) == bytes(LlaisysBatch())
     lib().llaisysBatchFree(batch)
 
 
-def test_get_one_of_nothing() -> None:
+def test_batch_get_one_without_tokens() -> None:
     one = ctypes.c_int64()
     assert lib().llaisysBatchGetOne(None, 3).n_tokens == 0
     assert lib().llaisysBatchGetOne(ctypes.byref(one), -3).n_tokens == 0

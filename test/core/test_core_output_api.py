@@ -1,4 +1,4 @@
-"""The output rows of a step: how many, which tokens, where they lie and when they are gone."""
+"""Output rows of a step: number, tokens, addresses and lifetime."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def model() -> Iterator[MockModel]:
         yield made
 
 
-def test_before_the_first_step_there_is_nothing(model: MockModel) -> None:
+def test_no_rows_before_the_first_step(model: MockModel) -> None:
     assert model.n_outputs == 0
     assert lib().llaisysModelGetLogits(model.handle) is None
     assert lib().llaisysModelGetLogitsIth(model.handle, 0) is None
@@ -34,12 +34,12 @@ def test_before_the_first_step_there_is_nothing(model: MockModel) -> None:
         [1, 1, 1, 1, 1, 1, 1, 1],
         [0, 0, 0, 0, 0, 0, 0, 1],
         [1, 0, 0, 0, 0, 0, 0, 0],
-        [0, 0, 1, 1, 0, -1, 0, 127],  # anything but 0 is a mark
+        [0, 0, 1, 1, 0, -1, 0, 127],  # any value except 0 is a mark
         [0, 0, 0, 1, 1, 1, 0, 0],
     ],
 )
 def test_rows_are_the_marked_tokens_in_order(model: MockModel, marks: list[int]) -> None:
-    """In pieces of 3 tokens, with pieces that have no output at all."""
+    """Micro-batches of 3 tokens, some without outputs."""
     expected = model.shape.sequence_logits(TOKENS)
     got = model.run(TOKENS, marks=marks)
     marked = [i for i, mark in enumerate(marks) if mark]
@@ -47,7 +47,7 @@ def test_rows_are_the_marked_tokens_in_order(model: MockModel, marks: list[int])
     np.testing.assert_allclose(got, expected[marked], atol=2e-4)
 
 
-def test_without_marks_the_last_token_has_a_row(model: MockModel) -> None:
+def test_default_is_one_row_for_the_last_token(model: MockModel) -> None:
     got = model.run(TOKENS)
     assert model.output_ids() == [7]
     np.testing.assert_allclose(got, model.shape.sequence_logits(TOKENS)[7:], atol=2e-4)
@@ -59,7 +59,7 @@ def test_zero_outputs(model: MockModel) -> None:
     assert model.n_outputs == 0
     assert lib().llaisysModelGetLogits(model.handle) is None
     assert lib().llaisysModelGetLogitsIth(model.handle, 0) is None
-    assert model.kv_seq_pos_max(1) == 7  # the step was run all the same
+    assert model.kv_seq_pos_max(1) == 7  # the step ran
 
 
 def test_row_pointers_point_into_one_matrix(model: MockModel) -> None:
@@ -86,7 +86,7 @@ def test_pointers_and_values_are_stable_until_the_next_step(model: MockModel) ->
     assert model.output_ids() == list(range(8))
 
 
-def test_a_smaller_step_does_not_show_older_rows(model: MockModel) -> None:
+def test_smaller_step_does_not_expose_older_rows(model: MockModel) -> None:
     model.run(TOKENS, marks=[1] * 8)
     got = model.run([2], seqs=[[1]])
     assert model.output_ids() == [0]
@@ -135,7 +135,7 @@ def fail_in_decode_with_a_missing_list(model: MockModel) -> int:
         fail_in_decode_with_a_missing_list,
     ],
 )
-def test_after_a_failed_step_there_are_no_rows(model: MockModel, failing: object) -> None:
+def test_failed_step_has_no_rows(model: MockModel, failing: object) -> None:
     model.run(TOKENS, marks=[1] * 8)
     dump, stats = model.kv_dump(), bytes(model.kv_stats())
     assert failing(model) != 0  # type: ignore[operator]
@@ -143,11 +143,11 @@ def test_after_a_failed_step_there_are_no_rows(model: MockModel, failing: object
     assert lib().llaisysModelGetLogits(model.handle) is None
     assert lib().llaisysModelGetLogitsIth(model.handle, 0) is None
     assert (model.kv_dump(), bytes(model.kv_stats())) == (dump, stats)
-    got = model.run([7])  # and the model goes on as if nothing had been
+    got = model.run([7])  # the model continues
     np.testing.assert_allclose(got[0], model.shape.sequence_logits([*TOKENS, 7])[8], atol=2e-4)
 
 
-def test_a_failed_block_step_leaves_no_rows() -> None:
+def test_failed_block_step_has_no_rows() -> None:
     with MockModel(Shape(), kv_cache_layout=1, kv_cache_block_size=4) as model:
         row = BlockRow(seq=0, blocks=[2, 5], tokens=TOKENS, length=8)
         model.run_blocks([row], marks=[1] * 8)

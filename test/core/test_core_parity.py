@@ -39,7 +39,7 @@ F32_TOLERANCE = 2e-4
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_f32_logits_are_those_of_transformers_at_every_position(name: str, tmp_path: Path) -> None:
+def test_f32_logits_match_transformers_at_every_position(name: str, tmp_path: Path) -> None:
     tiny = MODELS[name]
     model = make_reference(tiny)
     save(model, tmp_path)
@@ -50,7 +50,7 @@ def test_f32_logits_are_those_of_transformers_at_every_position(name: str, tmp_p
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
-def test_f32_logits_hold_over_2000_positions(kind: str, tmp_path: Path) -> None:
+def test_f32_logits_match_transformers_over_2000_positions(kind: str, tmp_path: Path) -> None:
     tiny = Tiny(kind=kind, layers=2)
     model = make_reference(tiny)
     save(model, tmp_path)
@@ -63,7 +63,7 @@ def test_f32_logits_hold_over_2000_positions(kind: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
-def test_16_bit_models_stay_as_near_to_f32_as_transformers_does(
+def test_16_bit_models_are_as_accurate_as_transformers(
     kind: str, dtype: str, tmp_path: Path
 ) -> None:
     torch_dtype = {"bf16": torch.bfloat16, "f16": torch.float16}[dtype]
@@ -82,10 +82,8 @@ def test_16_bit_models_stay_as_near_to_f32_as_transformers_does(
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
-def test_decoding_step_by_step_chooses_the_tokens_of_transformers(
-    kind: str, tmp_path: Path
-) -> None:
-    """Greedy continuation of three prompts in one batch, one token a step."""
+def test_greedy_decoding_matches_transformers(kind: str, tmp_path: Path) -> None:
+    """Greedy continuation of three prompts in one batch, one token per step."""
     tiny = Tiny(kind=kind)
     model = make_reference(tiny, seed=3)
     save(model, tmp_path)
@@ -104,19 +102,19 @@ def test_decoding_step_by_step_chooses_the_tokens_of_transformers(
         for _ in range(new_tokens):
             logits = run_block(adapter, pieces, blocks)
             ends = np.cumsum([len(p.tokens) for p in pieces]) - 1
-            drawn = logits[ends].argmax(axis=1).tolist()
-            for sequence, token in zip(sequences, drawn, strict=True):
+            sampled = logits[ends].argmax(axis=1).tolist()
+            for sequence, token in zip(sequences, sampled, strict=True):
                 sequence.append(token)
             pieces = [
                 Piece(i, [token], piece.start + len(piece.tokens))
-                for i, (piece, token) in enumerate(zip(pieces, drawn, strict=True))
+                for i, (piece, token) in enumerate(zip(pieces, sampled, strict=True))
             ]
     assert sequences == expected
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "llama", "qwen3"])
-def test_a_gguf_file_gives_the_logits_of_the_directory(kind: str, tmp_path: Path) -> None:
-    """The same weights in both kinds of files: names, order of rows and head size agree."""
+def test_gguf_file_and_directory_give_the_same_logits(kind: str, tmp_path: Path) -> None:
+    """Both file formats have the same weights: names, order of rows and head size match."""
     head_dim = {"head_dim": 24} if kind == "qwen3" else {}
     config = model_files.tiny_config(kind, **head_dim)
     model_files.write_hf_model(tmp_path / "hf", config)

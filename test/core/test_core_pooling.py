@@ -1,4 +1,4 @@
-"""Pooled hidden states through the C API, against a naive twin."""
+"""Pooled hidden states through the C API, against a reference."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def marks_of(how: int) -> list[int]:
 
 @pytest.mark.parametrize("how", [LAST, MEAN])
 @pytest.mark.parametrize("logits", [[0] * 8, [0, 1] * 4, None], ids=["none", "some", "last"])
-def test_a_vector_is_the_mean_of_the_marked_states(
+def test_embedding_is_the_mean_of_pooled_states(
     model: MockModel, how: int, logits: list[int] | None
 ) -> None:
-    """In micro-batches of 3; logits are what they are without."""
+    """Micro-batches of 3 tokens; pooling does not change logits."""
     states = model.shape.sequence_hidden(TOKENS)
     wanted = states[-1] if how == LAST else states.mean(axis=0)
     plain = model.run(TOKENS, marks=logits, seqs=[[5]] * 8)
@@ -49,7 +49,7 @@ def test_a_vector_is_the_mean_of_the_marked_states(
         vector(model, 5)
 
 
-def test_bits_do_not_depend_on_steps_or_company(model: MockModel) -> None:
+def test_embedding_is_independent_of_steps_and_batch(model: MockModel) -> None:
     model.run(TOKENS, seqs=[[0]] * 8, pooling=[MEAN] * 8)
     for token in TOKENS:
         model.run([token, 7], seqs=[[1], [2]], pooling=[MEAN, LAST])
@@ -61,18 +61,18 @@ def test_bits_do_not_depend_on_steps_or_company(model: MockModel) -> None:
         np.testing.assert_array_equal(vector(model, seq), expected)
 
 
-def test_the_last_replaces_and_what_is_forgotten_begins_anew(model: MockModel) -> None:
+def test_last_pooling_replaces_and_forget_restarts(model: MockModel) -> None:
     states = model.shape.sequence_hidden(TOKENS)
     model.run(TOKENS[:3], pooling=[MEAN] * 3)
     model.run(TOKENS[3:5], pooling=[LAST, MEAN])
     np.testing.assert_allclose(vector(model, 0), states[3:5].mean(axis=0), atol=2e-5)
     model.pool_forget(0)
-    model.pool_forget(99)  # nobody
+    model.pool_forget(99)  # unknown
     model.run(TOKENS[5:], pooling=[MEAN] * 3)
     np.testing.assert_allclose(vector(model, 0), states[5:].mean(axis=0), atol=2e-5)
 
 
-def test_a_step_of_blocks_is_pooled_too() -> None:
+def test_block_step_is_pooled() -> None:
     with MockModel(
         kv_cache_layout=1, kv_cache_block_size=4, kv_cache_capacity_tokens=32, max_batch_tokens=3
     ) as model:
@@ -82,7 +82,7 @@ def test_a_step_of_blocks_is_pooled_too() -> None:
         np.testing.assert_allclose(vector(model, 11), wanted, atol=2e-5)
 
 
-def test_a_refused_step_adds_nothing(model: MockModel) -> None:
+def test_rejected_step_pools_nothing(model: MockModel) -> None:
     model.run(TOKENS[:2], pooling=[MEAN] * 2)
     before = vector(model, 0)
     assert model.try_step([1, 2], pooling=[MEAN, 3]) == -1
@@ -93,7 +93,7 @@ def test_a_refused_step_adds_nothing(model: MockModel) -> None:
     np.testing.assert_array_equal(vector(model, 0), before)
 
 
-def test_wrong_arguments_are_refused(model: MockModel) -> None:
+def test_invalid_arguments_are_rejected(model: MockModel) -> None:
     found = np.zeros(model.shape.hs, np.float32)
     model.run(TOKENS, pooling=[MEAN] * 8)
     assert lib().llaisysModelPooled(model.handle, 0, None, len(found)) == -1

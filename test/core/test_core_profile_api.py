@@ -1,4 +1,4 @@
-"""Where the time of steps goes, as the native library counts it."""
+"""Profile of steps in the native library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llaisys.libllaisys.model import STAGES, LlaisysProfile
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
-def test_every_stage_is_counted_and_no_moment_twice() -> None:
+def test_stages_are_counted_without_overlap() -> None:
     with MockModel(max_batch_tokens=3) as model:
         assert all(getattr(model.profile(), stage).count == 0 for stage in STAGES)
         start = time.perf_counter()
@@ -23,14 +23,17 @@ def test_every_stage_is_counted_and_no_moment_twice() -> None:
         elapsed = time.perf_counter() - start
         profile = model.profile()
         assert (profile.prepare.count, profile.sample.count) == (1, 1)
-        assert (profile.attn_meta.count, profile.forward.count) == (3, 3)  # pieces of 3, 3 and 2
+        assert (profile.attn_meta.count, profile.forward.count) == (
+            3,
+            3,
+        )  # micro-batches of 3, 3 and 2
         assert profile.memcpy.count > 3
         assert (profile.collective.count, profile.collective.seconds) == (0, 0)  # one rank
         seconds = [getattr(profile, s).seconds for s in STAGES if s != "collective"]
         assert min(seconds) > 0 and sum(seconds) < elapsed
 
 
-def test_reset_gives_what_was_counted_and_begins_again() -> None:
+def test_reset_returns_the_profile_and_clears_it() -> None:
     with MockModel() as model:
         model.run(TOKENS)
         counted = model.profile(reset=True)
@@ -40,7 +43,7 @@ def test_reset_gives_what_was_counted_and_begins_again() -> None:
         assert again.struct_size == ctypes.sizeof(LlaisysProfile)
 
 
-def test_a_refused_step_is_prepared_but_runs_nothing() -> None:
+def test_rejected_step_counts_only_prepare() -> None:
     with MockModel() as model:
         assert model.try_step([-1]) == -1
         assert (model.profile().prepare.count, model.profile().forward.count) == (1, 0)
@@ -48,7 +51,7 @@ def test_a_refused_step_is_prepared_but_runs_nothing() -> None:
         assert model.profile().forward.count == 1
 
 
-def test_a_wrong_struct_and_null_are_refused() -> None:
+def test_wrong_struct_size_and_null_are_rejected() -> None:
     with MockModel() as model:
         profile = lib().llaisysModelProfile
         wrong = LlaisysProfile(struct_size=8)

@@ -1,4 +1,4 @@
-"""Sampling through a model handle: draws, histories, masks, bias, log-probabilities."""
+"""Sampling through a model handle: samples, histories, masks, bias, log-probabilities."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ N = len(PROMPT)
 
 @pytest.fixture
 def model() -> Iterator[MockModel]:
-    """A model with a row for each token of the prompt."""
+    """Return a model with a row for each token of the prompt."""
     with MockModel() as made:
         made.run(PROMPT, marks=[1] * N)
         yield made
@@ -46,15 +46,15 @@ def test_greedy_is_the_argmax_and_rows_may_repeat(model: MockModel) -> None:
     assert model.sample_rows(N, top_k=[1] * N) == best
 
 
-def test_a_draw_is_a_function_of_seed_choice_and_position(model: MockModel) -> None:
-    def draw(seed: int, position: int, choice: int, row: int = 0) -> int:
+def test_sampling_depends_on_seed_choice_and_position(model: MockModel) -> None:
+    def sample_one(seed: int, position: int, choice: int, row: int = 0) -> int:
         return model.sample_rows(
             1, rows=[row], seeds=[seed], positions=[position], choices=[choice], temperature=[3.0]
         )[0]
 
     keys = [(s, p, c) for s in (0, 1, 2**64 - 1) for p in range(8) for c in range(3)]
-    first = [draw(*key) for key in keys]
-    assert [draw(*key) for key in keys] == first
+    first = [sample_one(*key) for key in keys]
+    assert [sample_one(*key) for key in keys] == first
     assert len(set(first)) > 5
     together = model.sample_rows(
         len(keys), rows=[0] * len(keys), seeds=[k[0] for k in keys],
@@ -64,15 +64,15 @@ def test_a_draw_is_a_function_of_seed_choice_and_position(model: MockModel) -> N
     assert together == first
 
 
-def test_draws_follow_the_probabilities(model: MockModel) -> None:
+def test_samples_follow_the_probabilities(model: MockModel) -> None:
     n = 4000
     logits = model.logits()[0].astype(np.float64) / 4.0
     expected = np.exp(logits - logits.max())
     expected /= expected.sum()
-    drawn = model.sample_rows(
+    sampled = model.sample_rows(
         n, rows=[0] * n, temperature=[4.0] * n, seeds=np.arange(n), positions=[7] * n
     )
-    counts = np.bincount(drawn, minlength=model.shape.voc)
+    counts = np.bincount(sampled, minlength=model.shape.voc)
     deviation = (counts - n * expected) / np.sqrt(n * expected * (1 - expected) + 1e-9)
     assert np.abs(deviation[n * expected > 5]).max() < 5
 
@@ -105,11 +105,11 @@ def test_histories(model: MockModel) -> None:
     def greedy(**penalty: Any) -> int:
         return model.sample_rows(1, seq_ids=[5], temperature=[0.0], **penalty)[0]
 
-    assert greedy(frequency_penalty=[1e3]) == best  # a history that was never started is empty
+    assert greedy(frequency_penalty=[1e3]) == best  # no history: empty
     history(model, "reset", 5, [best])
-    assert greedy(frequency_penalty=[1e3]) == best  # prompt tokens do not count here
+    assert greedy(frequency_penalty=[1e3]) == best  # prompt tokens do not count
     assert greedy(presence_penalty=[1e3]) == best
-    assert greedy(repetition_penalty=[1e9]) == second  # but do here
+    assert greedy(repetition_penalty=[1e9]) == second  # prompt tokens count
     history(model, "accept", 5, [best])
     assert greedy(frequency_penalty=[1e3]) == second
     assert greedy(presence_penalty=[1e3]) == second
@@ -155,19 +155,19 @@ def logprobs(model: MockModel, row: int) -> tuple[int, list[int], list[float]]:
     return found.sampled_rank, ids, list((ctypes.c_float * found.n).from_address(found.logprobs))
 
 
-def test_logprobs_are_of_the_distribution_before_everything(model: MockModel) -> None:
+def test_logprobs_are_of_the_raw_distribution(model: MockModel) -> None:
     logits = model.logits().astype(np.float64)
     expected = logits - np.log(np.exp(logits - logits.max(1, keepdims=True)).sum(1, keepdims=True))
     expected -= logits.max(1, keepdims=True)
     bias = {"bias_offsets": [0, 1, 1, 1, 1], "bias_ids": [9], "bias_values": [1e4]}
-    drawn = model.sample_rows(
+    sampled = model.sample_rows(
         4, temperature=[0.0, 0.0, 2.0, 2.0], top_k=[1, 0, 0, 3], n_logprobs=[0, 3, 37, -1], **bias
     )
-    assert drawn[0] == 9
+    assert sampled[0] == 9
     for row, count in ((0, 1), (1, 4), (2, 38)):
         rank, ids, values = logprobs(model, row)
-        assert len(ids) == count and ids[0] == drawn[row]
-        assert rank == 1 + int((logits[row] > logits[row, drawn[row]]).sum())
+        assert len(ids) == count and ids[0] == sampled[row]
+        assert rank == 1 + int((logits[row] > logits[row, sampled[row]]).sum())
         assert ids[1:] == np.argsort(-logits[row], kind="stable")[: count - 1].tolist()
         np.testing.assert_allclose(values, expected[row, ids], atol=1e-4)
     assert logprobs(model, 3) == (0, [], [])
@@ -210,14 +210,14 @@ def test_logprobs_are_of_the_distribution_before_everything(model: MockModel) ->
         ("mask_rows[1]", {"mask_rows": [-1, -2]}),
     ],
 )
-def test_what_is_refused(model: MockModel, words: str, arrays: dict[str, Any]) -> None:
+def test_invalid_sampling_is_rejected(model: MockModel, words: str, arrays: dict[str, Any]) -> None:
     with pytest.raises(InvalidInputError) as caught:
         model.sample_rows(2, **arrays)
     assert words in str(caught.value)
     assert len(model.sample_rows(N)) == N
 
 
-def test_counts_and_pointers_that_are_refused(model: MockModel) -> None:
+def test_invalid_counts_and_pointers_are_rejected(model: MockModel) -> None:
     sample = lib().llaisysModelSample
     ids = np.full(8, -7, np.int32)
     size = ctypes.sizeof(LlaisysSamplingMetadata)
@@ -235,30 +235,30 @@ def test_counts_and_pointers_that_are_refused(model: MockModel) -> None:
     assert lib().llaisysModelLogprobs(None, 0, ctypes.byref(LlaisysLogprobs())) == -1
 
 
-def test_there_is_nothing_to_sample_after_a_failed_step(model: MockModel) -> None:
+def test_sampling_after_a_failed_step_is_rejected(model: MockModel) -> None:
     assert model.try_step([99]) == -1
     with pytest.raises(InvalidInputError, match="n_rows"):
         model.sample_rows(1)
 
 
-def test_logprobs_end_with_the_next_step(model: MockModel) -> None:
+def test_logprobs_are_discarded_by_the_next_step(model: MockModel) -> None:
     model.sample_rows(1, n_logprobs=[2])
     model.run([1])
     with pytest.raises(InvalidInputError):
         model.logprobs(0)
 
 
-def test_the_adapter_hands_every_array_of_the_metadata_on() -> None:
+def test_adapter_passes_every_array_of_the_metadata() -> None:
     names = {field.name for field in dataclasses.fields(SamplingMetadata)}
     assert set(_SAMPLING_DTYPES) == names - {"numbers"}
 
 
-def test_both_sides_know_the_same_numbers_with_the_same_neutral_values(model: MockModel) -> None:
+def test_both_sides_have_the_same_numbers_and_neutral_values(model: MockModel) -> None:
     with pytest.raises(InvalidInputError) as caught:
         model.sample_rows(1, heat=[1.0])
     known = re.search(r"one of (.*), got heat", str(caught.value))
     assert known is not None and set(known[1].split(", ")) == set(ROW_NUMBERS)
     arguments: dict[str, Any] = {"seeds": [11] * N, "positions": range(N), "n_logprobs": [2] * N}
-    drawn = model.sample_rows(N, **arguments)
+    sampled = model.sample_rows(N, **arguments)
     for name, neutral in ROW_NUMBERS.items():
-        assert model.sample_rows(N, **({name: [neutral] * N} | arguments)) == drawn, name
+        assert model.sample_rows(N, **({name: [neutral] * N} | arguments)) == sampled, name

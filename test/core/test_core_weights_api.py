@@ -1,4 +1,4 @@
-"""The weight slots of a model handle: who owns what, and what is refused.
+"""Weight slots of a model handle: ownership and errors.
 
 A decoder (qwen2, llama) has slots per layer and tied embeddings; the mock model has one slot.
 """
@@ -72,7 +72,7 @@ def decoder() -> Iterator[Decoder]:
         yield made
 
 
-def test_a_filled_decoder_runs_and_optional_slots_stay_optional(decoder: Decoder) -> None:
+def test_decoder_runs_without_optional_weights(decoder: Decoder) -> None:
     decoder.fill()
     before = decoder.run([1, 2, 3])
     assert np.isfinite(before).all()
@@ -82,7 +82,7 @@ def test_a_filled_decoder_runs_and_optional_slots_stay_optional(decoder: Decoder
 
 
 @pytest.mark.parametrize("missing", [("in_embed", 0), ("out_norm_w", 0), ("mlp_up_w", 1)])
-def test_a_missing_weight_is_named_at_the_step(decoder: Decoder, missing: tuple[str, int]) -> None:
+def test_step_names_a_missing_weight(decoder: Decoder, missing: tuple[str, int]) -> None:
     decoder.fill(leave_out=missing)
     assert decoder.try_step([1]) == -1
     text = lib().llaisysLastError().decode()
@@ -93,13 +93,13 @@ def test_a_missing_weight_is_named_at_the_step(decoder: Decoder, missing: tuple[
     assert decoder.try_step([1]) == 0
 
 
-def test_a_mock_without_weights() -> None:
+def test_mock_model_without_weights_is_rejected() -> None:
     with MockModel(weights=False) as model:
         assert model.try_step([1]) == -1
         assert "weight in_embed is missing" in lib().llaisysLastError().decode()
 
 
-def test_a_replaced_weight_is_used_at_the_next_step(decoder: Decoder) -> None:
+def test_replaced_weight_is_used_by_the_next_step(decoder: Decoder) -> None:
     decoder.fill()
     first = decoder.run([1, 2, 3])
     decoder.fill(seed=1)
@@ -110,8 +110,8 @@ def test_a_replaced_weight_is_used_at_the_next_step(decoder: Decoder) -> None:
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "llama"])
-def test_a_tied_table_is_freed_once(model_type: str) -> None:
-    """ASan or glibc would end the process over a double free; values show that both are used."""
+def test_tied_embedding_is_freed_once(model_type: str) -> None:
+    """ASan or glibc aborts on a double free; the values show that both slots are used."""
     for close_before_step in (False, True):
         with Decoder(model_type) as decoder:
             decoder.fill()
@@ -119,13 +119,13 @@ def test_a_tied_table_is_freed_once(model_type: str) -> None:
             decoder.replace_weight("in_embed", 0, table, ("out_embed", 0))
             if not close_before_step:
                 decoder.run([1, 2])
-                decoder.put("out_embed", seed=3)  # in_embed keeps the tied one
+                decoder.put("out_embed", seed=3)  # in_embed keeps the tied tensor
                 decoder.run([1, 2], seqs=[[1]] * 2)
                 decoder.put("in_embed", seed=3)
                 decoder.run([1, 2], seqs=[[2]] * 2)
 
 
-def test_the_same_handle_may_be_put_into_its_slot_again(decoder: Decoder) -> None:
+def test_slot_accepts_its_own_handle_again(decoder: Decoder) -> None:
     table = tensor(np.ones((SHAPE.voc, SHAPE.hs), np.float32), "f32")
     decoder.replace_weight("in_embed", 0, table, ("in_embed", 0))
     decoder.fill(leave_out=("in_embed", 0))
@@ -134,8 +134,8 @@ def test_the_same_handle_may_be_put_into_its_slot_again(decoder: Decoder) -> Non
 
 @pytest.mark.skipif(is_sanitized(), reason="ASan keeps freed memory for a while")
 @pytest.mark.parametrize("with_steps", [False, True])
-def test_replacing_a_slot_leaks_nothing(with_steps: bool) -> None:
-    """64 tensors of 4 MB through one slot: what is resident must not grow by more than a few."""
+def test_replacing_a_slot_does_not_leak(with_steps: bool) -> None:
+    """64 tensors of 4 MB through one slot: resident memory may grow by a few of them at most."""
     shape = Shape(voc=16384, nh=8, nkvh=1, dh=8)
     values = np.ones((shape.voc, shape.hs), np.float32)
     with MockModel(shape, weights=False, kv_cache_capacity_tokens=1024) as model:
@@ -151,7 +151,7 @@ def test_replacing_a_slot_leaks_nothing(with_steps: bool) -> None:
 
 
 @pytest.mark.skipif(is_sanitized(), reason="ASan keeps freed memory for a while")
-def test_creating_and_destroying_leaks_nothing() -> None:
+def test_create_and_destroy_do_not_leak() -> None:
     shape = Shape(voc=16384, nh=8, nkvh=1, dh=8, maxseq=4096)
     sizes = []
     for i in range(24):
@@ -177,16 +177,16 @@ def test_creating_and_destroying_leaks_nothing() -> None:
         ("attn_k_b", 0, (8,), "f32", "shape must be \\[4\\]"),
     ],
 )
-def test_a_refused_tensor_stays_the_callers(
+def test_caller_keeps_a_rejected_tensor(
     decoder: Decoder, field: str, layer: int, shape: tuple[int, ...], dtype: str, words: str
 ) -> None:
     with Tensor.create(shape, dtype) as made:
         with pytest.raises(InvalidInputError, match=words):
             decoder.replace_weight(field, layer, made)
-        assert made.shape == shape  # still there, and freed by us
+        assert made.shape == shape  # still owned by the test
 
 
-def test_a_strided_tensor_and_null_are_refused(decoder: Decoder) -> None:
+def test_strided_tensor_and_null_are_rejected(decoder: Decoder) -> None:
     with (
         Tensor.create((8, 9), "f32") as wide,
         wide.slice(1, 0, 8) as view,
@@ -201,8 +201,8 @@ def test_a_strided_tensor_and_null_are_refused(decoder: Decoder) -> None:
     assert replace(None, b"attn_q_w", 0, None) == -1
 
 
-def test_a_tensor_that_another_model_holds_is_refused(decoder: Decoder) -> None:
-    """A norm keeps its values, an embedding loses them to packing: both have one owner."""
+def test_tensor_of_another_model_is_rejected(decoder: Decoder) -> None:
+    """A norm keeps its values, packing releases those of an embedding: both have one owner."""
     replace = lib().llaisysModelReplaceWeight
     for field, shape in ("out_norm_w", (SHAPE.hs,)), ("out_embed", (SHAPE.voc, SHAPE.hs)):
         with Decoder() as other:
@@ -212,13 +212,13 @@ def test_a_tensor_that_another_model_holds_is_refused(decoder: Decoder) -> None:
             assert replace(decoder.handle, field.encode(), 0, handle) == -1
             text = lib().llaisysLastError().decode()
             assert text == f"weight {field}: the tensor belongs to another model"
-            assert replace(other.handle, field.encode(), 0, handle) == 0  # its own is fine
+            assert replace(other.handle, field.encode(), 0, handle) == 0  # its own tensor is valid
         assert not getattr(slots_of(decoder), field)
 
 
 @pytest.mark.parametrize("with_step", [False, True])
-def test_a_tensor_that_a_model_holds_is_not_destroyed_from_outside(with_step: bool) -> None:
-    """Given, tied, or written into its slot and taken over by a step: the model frees it."""
+def test_tensor_owned_by_a_model_cannot_be_destroyed(with_step: bool) -> None:
+    """Replaced, tied, or written into a slot and adopted by a step: the model frees it."""
     destroy, replace = lib().llaisysTensorDestroy, lib().llaisysModelReplaceWeight
     with Decoder() as decoder:
         decoder.fill()
@@ -227,16 +227,16 @@ def test_a_tensor_that_a_model_holds_is_not_destroyed_from_outside(with_step: bo
         if with_step:
             slots.out_norm_w, left = direct_norm(), slots.out_norm_w
             assert decoder.try_step([1]) == 0
-            assert destroy(left) == 0  # it has left its slot: the writer's to free
+            assert destroy(left) == 0  # removed from its slot: the writer frees it
         layers = (ctypes.c_void_p * N_LAYERS).from_address(slots.attn_q_w)
         for handle in {*layers, *(getattr(slots, field) for field in GLOBAL)}:
             assert destroy(handle) == -1
             assert lib().llaisysLastError() == b"tensor belongs to a model, which destroys it"
-        assert decoder.try_step([2]) == 0  # nothing is gone
-        refused = Tensor(slots.out_norm_w)
+        assert decoder.try_step([2]) == 0  # all weights are valid
+        rejected = Tensor(slots.out_norm_w)
         with pytest.raises(InvalidInputError, match="belongs to a model"):
-            refused.close()
-        refused.close()  # once said is enough
+            rejected.close()
+        rejected.close()  # a second close has no effect
 
 
 def direct_norm() -> int:
@@ -246,7 +246,7 @@ def direct_norm() -> int:
     return handle
 
 
-def test_a_tensor_of_another_model_written_into_a_slot_is_refused_and_left_alone() -> None:
+def test_tensor_of_another_model_written_into_a_slot_is_rejected_and_not_freed() -> None:
     with MockModel() as owner, MockModel(weights=False) as thief:
         slots_of(thief).in_embed = slots_of(owner).in_embed
         assert thief.try_step([1]) == -1
@@ -254,12 +254,12 @@ def test_a_tensor_of_another_model_written_into_a_slot_is_refused_and_left_alone
         thief.replace_weight("in_embed", 0, tensor(thief.shape.table(), "f32"))
         assert thief.try_step([1]) == owner.try_step([1]) == 0
         slots_of(thief).in_embed, own = slots_of(owner).in_embed, slots_of(thief).in_embed
-        thief.close()  # frees nothing of the owner's
+        thief.close()  # frees no tensor of the owner
         lib().llaisysTensorDestroy(own)
         assert owner.try_step([2]) == 0
 
 
-def test_a_tensor_that_left_its_slot_may_go_to_another_model(decoder: Decoder) -> None:
+def test_tensor_removed_from_its_slot_may_move_to_another_model(decoder: Decoder) -> None:
     with Decoder() as other:
         decoder.fill()
         assert decoder.try_step([1]) == 0
@@ -272,7 +272,7 @@ def test_a_tensor_that_left_its_slot_may_go_to_another_model(decoder: Decoder) -
         assert decoder.try_step([1]) == 0
 
 
-def test_the_layer_of_a_global_slot_is_ignored(decoder: Decoder) -> None:
+def test_layer_of_a_global_slot_is_ignored(decoder: Decoder) -> None:
     decoder.put("out_norm_w", layer=99)
 
 
@@ -303,7 +303,7 @@ def slots_of(model: Model) -> LlaisysDecoderWeights:
     return LlaisysDecoderWeights.from_address(lib().llaisysModelWeights(model.handle))
 
 
-def test_a_slot_written_directly_is_taken_over_at_the_next_step() -> None:
+def test_slot_written_directly_is_adopted_by_the_next_step() -> None:
     with MockModel(weights=False) as model:
         shape = model.shape
         slots = slots_of(model)
@@ -315,7 +315,7 @@ def test_a_slot_written_directly_is_taken_over_at_the_next_step() -> None:
         np.testing.assert_allclose(got, shape.sequence_logits([1, 2, 3])[2:], atol=2e-4)
 
 
-def test_a_wrong_tensor_written_directly_is_refused_at_the_step() -> None:
+def test_step_rejects_an_invalid_tensor_written_directly() -> None:
     with MockModel(weights=False) as model:
         slots = slots_of(model)
         with Tensor.create((3, 3), "f32") as wrong:

@@ -1,5 +1,5 @@
-"""The KV cache of the SLOT layout through the C API: every rule and code, then as a state machine
-against naive_kv_cache.py, thousands of random calls with failures among them."""
+"""The SLOT layout of the KV cache through the C API: every rule and code, then random calls with
+failures against the reference of naive_kv_cache.py."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def model() -> Iterator[MockModel]:
         yield made
 
 
-def books(model: MockModel) -> list[tuple[tuple[int, ...], int]]:
+def cells_of(model: MockModel) -> list[tuple[tuple[int, ...], int]]:
     return sorted(parse_dump(model.kv_dump())[0].values())
 
 
 # -- Rules ----------------------------------------------------------------------------------------
 
 
-def test_the_dump_names_cells_and_tokens(model: MockModel) -> None:
+def test_dump_lists_cells_and_tokens(model: MockModel) -> None:
     assert model.kv_dump().splitlines() == [
         *(f"cell[{i}] = {{seq_ids=[0], pos={i}, used=1}}" for i in range(5)),
         "cell[5] = {seq_ids=[1], pos=0, used=1}",
@@ -59,7 +59,7 @@ def test_the_dump_names_cells_and_tokens(model: MockModel) -> None:
     assert not any(line.startswith(("cell[1]", "cell[2]")) for line in lines)
 
 
-def test_the_dump_fits_any_buffer(model: MockModel) -> None:
+def test_dump_fits_any_buffer(model: MockModel) -> None:
     text = model.kv_dump().encode()
     length = ctypes.c_size_t()
     for capacity in (1, 2, 17, len(text), len(text) + 1, len(text) + 50):
@@ -67,7 +67,7 @@ def test_the_dump_fits_any_buffer(model: MockModel) -> None:
         assert lib().llaisysModelKvDump(model.handle, buffer, capacity, ctypes.byref(length)) == 0
         assert length.value == len(text)
         assert buffer.value == text[: capacity - 1]
-        assert buffer.raw[min(capacity, len(text) + 1)] == ord("#")  # nothing behind it
+        assert buffer.raw[min(capacity, len(text) + 1)] == ord("#")  # no overrun
     assert lib().llaisysModelKvDump(model.handle, None, 0, ctypes.byref(length)) == 0
     assert lib().llaisysModelKvDump(model.handle, None, 5, ctypes.byref(length)) == -1
     assert lib().llaisysModelKvDump(model.handle, None, 0, None) == -1
@@ -95,17 +95,17 @@ def test_statistics(model: MockModel) -> None:
 
 def test_cp_shares_cells(model: MockModel) -> None:
     assert model.kv_seq_cp(3, 0, 1, 3) == OK
-    assert books(model) == [((0,), 0), ((0,), 3), ((0,), 4), ((0, 3), 1), ((0, 3), 2),
+    assert cells_of(model) == [((0,), 0), ((0,), 3), ((0,), 4), ((0, 3), 1), ((0, 3), 2),
                             ((1,), 0), ((1,), 1)]  # fmt: skip
     assert (model.kv_seq_pos_min(3), model.kv_seq_pos_max(3)) == (1, 2)
     assert model.kv_stats().used_slots == 7
     before = model.kv_dump()
-    assert model.kv_seq_cp(3, 0, 1, 3) == OK  # again: nothing new
-    assert model.kv_seq_cp(0, 0, -1, -1) == OK  # onto itself: nothing
+    assert model.kv_seq_cp(3, 0, 1, 3) == OK  # again: no change
+    assert model.kv_seq_cp(0, 0, -1, -1) == OK  # onto itself: no change
     assert model.kv_dump() == before
 
 
-def test_rm_frees_cells_that_nobody_holds(model: MockModel) -> None:
+def test_rm_frees_cells_without_sequences(model: MockModel) -> None:
     model.kv_seq_cp(3, 0, 0, 2)
     assert model.kv_seq_rm(0, -1, -1) == OK
     assert model.kv_seq_pos_max(0) == -1 and model.kv_seq_pos_max(3) == 1
@@ -125,17 +125,17 @@ def test_add_moves_shared_cells_for_all(model: MockModel) -> None:
     assert model.kv_dump() == before
 
 
-def test_keep_takes_everybody_else_out(model: MockModel) -> None:
+def test_keep_removes_all_other_sequences(model: MockModel) -> None:
     model.kv_seq_cp(3, 0, 0, 2)
     assert model.kv_seq_keep(3) == OK
-    assert books(model) == [((3,), 0), ((3,), 1)]
+    assert cells_of(model) == [((3,), 0), ((3,), 1)]
     assert model.kv_seq_keep(0) == BAD_SEQ
 
 
 @pytest.mark.parametrize(
     ("call", "arguments", "status"),
     [
-        # 1. a negative sequence, before anything else
+        # 1. a negative sequence
         ("cp", (-1, 0, -1, -1), BAD_SEQ),
         ("cp", (3, -1, 5, 5), BAD_SEQ),
         ("rm", (-1, 5, 5), BAD_SEQ),
@@ -150,12 +150,12 @@ def test_keep_takes_everybody_else_out(model: MockModel) -> None:
         ("rm", (0, -1, 0), EMPTY),
         ("rm", (0, BIG, -1), EMPTY),
         ("add", (99, 7, 6, 1), EMPTY),
-        # 3. a sequence that holds nothing
+        # 3. a sequence without cells
         ("cp", (3, 99, -1, -1), BAD_SEQ),
         ("rm", (99, 0, 1), BAD_SEQ),
         ("add", (99, 0, 1, -100), BAD_SEQ),
         ("keep", (99,), BAD_SEQ),
-        # 4. nothing of it in the range
+        # 4. no cell in the range
         ("cp", (3, 0, 5, 100), EMPTY),
         ("rm", (0, 5, -1), EMPTY),
         ("add", (1, 2, -1, -50), EMPTY),
@@ -166,7 +166,7 @@ def test_keep_takes_everybody_else_out(model: MockModel) -> None:
         ("add", (0, -1, -1, BIG), BAD_POS),
         ("add", (0, -1, -1, -BIG - 1), BAD_POS),
         ("add", (0, 4, -1, BIG - 3), BAD_POS),
-        # and the last ones that are right
+        # valid limits
         ("add", (0, -1, -1, 59), OK),
         ("add", (0, 4, 5, -4), OK),
         ("rm", (0, 4, 5), OK),
@@ -190,15 +190,17 @@ def test_codes_and_their_order(
     [("Rm", (-1, 0, 1)), ("Rm", (99, 0, 1)), ("Rm", (0, 3, 3)), ("Add", (0, 0, 5, -3)),
      ("Cp", (1, 55, 0, 1)), ("Keep", (44,))],
 )  # fmt: skip
-def test_a_failing_call_says_why(model: MockModel, call: str, arguments: tuple[int, ...]) -> None:
-    """llaisys.h: the reason, in words, is llaisysLastError() of the calling thread."""
+def test_failed_call_sets_the_error_text(
+    model: MockModel, call: str, arguments: tuple[int, ...]
+) -> None:
+    """llaisys.h: llaisysLastError() returns the error text of the calling thread."""
     lib().llaisysModelKvStats(None, None)
     stale = lib().llaisysLastError()
     assert getattr(lib(), f"llaisysModelKvSeq{call}")(model.handle, *arguments) != 0
     assert lib().llaisysLastError() not in (b"", stale)
 
 
-def test_positions_of_sequences_that_hold_nothing(model: MockModel) -> None:
+def test_positions_of_sequences_without_cells(model: MockModel) -> None:
     for seq in (2, 99, -1, BIG, -BIG - 1):
         assert model.kv_seq_pos_max(seq) == model.kv_seq_pos_min(seq) == -1
     assert lib().llaisysModelKvSeqPosMax(None, 0) == -1
@@ -208,7 +210,7 @@ def test_positions_of_sequences_that_hold_nothing(model: MockModel) -> None:
         assert b"model is NULL" in lib().llaisysLastError()
 
 
-def test_a_full_cache_evicts_nothing(model: MockModel) -> None:
+def test_full_cache_evicts_nothing(model: MockModel) -> None:
     before = (model.kv_dump(), bytes(model.kv_stats()))
     assert model.try_step([1] * 14) == 1
     assert (model.kv_dump(), bytes(model.kv_stats())) == before
@@ -218,13 +220,13 @@ def test_a_full_cache_evicts_nothing(model: MockModel) -> None:
     assert model.try_step([1], seqs=[[5]]) == 1
     with pytest.raises(KvCacheFullError, match="no free slot"):
         model.step(LlaisysStepInput(n_tokens=1, token_ids=np.zeros(1, np.int64).ctypes.data))
-    assert model.kv_seq_cp(5, 0, -1, -1) == OK  # sharing needs no room
+    assert model.kv_seq_cp(5, 0, -1, -1) == OK  # sharing needs no free cell
     model.kv_seq_rm(1, 0, 1)
     model.run([1], seqs=[[5]])
     assert model.try_step([1], seqs=[[5]]) == 1
 
 
-def test_freed_cells_are_found_again_in_any_pattern() -> None:
+def test_freed_cells_are_reused_in_any_pattern() -> None:
     with MockModel(SMALL, kv_cache_capacity_tokens=10, max_batch_tokens=3) as model:
         model.run([1] * 10)
         for p0, p1 in ((1, 2), (4, 6), (9, 10)):
@@ -235,14 +237,14 @@ def test_freed_cells_are_found_again_in_any_pattern() -> None:
         np.testing.assert_allclose(got, SMALL.sequence_logits([2, 3, 4, 5]), atol=2e-4)
 
 
-def test_a_sequence_can_be_removed_and_started_again(model: MockModel) -> None:
+def test_sequence_can_be_removed_and_restarted(model: MockModel) -> None:
     model.kv_seq_rm(0, -1, -1)
     got = model.run([9, 8])
     np.testing.assert_allclose(got[0], SMALL.sequence_logits([9, 8])[1], atol=2e-4)
     assert model.kv_seq_pos_max(0) == 1
 
 
-def test_a_shared_prefix_gives_the_bits_of_a_prompt_of_ones_own() -> None:
+def test_shared_prefix_is_bitwise_identical_to_an_own_prompt() -> None:
     tokens = [1, 2, 3, 4, 5, 6]
     with MockModel(SMALL, kv_cache_capacity_tokens=30) as model:
         own = model.run([*tokens, 7, 8])
@@ -250,7 +252,7 @@ def test_a_shared_prefix_gives_the_bits_of_a_prompt_of_ones_own() -> None:
         model.kv_seq_cp(2, 1, 0, 6)
         got = model.run([7, 8], seqs=[[2]] * 2)
         assert got.tobytes() == own.tobytes()
-        model.kv_seq_rm(1, -1, -1)  # the prefix outlives the sequence that made it
+        model.kv_seq_rm(1, -1, -1)  # the prefix outlives its first sequence
         model.kv_seq_rm(2, 6, -1)
         assert model.run([7, 8], seqs=[[2]] * 2).tobytes() == own.tobytes()
 
@@ -259,7 +261,7 @@ def test_a_shared_prefix_gives_the_bits_of_a_prompt_of_ones_own() -> None:
 
 
 class Driver:
-    """Random calls on both sides. Sequences 0..5 mostly, some out of range."""
+    """Random calls on both sides, mostly with sequences 0..5, some out of range."""
 
     def __init__(self, seed: int, capacity: int, max_batch_tokens: int) -> None:
         self.random = random.Random(seed)
@@ -332,7 +334,7 @@ class Driver:
 @pytest.mark.parametrize(
     ("seed", "capacity", "max_batch_tokens"), [(0, 24, 4), (1, 40, 512), (2, 7, 1), (3, 70, 3)]
 )
-def test_thousands_of_random_calls(seed: int, capacity: int, max_batch_tokens: int) -> None:
+def test_random_calls_match_the_reference(seed: int, capacity: int, max_batch_tokens: int) -> None:
     driver = Driver(seed, capacity, max_batch_tokens)
     with driver.model:
         for number in range(2500):
@@ -348,7 +350,7 @@ ENDS = st.integers(-2, 20)
 
 
 class KvMachine(RuleBasedStateMachine):
-    """The same for hypothesis, which shrinks what it finds."""
+    """The same as a hypothesis state machine, which shrinks failures."""
 
     def __init__(self) -> None:
         super().__init__()

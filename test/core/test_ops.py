@@ -1,4 +1,4 @@
-"""The operators over rows against their twins in NumPy: odd sizes, every dtype, views, threads."""
+"""Row operators against NumPy references: odd sizes, every dtype, views, threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SHAPES = ((1, 1), (2, 3), (3, 7), (1, 17), (5, 33), (2, 513), (67, 129), (33, 10
 
 @pytest.fixture(scope="module", params=[0, 2])
 def stream(request: pytest.FixtureRequest) -> Iterator[Stream | None]:
-    """NULL, and a stream of two threads."""
+    """NULL and a stream with two threads."""
     if request.param == 0:
         yield None
         return
@@ -39,7 +39,7 @@ def test_add(dtype: str, stream: Stream | None) -> None:
             x, y, out = native(a, dtype), native(b, dtype), native.empty(shape, dtype)
             op("Add", out, x, y, stream=stream)
             expected = rounded(a + b, dtype)
-            np.testing.assert_array_equal(array(out), expected)  # one rounding, no freedom
+            np.testing.assert_array_equal(array(out), expected)  # one rounding: exact
             op("Add", x, x, y, stream=stream)
             np.testing.assert_array_equal(array(x), expected)
             op("Add", y, native(a, dtype), y, stream=stream)
@@ -107,7 +107,7 @@ def test_embedding(table_dtype: str, dtype: str, stream: Stream | None) -> None:
             np.testing.assert_array_equal(array(out), rounded(table[index], dtype))
 
 
-def rms_norm_twin(x: Array, weight: Array, epsilon: float) -> Array:
+def rms_norm_reference(x: Array, weight: Array, epsilon: float) -> Array:
     wide = x.astype(np.float64)
     return wide / np.sqrt((wide**2).mean(1, keepdims=True) + epsilon) * weight
 
@@ -121,7 +121,7 @@ def test_rms_norm(in_dtype: str, dtype: str, stream: Stream | None) -> None:
             surroundings = native.whole
             source = native.strided(x, in_dtype, before=3)
             op("RmsNorm", out, source, native(weight, weight_dtype), 1e-5, stream=stream)
-            assert_close(array(out), rms_norm_twin(x, weight, 1e-5), dtype, 4)
+            assert_close(array(out), rms_norm_reference(x, weight, 1e-5), dtype, 4)
             gaps = array(surroundings)
             assert np.isnan(gaps[:, 0]).all() and np.isnan(gaps[:, d + 1 :]).all()
 
@@ -131,7 +131,7 @@ def test_rms_norm_in_place() -> None:
     with Natives() as native:
         inout = native(x, "f32")
         op("RmsNorm", inout, inout, native(weight, "f32"), 1e-6)
-        assert_close(array(inout), rms_norm_twin(x, weight, 1e-6), "f32", 4)
+        assert_close(array(inout), rms_norm_reference(x, weight, 1e-6), "f32", 4)
 
 
 @pytest.mark.parametrize(("in_dtype", "residual_dtype"), list(product(REALS, REALS)))
@@ -145,13 +145,13 @@ def test_add_rms_norm(in_dtype: str, residual_dtype: str, stream: Stream | None)
             op("AddRmsNorm", inout, sums, inout, native(weight, "f32"), 1e-5, stream=stream)
             expected = rounded(x + residual, residual_dtype)
             np.testing.assert_array_equal(array(sums), expected)
-            # The norm may be taken of the sum before or after it was rounded.
+            # The norm may use the sum before or after rounding.
             scale = 4 if residual_dtype == "f32" else 8
             worst = max((in_dtype, residual_dtype), key=REALS.index)
-            assert_close(array(inout), rms_norm_twin(expected, weight, 1e-5), worst, scale)
+            assert_close(array(inout), rms_norm_reference(expected, weight, 1e-5), worst, scale)
 
 
-def rope_twin(x: Array, positions: Array, inv_freq: Array) -> Array:
+def rope_reference(x: Array, positions: Array, inv_freq: Array) -> Array:
     """x [n, heads, d]."""
     half = x.shape[2] // 2
     angle = positions[:, None, None] * inv_freq.astype(np.float64)
@@ -171,12 +171,12 @@ def test_rope(in_dtype: str, dtype: str, stream: Stream | None) -> None:
             source = native.strided(x, in_dtype, before=3)
             angles = native(positions, "i64"), native(inv_freq, "f32")
             op("Rope", out, source, *angles, stream=stream)
-            assert_close(array(out), rope_twin(x, positions, inv_freq), dtype, 2)
+            assert_close(array(out), rope_reference(x, positions, inv_freq), dtype, 2)
             op("Rope", source, source, *angles, stream=stream)
-            assert_close(array(source), rope_twin(x, positions, inv_freq), in_dtype, 2)
+            assert_close(array(source), rope_reference(x, positions, inv_freq), in_dtype, 2)
 
 
-def test_rope_turns_back_and_keeps_lengths_at_any_position() -> None:
+def test_rope_is_invertible_and_keeps_norms_at_any_position() -> None:
     x = normal(4, 2, 10)
     inv_freq = np.array([1.0, 0.3, 0.01, 1e-4, 1e-7], np.float32)
     positions = np.array([0, 1, -5, 1 << 20])
@@ -184,7 +184,7 @@ def test_rope_turns_back_and_keeps_lengths_at_any_position() -> None:
         there, back = native.empty(x.shape, "f32"), native.empty(x.shape, "f32")
         frequencies = native(inv_freq, "f32")
         op("Rope", there, native(x, "f32"), native(positions, "i64"), frequencies)
-        assert_close(array(there), rope_twin(x, positions, inv_freq), "f32", 4)
+        assert_close(array(there), rope_reference(x, positions, inv_freq), "f32", 4)
         np.testing.assert_array_equal(array(there)[0], x[0])
         op("Rope", back, there, native(-positions, "i64"), frequencies)
         assert_close(array(back), x.astype(np.float64), "f32", 4)
@@ -243,7 +243,7 @@ def test_swiglu(gate_dtype: str, dtype: str, stream: Stream | None) -> None:
                 assert bits(left) == bits(out)
 
 
-def test_swiglu_at_the_ends() -> None:
+def test_swiglu_of_extreme_values() -> None:
     gate = np.array([[-1e4, -90.0, 0.0, 90.0, 1e4, np.inf]], np.float32)
     with Natives() as native:
         out = native.empty(gate.shape, "f32")
@@ -256,7 +256,7 @@ def test_softmax(dtype: str, stream: Stream | None) -> None:
     for rows, n in [*product((1, 3), LENGTHS), (40, 3001), (0, 4)]:
         x = rounded(normal(rows, n) * 5, dtype)
         if rows > 1:
-            x[1, ::2] = -np.inf  # n == 1: all of it
+            x[1, ::2] = -np.inf  # n == 1: the whole row
         with np.errstate(invalid="ignore"):
             wide = np.exp(x.astype(np.float64) - x.max(1, keepdims=True))
             expected = np.where(np.isnan(wide), 0, wide / wide.sum(1, keepdims=True))
@@ -294,7 +294,7 @@ def check_topk(values: Array, k: int, stream: Stream | None) -> None:
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
 def test_conversions_round_to_nearest_even_over_all_bit_patterns(dtype: str) -> None:
-    """embedding f32 -> 16 bits -> f32 over every 16-bit value, its middles and their neighbours."""
+    """embedding f32 -> 16 bits -> f32 over every 16-bit value, midpoint and adjacent value."""
     patterns = np.arange(1 << 16, dtype=np.uint16)
     exact = (patterns.view(np.float16).astype(np.float32) if dtype == "f16"
              else (patterns.astype(np.uint32) << 16).view(np.float32))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Attention against NumPy, and its promise: a token's result depends on its own list alone."""
+"""Attention against NumPy, and batch invariance: a token's result depends only on its list."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Case:
     scale: float = 0.3
 
     def run(self, tokens: Sequence[int] | None = None, stream: Stream | None = None) -> Array:
-        """The results of these tokens, in this order."""
+        """Return the results of these tokens, in this order."""
         chosen = list(range(len(self.q))) if tokens is None else list(tokens)
         width = max(
             (len(entries) + self.block_size - 1) // self.block_size for entries in self.lists
@@ -54,7 +54,7 @@ class Case:
                self.scale, stream=stream)  # fmt: skip
             return array(out)
 
-    def twin(self) -> Array:
+    def reference(self) -> Array:
         q_dtype, kv_dtype, _ = self.dtypes
         q, k, v = (rounded(self.q, q_dtype), rounded(self.k, kv_dtype), rounded(self.v, kv_dtype))
         slots = [list(self.lists[row][begin:end]) for row, begin, end in self.seen]
@@ -85,7 +85,7 @@ def make_case(
     window: int = 0,
     dtypes: tuple[str, str, str] = ("f32", "f32", "f32"),
 ) -> Case:
-    """Lists of random blocks; the last `per_list` tokens of each ask. Unseen slots hold NaN."""
+    """Make lists of random blocks, queried by their last `per_list` tokens. Other slots are NaN."""
     rng = np.random.default_rng(seed)
     n_blocks = [-(-length // block_size) for length in lengths]
     total = sum(n_blocks) + 3
@@ -108,7 +108,7 @@ def make_case(
 def test_against_numpy_in_every_dtype(dtypes: tuple[str, str, str]) -> None:
     for heads, kv_heads, d in ((1, 1, 2), (4, 2, 6), (6, 1, 33), (3, 3, 64), (14, 2, 80)):
         case = make_case((1, 65, 130), 5, heads, kv_heads, d, dtypes=dtypes)
-        assert_close(case.run(), case.twin(), dtypes[2], 16)
+        assert_close(case.run(), case.reference(), dtypes[2], 16)
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 3, 16])
@@ -116,18 +116,18 @@ def test_against_numpy_over_lengths(block_size: int) -> None:
     with Stream(n_threads=2) as stream:
         for length in LENGTHS:
             case = make_case((length,), 3, 4, 2, 12, block_size, seed=length)
-            assert_close(case.run(stream=stream), case.twin(), "f32", 16)
+            assert_close(case.run(stream=stream), case.reference(), "f32", 16)
             windowed = make_case((length,), 3, 4, 2, 12, block_size, seed=length, window=40)
-            assert_close(windowed.run(stream=stream), windowed.twin(), "f32", 16)
+            assert_close(windowed.run(stream=stream), windowed.reference(), "f32", 16)
 
 
-def test_a_token_that_sees_nothing_gives_zeros() -> None:
+def test_token_without_visible_entries_gives_zeros() -> None:
     case = make_case((70, 3), 3, 4, 2, 6)
     case.seen[1] = (0, 5, 5)
     case.seen[4] = (1, 3, 2)
     got = case.run()
     assert (got[[1, 4]] == 0).all()
-    assert_close(got, case.twin(), "f32", 16)
+    assert_close(got, case.reference(), "f32", 16)
     nothing = make_case((4,), 1, 2, 1, 4)
     assert nothing.run(tokens=[]).shape == (0, 2, 4)
 
@@ -135,11 +135,11 @@ def test_a_token_that_sees_nothing_gives_zeros() -> None:
 def test_large_scores_do_not_overflow() -> None:
     case = make_case((200,), 4, 2, 2, 8)
     case.scale = 300.0
-    assert_close(case.run(), case.twin(), "f32", 4096)
+    assert_close(case.run(), case.reference(), "f32", 4096)
 
 
-def test_nan_in_slots_that_are_not_seen_does_not_show() -> None:
-    """Behind `end`, before `begin`, in other lists: whatever lies there."""
+def test_nan_in_invisible_slots_has_no_effect() -> None:
+    """Slots after `end`, before `begin` and in other lists have no effect."""
     case = make_case((150, 90), 150, 4, 2, 10, block_size=8, window=70)
     expected = case.run()
     assert np.isfinite(expected).all()
@@ -156,7 +156,9 @@ def test_nan_in_slots_that_are_not_seen_does_not_show() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(data=st.data())
-def test_bits_do_not_depend_on_neighbours_blocks_chunks_or_threads(data: st.DataObject) -> None:
+def test_attention_is_bitwise_independent_of_batch_blocks_chunks_and_threads(
+    data: st.DataObject,
+) -> None:
     sizes = st.integers(1, 150) | st.sampled_from([511, 512, 513, 700, 1030])
     lengths = data.draw(st.lists(sizes, min_size=1, max_size=4), "lengths")
     group, kv_heads = (
@@ -212,7 +214,7 @@ def test_self_attention_masked(dtype: str) -> None:
             assert_close(masked(q, k, v, mask, dtype), expected, dtype, 16)
 
 
-def test_a_causal_mask_and_a_list_give_the_same_bits() -> None:
+def test_causal_mask_and_list_are_bitwise_identical() -> None:
     case = make_case((90,), 90, 4, 2, 16)
     case.scale = 0.25
     slots = list(case.lists[0])
@@ -222,8 +224,8 @@ def test_a_causal_mask_and_a_list_give_the_same_bits() -> None:
     assert (masked(case.q, k[:0], v[:0], np.zeros((90, 0))) == 0).all()
 
 
-def test_the_twins_agree_with_torch() -> None:
-    """The references of these files are themselves checked once."""
+def test_references_match_torch() -> None:
+    """Check the references of these files."""
     if is_sanitized():
         pytest.skip("torch does not load under a preloaded sanitizer")
     torch = pytest.importorskip("torch")
@@ -232,10 +234,10 @@ def test_the_twins_agree_with_torch() -> None:
     q, k, v = (torch.from_numpy(x).double().transpose(0, 1) for x in
                (case.q, case.k[slots].repeat(2, 1), case.v[slots].repeat(2, 1)))  # fmt: skip
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    np.testing.assert_allclose(case.twin(), expected.transpose(0, 1).numpy(), rtol=1e-6)
+    np.testing.assert_allclose(case.reference(), expected.transpose(0, 1).numpy(), rtol=1e-6)
 
 
-def test_a_caller_who_knows_the_runs_gets_the_same() -> None:
+def test_known_runs_do_not_change_results() -> None:
     case = make_case((70, 1, 9), 3, 4, 2, 8)
     tables = np.full((3, 70), -1, np.int32)
     for row, entries in enumerate(case.lists):

@@ -1,4 +1,4 @@
-"""Every wrong argument of every operator is refused, naming operator, argument and what was got."""
+"""Every operator rejects every invalid argument, naming operator, argument and value."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def build(native: Natives, function: str) -> dict[str, Any]:
     }
 
 
-def refuse(function: str, argument: str, change: Change) -> str:
-    """The error text of the call with one argument changed; it names the operator."""
+def error_of(function: str, argument: str, change: Change) -> str:
+    """Return the error text of the call with one argument changed; it names the operator."""
     title, arguments, _ = GOOD[function]
     with Natives() as native:
         given = build(native, function)
@@ -104,14 +104,14 @@ def refuse(function: str, argument: str, change: Change) -> str:
 
 
 @pytest.mark.parametrize("function", GOOD)
-def test_the_good_call_is_good(function: str) -> None:
+def test_valid_call_succeeds(function: str) -> None:
     with Natives() as native:
         op(function, *build(native, function).values())
 
 
 @pytest.mark.parametrize(("function", "argument"), TENSORS)
 def test_null(function: str, argument: str) -> None:
-    text = refuse(function, argument, lambda native, shape, dtype: None)
+    text = error_of(function, argument, lambda native, shape, dtype: None)
     assert f": {argument} is NULL" in text
 
 
@@ -124,21 +124,21 @@ def test_dtype(function: str, argument: str) -> None:
         def other(native: Natives, shape: tuple[int, ...], dtype: str, to: str = wrong) -> Tensor:
             return native.empty(shape, to)
 
-        text = refuse(function, argument, other)
+        text = error_of(function, argument, other)
         assert "dtype" in text and wrong in text, text
 
 
 @pytest.mark.parametrize(("function", "argument"), TENSORS)
 def test_number_of_dimensions(function: str, argument: str) -> None:
-    text = refuse(function, argument, lambda n, shape, dtype: n.empty((*shape, 1), dtype))
+    text = error_of(function, argument, lambda n, shape, dtype: n.empty((*shape, 1), dtype))
     assert "shape" in text or "dimensions" in text, text
-    text = refuse(function, argument, lambda n, shape, dtype: n.empty((), dtype))
+    text = error_of(function, argument, lambda n, shape, dtype: n.empty((), dtype))
     assert "shape" in text or "dimensions" in text, text
 
 
 @pytest.mark.parametrize(("function", "argument"), TENSORS)
 def test_one_more_in_each_dimension(function: str, argument: str) -> None:
-    """Either it is refused or it is a dimension that this argument decides alone."""
+    """Either it is rejected, or only this argument determines the dimension."""
     free = {
         ("Embedding", "table", 0), ("KvStore", "cache", 0), ("Attention", "tables", 0),
         ("Attention", "tables", 1), ("Argmax", "values", 1), ("TopK", "values", 1),
@@ -151,12 +151,12 @@ def test_one_more_in_each_dimension(function: str, argument: str) -> None:
         def longer(native: Natives, shape: tuple[int, ...], dtype: str, dim: int = dim) -> Tensor:
             return native.empty([size + (i == dim) for i, size in enumerate(shape)], dtype)
 
-        text = refuse(function, argument, longer)
+        text = error_of(function, argument, longer)
         assert "got" in text and "expected" in text, text
 
 
 @pytest.mark.parametrize(("function", "argument"), TENSORS)
-def test_gaps_are_refused_where_they_are_not_allowed(function: str, argument: str) -> None:
+def test_strided_tensors_are_rejected_where_not_allowed(function: str, argument: str) -> None:
     shape, dtype = GOOD[function][1][argument]
     if argument in GOOD[function][2]:
         with Natives() as native:
@@ -170,7 +170,7 @@ def test_gaps_are_refused_where_they_are_not_allowed(function: str, argument: st
         wide = native.keep(native.empty((*shape, 2), dtype).slice(len(shape), 0, 1))
         return native.keep(wide.view(shape))
 
-    text = refuse(function, argument, every_other)
+    text = error_of(function, argument, every_other)
     assert f"{argument}: got strides" in text, text
 
 
@@ -190,12 +190,12 @@ def test_gaps_are_refused_where_they_are_not_allowed(function: str, argument: st
     ],
 )
 def test_indices_out_of_range(function: str, argument: str, values: list[int], words: str) -> None:
-    text = refuse(function, argument, lambda n, shape, dtype: n(np.array(values), dtype))
+    text = error_of(function, argument, lambda n, shape, dtype: n(np.array(values), dtype))
     assert f" {argument}: got " in text and words in text, text
 
 
 @pytest.mark.parametrize("block", [-1, 4, 2147483647, -2147483648])
-def test_blocks_out_of_range_matter_only_where_they_are_read(block: int) -> None:
+def test_out_of_range_blocks_are_rejected_only_where_read(block: int) -> None:
     with Natives() as native:
         given = build(native, "Attention")
         given["end"] = native(np.array([4, 2]), "i32")
@@ -241,27 +241,27 @@ def test_linear() -> None:
         weights, outs, biases = (handle_array([t]) for t in (weight, out, bias))
         op("Linear", x, None, 1, weights, biases, outs)
 
-        def refused(words: str, *arguments: Any) -> None:
+        def rejected(words: str, *arguments: Any) -> None:
             with pytest.raises(InvalidInputError, match=f"linear: .*{words}"):
                 op("Linear", *arguments)
 
-        refused("in is NULL", None, None, 1, weights, None, outs)
-        refused("weight is NULL", x, None, 1, None, None, outs)
-        refused("weight is NULL", x, None, 1, handle_array([None]), None, outs)
-        refused("out is NULL", x, None, 1, weights, None, None)
-        refused("out is NULL", x, None, 1, weights, None, handle_array([None]))
+        rejected("in is NULL", None, None, 1, weights, None, outs)
+        rejected("weight is NULL", x, None, 1, None, None, outs)
+        rejected("weight is NULL", x, None, 1, handle_array([None]), None, outs)
+        rejected("out is NULL", x, None, 1, weights, None, None)
+        rejected("out is NULL", x, None, 1, weights, None, handle_array([None]))
         for n in (0, -1, 65, 2147483647):
-            refused(f"got {n}", x, None, n, weights, None, outs)
-        refused("in", native.empty((4, 2), "f32"), None, 1, weights, None, outs)
-        refused("dtype i32", native.empty((4, 3), "i32"), None, 1, weights, None, outs)
-        refused("out", x, None, 1, weights, None, handle_array([native.empty((4, 6), "f32")]))
-        refused("out", x, None, 1, weights, None, handle_array([native.empty((4, 5), "i64")]))
-        refused("bias", x, None, 1, weights, handle_array([native.empty((4,), "f32")]), outs)
-        refused("rows: got dtype i64", x, native.empty((4,), "i64"), 1, weights, None, outs)
-        refused("rows", x, native.empty((2, 2), "i32"), 1, weights, None, outs)
+            rejected(f"got {n}", x, None, n, weights, None, outs)
+        rejected("in", native.empty((4, 2), "f32"), None, 1, weights, None, outs)
+        rejected("dtype i32", native.empty((4, 3), "i32"), None, 1, weights, None, outs)
+        rejected("out", x, None, 1, weights, None, handle_array([native.empty((4, 6), "f32")]))
+        rejected("out", x, None, 1, weights, None, handle_array([native.empty((4, 5), "i64")]))
+        rejected("bias", x, None, 1, weights, handle_array([native.empty((4,), "f32")]), outs)
+        rejected("rows: got dtype i64", x, native.empty((4,), "i64"), 1, weights, None, outs)
+        rejected("rows", x, native.empty((2, 2), "i32"), 1, weights, None, outs)
         for row in (-1, 4):
             rows = native(np.array([0, 0, row, 0]), "i32")
-            refused(f"rows: got {row} at 2", x, rows, 1, weights, None, outs)
+            rejected(f"rows: got {row} at 2", x, rows, 1, weights, None, outs)
         with pytest.raises(InvalidInputError, match="dtype i8"):
             LinearWeight(native.empty((5, 3), "i8"))
         with pytest.raises(InvalidInputError, match="shape"):

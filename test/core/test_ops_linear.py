@@ -1,4 +1,4 @@
-"""llaisysLinear against NumPy, and its promise: a row depends on nothing but itself."""
+"""llaisysLinear against NumPy, and batch invariance: a row depends only on itself."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def linear(
 
 @cache
 def has_tiles() -> bool:
-    """Whether products with bf16 weights go through tile registers."""
+    """Return whether products with bf16 weights use AMX tiles."""
     with Stream(n_threads=1) as stream:
         return stream.probe("bf16") > 0
 
@@ -60,7 +60,7 @@ def has_tiles() -> bool:
 def assert_product(
     got: Array, x: Array, w: Array, bias: Array | None, dtype: str, w_dtype: str = "f32"
 ) -> None:
-    """Within what f32 sums along k may lose, and one rounding to the dtype. Tiles round x first."""
+    """Check within the error of f32 sums along k and one rounding. Tiles round x first."""
     if w_dtype == "bf16" and has_tiles():
         x = rounded(x, "bf16")
     wide_x, wide_w = x.astype(np.float64), w.astype(np.float64)
@@ -123,7 +123,7 @@ def test_several_weights_over_one_input_and_rows_by_index() -> None:
             assert_product(array(out), x[rows], w, bias if i == 2 else None, "f32", dtypes[i])
 
 
-def test_the_tensor_may_go_once_the_weight_is_made() -> None:
+def test_tensor_may_be_destroyed_after_packing() -> None:
     w = normal(40, 11)
     with Natives() as native:
         with Natives() as short:
@@ -134,7 +134,7 @@ def test_the_tensor_may_go_once_the_weight_is_made() -> None:
         assert_product(array(out), x, w, None, "f32")
 
 
-def test_nothing_to_do() -> None:
+def test_empty_input() -> None:
     with Natives() as native:
         weight = native.keep(LinearWeight(native(normal(5, 3), "f32")))
         linear(native.empty((0, 3), "f32"), [weight], [native.empty((0, 5), "f32")])
@@ -142,7 +142,7 @@ def test_nothing_to_do() -> None:
                rows=native.empty((0,), "i32"))  # fmt: skip
         none = native.keep(LinearWeight(native.empty((0, 3), "f32")))
         linear(native.empty((4, 3), "f32"), [none], [native.empty((4, 0), "f32")])
-        # Sums of nothing are the bias.
+        # Empty sums give the bias.
         thin = native.keep(LinearWeight(native.empty((5, 0), "f32")))
         out, bias = native(normal(2, 5), "f32"), normal(5)
         linear(native.empty((2, 0), "f32"), [thin], [out], [native(bias, "f32")])
@@ -165,7 +165,7 @@ def test_nan_and_inf_stay_in_their_row() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_a_row_does_not_depend_on_its_neighbours_nor_on_the_threads(data: st.DataObject) -> None:
+def test_row_is_bitwise_independent_of_batch_and_threads(data: st.DataObject) -> None:
     m = data.draw(st.integers(1, 60) | st.sampled_from([239, 240, 241, 300]), "m")
     k = data.draw(st.integers(1, 80) | st.sampled_from([255, 256, 257, 700]), "k")
     n = data.draw(st.integers(1, 100), "n")

@@ -1,4 +1,4 @@
-"""Quantising weights against a twin in numpy: the same bytes over odd sizes and every dtype."""
+"""Quantisation of weights against a NumPy reference: equal bytes over odd sizes and every dtype."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def fit(x: Array, s: Array, m: Array, low: int, high: int) -> tuple[Array, Array
 
 
 def half(values: Array) -> tuple[Array, Array]:
-    """(as f16 bytes, as f32 of that)."""
+    """Return (f16 bytes, their f32 values)."""
     halves = values.astype("<f2")
     return halves[:, None].view(np.uint8), halves.astype(F32)
 
@@ -38,7 +38,7 @@ def nibbles(q: Array) -> Array:
 
 
 def best(x: Array, tries: list[tuple[Array, Array, Array, int, int]]) -> Array:
-    """The blocks of the first try with the least error: (header, s, m, low, offset of q)."""
+    """Return the blocks of the first least-error attempt: (header, s, m, low, offset of q)."""
     blocks, least = None, None
     for header, s, m, low, offset in tries:
         q, error = fit(x, s, m, low, low + 15)
@@ -51,7 +51,7 @@ def best(x: Array, tries: list[tuple[Array, Array, Array, int, int]]) -> Array:
     return blocks
 
 
-def twin(x: Array, dtype: str) -> Array:
+def reference(x: Array, dtype: str) -> Array:
     """uint8 [rows, bytes]."""
     rows = len(x)
     x = x.reshape(-1, 32)
@@ -77,7 +77,7 @@ def twin(x: Array, dtype: str) -> Array:
 
 
 def quantised(x: Array, source: str, dtype: str, stream: Stream | None = None) -> Array:
-    """What the operator makes of f32 values that are stored as `source`."""
+    """Return the operator's result for f32 values stored as `source`."""
     with Natives() as make:
         out = make.keep(Tensor.create(x.shape, dtype))
         op(
@@ -95,20 +95,20 @@ def quantised(x: Array, source: str, dtype: str, stream: Stream | None = None) -
 @pytest.mark.parametrize("shape", [(1, 32), (3, 544), (7, 1056)])
 @pytest.mark.parametrize("source", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "q4_1"])
-def test_blocks_are_those_of_the_twin(dtype: str, source: str, shape: tuple[int, int]) -> None:
+def test_blocks_match_the_reference(dtype: str, source: str, shape: tuple[int, int]) -> None:
     x = np.random.default_rng(shape[1]).standard_normal(shape, F32) * F32(0.05)
     x[0, :16] = 0
-    x[-1, -32:] = 0  # a block of nothing
+    x[-1, -32:] = 0  # a block of zeros
     stored = convert(convert(x, "f32", source), source, "f32")
     got = quantised(x, source, dtype)
-    np.testing.assert_array_equal(got, twin(stored, dtype))
+    np.testing.assert_array_equal(got, reference(stored, dtype))
     with Stream(n_threads=3) as stream:
         np.testing.assert_array_equal(quantised(x, source, dtype, stream), got)
 
 
 @pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "q4_1"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
-def test_what_has_no_scale_becomes_nan_in_its_block_alone(dtype: str, value: float) -> None:
+def test_block_without_a_finite_scale_becomes_nan(dtype: str, value: float) -> None:
     x = np.ones((2, 64), F32)
     x[1, 40] = value
     blocks = quantised(x, "f32", dtype).reshape(4, -1)
@@ -116,7 +116,7 @@ def test_what_has_no_scale_becomes_nan_in_its_block_alone(dtype: str, value: flo
     assert np.isfinite(np.ascontiguousarray(blocks[:3, :2]).view("<f2")).all()
 
 
-def test_other_types_and_shapes_are_refused() -> None:
+def test_unsupported_types_and_shapes_are_rejected() -> None:
     with Natives() as make:
         x = make(np.ones((2, 64), F32), "f32")
         for shape, dtype, words in (

@@ -1,6 +1,6 @@
-"""Products with quantised weights against the gguf library: the same blocks, the same values.
+"""Products with quantised weights against the gguf library: equal values of equal blocks.
 
-test/cpp/test_ops_quant.cpp holds the kernels against a twin of their own over odd sizes.
+test/cpp/test_ops_quant.cpp compares the kernels with their own reference over odd sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from llaisys.models.tensors import tensor_from_blocks
 
 
 def linear(x: Array, blocks: Array, dtype: str) -> Array:
-    """x [m, k] times the weight of these rows of blocks."""
+    """Return x [m, k] times the weight of these rows of blocks."""
     shape = (len(blocks), x.shape[1])
     with Natives() as make:
         weight = make.keep(LinearWeight(make.keep(tensor_from_blocks(blocks, shape, dtype))))
@@ -27,7 +27,7 @@ def linear(x: Array, blocks: Array, dtype: str) -> Array:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_every_value_is_the_one_that_the_gguf_library_reads(dtype: str) -> None:
+def test_values_match_the_gguf_library(dtype: str) -> None:
     rows, columns = 37, 256
     blocks = random_blocks(dtype, rows, columns)
     expected = np.asarray(dequantize(blocks, kind_of(dtype)), np.float32)
@@ -38,18 +38,18 @@ def test_every_value_is_the_one_that_the_gguf_library_reads(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", HALVES)
-def test_a_product_is_as_near_as_activations_of_8_bits_allow(dtype: str) -> None:
+def test_product_error_is_within_8_bit_activations(dtype: str) -> None:
     rows, columns = 65, 512
     blocks = random_blocks(dtype, rows, columns)
     wide = np.asarray(dequantize(blocks, kind_of(dtype)), np.float64)
     x = np.random.default_rng(0).standard_normal((9, columns), np.float32)
     got = linear(x, blocks, dtype)
     expected = x.astype(np.float64) @ wide.T
-    # An activation is off by at most half a step of its group of 32: the largest over 127.
+    # The error of an activation is at most half a step of its group of 32: largest / 127.
     groups = np.abs(x).reshape(len(x), -1, 32).max(2).repeat(32, 1) / 127 / 2
     assert (np.abs(got - expected) <= groups @ np.abs(wide).T + 1e-4).all()
 
 
-def test_a_row_that_does_not_fill_its_blocks_is_refused() -> None:
+def test_row_with_a_partial_block_is_rejected() -> None:
     with pytest.raises(InvalidInputError, match="blocks of 32"):
         Tensor.create((2, 48), "q8_0")

@@ -1,4 +1,4 @@
-"""Tensors: owned and mapped storage, views, and every way to ask for one that cannot be."""
+"""Tensors: owned and mapped storage, views and invalid arguments."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def test_create_is_zeroed_and_load_store_is_a_round_trip(dtype: str) -> None:
         ((1,) * 7, "ndim"),
     ],
 )
-def test_shapes_that_cannot_be(shape: tuple[int, ...], words: str) -> None:
+def test_invalid_shapes_are_rejected(shape: tuple[int, ...], words: str) -> None:
     with pytest.raises(LlaisysError, match=words):
         Tensor.create(shape, "f32").close()
 
 
-def test_no_memory_is_an_error_not_a_crash() -> None:
+def test_failed_allocation_is_an_error() -> None:
     with pytest.raises(NativeError, match="could not be allocated") as caught:
         Tensor.create((1 << 50,), "u8").close()
     assert caught.value.code == types.ERROR_MEMORY
@@ -86,7 +86,7 @@ def test_arguments_of_create() -> None:
     assert not result.value
 
 
-def test_null_handles_are_answered() -> None:
+def test_null_handles_return_errors() -> None:
     native = lib()
     assert native.llaisysTensorData(None) is None
     assert native.llaisysTensorNdim(None) == -1
@@ -127,7 +127,7 @@ def test_use_after_close() -> None:
     given = Tensor.create((2,), "f32")
     handle = given.handle
     given.release_ownership()
-    given.close()  # not ours any more: must not free it
+    given.close()  # ownership released: must not free it
     assert lib().llaisysTensorNdim(handle) == 1
     lib().llaisysTensorDestroy(handle)
     with pytest.raises(ClosedError):
@@ -137,7 +137,7 @@ def test_use_after_close() -> None:
 # -- Views ----------------------------------------------------------------------------------------
 
 
-def test_a_view_outlives_its_tensor() -> None:
+def test_view_outlives_its_tensor() -> None:
     values = np.arange(12, dtype=np.int32).reshape(3, 4)
     whole = tensor(values, "i32")
     view = whole.slice(0, 1, 3)
@@ -148,7 +148,7 @@ def test_a_view_outlives_its_tensor() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
-def test_chains_of_views_agree_with_numpy(data: st.DataObject) -> None:
+def test_chains_of_views_match_numpy(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=4), "shape")
     dtype = data.draw(st.sampled_from(ALL), "dtype")
     expected = (np.arange(np.prod(shape, dtype=int)) % 100).reshape(shape).astype(np.float32)
@@ -188,7 +188,7 @@ def test_chains_of_views_agree_with_numpy(data: st.DataObject) -> None:
 
 
 def divisions(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Other shapes with as many elements."""
+    """Return other shapes with the same number of elements."""
     total = int(np.prod(shape, dtype=int))
     merged = [(*shape[:i], shape[i] * shape[i + 1], *shape[i + 2 :]) for i in range(len(shape) - 1)]
     split = [
@@ -199,7 +199,7 @@ def divisions(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     return [shape, (total,), (1, total), *merged, *split]
 
 
-def test_a_view_of_a_strided_tensor_stays_a_view_where_it_can() -> None:
+def test_view_of_a_strided_tensor() -> None:
     with Natives() as native:
         whole = native(np.arange(24).reshape(4, 6), "i32")
         columns = native.keep(whole.slice(1, 2, 6))
@@ -215,13 +215,13 @@ def test_a_view_of_a_strided_tensor_stays_a_view_where_it_can() -> None:
     ("dim", "start", "end"),
     [(-1, 0, 1), (2, 0, 1), (0, -1, 2), (0, 2, 1), (0, 0, 5), (0, -(1 << 63), (1 << 63) - 1)],
 )
-def test_slices_that_cannot_be(dim: int, start: int, end: int) -> None:
+def test_invalid_slices_are_rejected(dim: int, start: int, end: int) -> None:
     with Tensor.create((4, 3), "f32") as made, pytest.raises(InvalidInputError, match="slice"):
         made.slice(dim, start, end)
 
 
 @pytest.mark.parametrize("order", [(0, 0), (0, 2), (-1, 0), (2147483647, 0)])
-def test_orders_that_are_no_permutation(order: tuple[int, ...]) -> None:
+def test_invalid_permutations_are_rejected(order: tuple[int, ...]) -> None:
     with Tensor.create((4, 3), "f32") as made, pytest.raises(InvalidInputError, match="permute"):
         made.permute(order)
 
@@ -253,7 +253,7 @@ def values_file(tmp_path: Path) -> tuple[Path, np.ndarray]:
     return path, values
 
 
-def test_a_mapped_tensor_is_the_file(values_file: tuple[Path, np.ndarray]) -> None:
+def test_mapped_tensor_has_the_bytes_of_the_file(values_file: tuple[Path, np.ndarray]) -> None:
     path, values = values_file
     with Tensor.map(str(path), 400, (7, 3), "i32") as mapped:
         assert mapped.is_mapped and mapped.is_contiguous
@@ -289,7 +289,7 @@ def test_tensors_of_one_file_share_one_mapping(values_file: tuple[Path, np.ndarr
 
 
 @pytest.mark.parametrize("dtype", ALL)
-def test_a_misaligned_offset_gives_a_copy(dtype: str, values_file: tuple[Path, np.ndarray]) -> None:
+def test_misaligned_offset_copies(dtype: str, values_file: tuple[Path, np.ndarray]) -> None:
     path, values = values_file
     size = types.DTYPE_BYTES[dtype]
     raw = values.tobytes()
@@ -301,7 +301,7 @@ def test_a_misaligned_offset_gives_a_copy(dtype: str, values_file: tuple[Path, n
             assert read.tobytes() == raw[offset : offset + 33 * size]
 
 
-def test_a_file_that_is_too_short(values_file: tuple[Path, np.ndarray]) -> None:
+def test_short_file_is_rejected(values_file: tuple[Path, np.ndarray]) -> None:
     path, _ = values_file
     Tensor.map(str(path), 20000 - 4, (1,), "i32").close()
     for offset, shape in (
@@ -314,7 +314,7 @@ def test_a_file_that_is_too_short(values_file: tuple[Path, np.ndarray]) -> None:
         assert str(path) in str(caught.value)
 
 
-def test_files_that_are_none(tmp_path: Path) -> None:
+def test_missing_and_irregular_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     os.mkfifo(tmp_path / "pipe")
     cases = [(tmp_path / "missing", "No such file"), (tmp_path, "not a regular file"),
@@ -335,7 +335,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     assert lib().llaisysTensorMap(b"/x", 0, sizes, 1, 1, None) == -1
 
 
-def test_a_file_that_was_replaced_is_mapped_anew(values_file: tuple[Path, np.ndarray]) -> None:
+def test_replaced_file_gets_its_own_mapping(values_file: tuple[Path, np.ndarray]) -> None:
     path, values = values_file
     old = Tensor.map(str(path), 0, (4,), "i32")
     other = path.with_suffix(".new")
