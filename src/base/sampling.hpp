@@ -1,4 +1,4 @@
-// The arithmetic of a sample that the CPU and a GPU must do bit for bit alike: every operation is rounded
+// Sampling arithmetic with bitwise identical results on CPU and GPU: every operation is rounded
 // once, in the order written.
 #pragma once
 
@@ -7,14 +7,14 @@
 #include <limits>
 
 #if defined(__CUDACC__)
-#define LLAISYS_ANYWHERE __host__ __device__ __forceinline__
+#define LLAISYS_HOST_DEVICE __host__ __device__ __forceinline__
 #else
-#define LLAISYS_ANYWHERE inline
+#define LLAISYS_HOST_DEVICE inline
 #endif
 
 namespace llaisys::sampling {
 
-#if defined(__CUDA_ARCH__) // where a * b + c would be one operation
+#if defined(__CUDA_ARCH__) // prevents fusion of a * b + c into one FMA
 __device__ __forceinline__ float add(float a, float b) { return __fadd_rn(a, b); }
 __device__ __forceinline__ float subtract(float a, float b) { return __fsub_rn(a, b); }
 __device__ __forceinline__ float multiply(float a, float b) { return __fmul_rn(a, b); }
@@ -22,19 +22,19 @@ __device__ __forceinline__ float divide(float a, float b) { return __fdiv_rn(a, 
 __device__ __forceinline__ uint32_t bits(float x) { return __float_as_uint(x); }
 __device__ __forceinline__ float of_bits(uint32_t x) { return __uint_as_float(x); }
 #else // -ffp-contract=off
-LLAISYS_ANYWHERE float add(float a, float b) { return a + b; }
-LLAISYS_ANYWHERE float subtract(float a, float b) { return a - b; }
-LLAISYS_ANYWHERE float multiply(float a, float b) { return a * b; }
-LLAISYS_ANYWHERE float divide(float a, float b) { return a / b; }
+LLAISYS_HOST_DEVICE float add(float a, float b) { return a + b; }
+LLAISYS_HOST_DEVICE float subtract(float a, float b) { return a - b; }
+LLAISYS_HOST_DEVICE float multiply(float a, float b) { return a * b; }
+LLAISYS_HOST_DEVICE float divide(float a, float b) { return a / b; }
 inline uint32_t bits(float x) { return bits_of(x); }
 inline float of_bits(uint32_t x) { return float_of(x); }
 #endif
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// e^x for x <= 0, within 2.4e-7 relative; exactly 1 for 0, exactly 0 below -87 and for NaN. It is 2^n *
-// e^r with n = round(x / ln 2) and |r| <= ln(2) / 2; the polynomial is Cephes' expf.
-LLAISYS_ANYWHERE float exp_of(float x) {
+// e^x for x <= 0, within 2.4e-7 relative; exactly 1 for 0, exactly 0 below -87 and for NaN. It is
+// 2^n * e^r with n = round(x / ln 2) and |r| <= ln(2) / 2; the polynomial is Cephes' expf.
+LLAISYS_HOST_DEVICE float exp_of(float x) {
     const float shifted =
         add(multiply(x, 1.44269504f), 12582912.0f); // 1.5 * 2^23: n is the low bits
     const float n = subtract(shifted, 12582912.0f);
@@ -47,12 +47,13 @@ LLAISYS_ANYWHERE float exp_of(float x) {
     p = add(multiply(p, r), 5.0000001201e-1f);
     const float e = add(add(multiply(multiply(p, r), r), r), 1.0f);
     const float scaled = multiply(e, of_bits((bits(shifted) << 23) + 0x3F800000u));
-    return of_bits(bits(scaled) & (0u - uint32_t(x >= -87.0f))); // no branch: a vector loop
+    return of_bits(bits(scaled) &
+                   (0u - uint32_t(x >= -87.0f))); // branchless, so that loops vectorize
 }
 
-// The unnormalised probability of a logit beside the largest, max, which is not -inf. Beside +inf each
-// +inf weighs 1, the rest 0.
-LLAISYS_ANYWHERE float weight_of(float logit, float max, float temperature) {
+// Unnormalised probability of a logit, relative to the largest, max, which is not -inf. With max =
+// +inf, each +inf has weight 1, others 0.
+LLAISYS_HOST_DEVICE float weight_of(float logit, float max, float temperature) {
     if (max == kInfinity) {
         return logit == max ? 1.0f : 0.0f;
     }
@@ -60,9 +61,9 @@ LLAISYS_ANYWHERE float weight_of(float logit, float max, float temperature) {
     return exp_of(temperature == 1.0f ? distance : divide(distance, temperature));
 }
 
-// A logit of a token that was seen, and sampled so often.
-LLAISYS_ANYWHERE float penalised(float x, int32_t sampled, float repetition, float presence,
-                                 float frequency) {
+// Applies penalties to the logit of a token of the history that was sampled `sampled` times.
+LLAISYS_HOST_DEVICE float penalised(float x, int32_t sampled, float repetition, float presence,
+                                    float frequency) {
     x = x > 0 ? divide(x, repetition) : multiply(x, repetition);
     x = subtract(x, multiply(frequency, float(sampled)));
     return sampled > 0 ? subtract(x, presence) : x;
