@@ -11,6 +11,9 @@
 // Rank arguments are ranks within the group (see GetGroupRank). Tensors are contiguous and on the
 // group's device. An invalid argument throws LLAISYS_ERROR_INVALID before anything is sent. An
 // object serves one thread at a time.
+//
+// The engine uses AllReduce, AllGather and BroadCast; the other calls are part of the seeds'
+// interface (002 section 2.2).
 #pragma once
 
 #include "parallel/reduce_op_type.hpp"

@@ -2,7 +2,31 @@
 
 #include "ops/rearrange/op.hpp"
 
+#include <algorithm>
+
 namespace llaisys::parallel {
+
+void row_parallel_linear(const device::Stream &stream, const ProcessGroup &group,
+                         const tensor_t &out, const tensor_t &in, const ops::LinearWeight &weight,
+                         const tensor_t *bias, bool reduce_output) {
+    const ops::LinearPart part{&weight, group.rank() == 0 ? bias : nullptr, &out};
+    ops::linear(stream, in, &part, 1);
+    if (reduce_output) {
+        group.AllReduce(out);
+    }
+}
+
+void gather_columns(const device::Stream &stream, const ProcessGroup &group, const tensor_t &out,
+                    const tensor_t &local, const tensor_t &gathered) {
+    group.AllGather(gathered, local);
+    const int64_t width = local.size(1);
+    for (int64_t rank = 0; rank < group.size(); ++rank) {
+        const int64_t begin = rank * width;
+        const int64_t end = std::min(begin + width, out.size(1));
+        const tensor_t part = gathered.slice(0, rank, rank + 1).view(local.shape());
+        ops::rearrange(stream, out.slice(1, begin, end), part.slice(1, 0, end - begin));
+    }
+}
 
 ParallelLinear::ParallelLinear(bool skip_bias_add, bool sequence_parallel,
                                std::shared_ptr<const ProcessGroup> group)
@@ -38,13 +62,8 @@ void ParallelLinear::Load(const device::Stream &stream, const tensor_t &weight,
     bias_ = bias != nullptr ? *bias : tensor_t();
 }
 
-tensor_t ParallelLinear::product(const tensor_t &input, bool adds_bias) const {
-    const bool has_bias = adds_bias && !skip_bias_add_ && bias_.defined();
-    tensor_t output = Tensor::create({input.size(0), local_shape_[0]}, LLAISYS_DTYPE_F32,
-                                     stream_->type(), stream_->device_id());
-    const ops::LinearPart part{&weight_, has_bias ? &bias_ : nullptr, &output};
-    ops::linear(*stream_, input, &part, 1);
-    return output;
+tensor_t ParallelLinear::create(const Shape &shape) const {
+    return Tensor::create(shape, LLAISYS_DTYPE_F32, stream_->type(), stream_->device_id());
 }
 
 std::vector<tensor_t> ParallelLinear::results(const tensor_t &output) const {
@@ -67,28 +86,23 @@ ColumnParallelLinear::ColumnParallelLinear(int64_t in_features, int64_t out_feat
                                            bool sequence_parallel,
                                            std::shared_ptr<const ProcessGroup> group)
     : ParallelLinear(skip_bias_add, sequence_parallel, std::move(group)), in_features_(in_features),
-      gather_output_(gather_output) {
-    set_shape(shard_size("out_features", out_features), in_features, bias);
+      local_out_(shard_size("out_features", out_features)), gather_output_(gather_output) {
+    set_shape(local_out_, in_features, bias);
 }
 
 std::vector<tensor_t> ColumnParallelLinear::Forward(const std::vector<tensor_t> &input_tensors) {
-    const tensor_t output = product(only_input(input_tensors, in_features_), true);
+    const tensor_t &input = only_input(input_tensors, in_features_);
+    const int64_t n = input.size(0);
+    const tensor_t local = create({n, local_out_});
+    const ops::LinearPart part{&weight(), added_bias(), &local};
+    ops::linear(stream(), input, &part, 1);
     if (!gather_output_ || group().size() == 1) {
-        return results(output);
+        return results(local);
     }
-    // [ranks, n, local] -> [n, ranks, local]
     const int64_t ranks = group().size();
-    const int64_t n = output.size(0);
-    const int64_t local = output.size(1);
-    const auto create = [&](const Shape &shape) {
-        return Tensor::create(shape, output.dtype(), stream().type(), stream().device_id());
-    };
-    const tensor_t gathered = create({ranks, n, local});
-    group().AllGather(gathered, output);
-    const tensor_t whole = create({n, ranks, local});
-    const int order[] = {1, 0, 2};
-    ops::rearrange(stream(), whole, gathered.permute(order));
-    return results(whole.view({n, ranks * local}));
+    const tensor_t output = create({n, ranks * local_out_});
+    gather_columns(stream(), group(), output, local, create({ranks, n, local_out_}));
+    return results(output);
 }
 
 RowParallelLinear::RowParallelLinear(int64_t in_features, int64_t out_features, bool bias,
@@ -96,8 +110,8 @@ RowParallelLinear::RowParallelLinear(int64_t in_features, int64_t out_features, 
                                      bool sequence_parallel,
                                      std::shared_ptr<const ProcessGroup> group)
     : ParallelLinear(skip_bias_add, sequence_parallel, std::move(group)),
-      local_in_(shard_size("in_features", in_features)), reduce_output_(reduce_output),
-      input_is_parallel_(input_is_parallel) {
+      out_features_(out_features), local_in_(shard_size("in_features", in_features)),
+      reduce_output_(reduce_output), input_is_parallel_(input_is_parallel) {
     set_shape(out_features, local_in_, bias);
 }
 
@@ -105,10 +119,9 @@ std::vector<tensor_t> RowParallelLinear::Forward(const std::vector<tensor_t> &in
     const int64_t columns = input_is_parallel_ ? local_in_ : local_in_ * group().size();
     const tensor_t &input = only_input(input_tensors, columns);
     const int64_t first = input_is_parallel_ ? 0 : local_in_ * group().rank();
-    const tensor_t output = product(input.slice(1, first, first + local_in_), group().rank() == 0);
-    if (reduce_output_) {
-        group().AllReduce(output);
-    }
+    const tensor_t output = create({input.size(0), out_features_});
+    row_parallel_linear(stream(), group(), output, input.slice(1, first, first + local_in_),
+                        weight(), added_bias(), reduce_output_);
     return results(output);
 }
 

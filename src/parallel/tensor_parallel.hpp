@@ -1,8 +1,6 @@
 // Tensor-parallel linear layers: each rank holds one shard of the weight (names of 002 section
-// 3.2.3).
-//
-// A layer is constructed with the global sizes and loaded with the shard of its rank. The decoder
-// does not use these classes: it fuses several products into one and has its own buffers.
+// 3.2.3). The decoder has its own buffers and uses the two functions; the classes allocate their
+// outputs and are built on the functions.
 #pragma once
 
 #include "ops/linear/op.hpp"
@@ -11,6 +9,18 @@
 #include <vector>
 
 namespace llaisys::parallel {
+
+// Row-parallel product: out = in * weight^T, in [n, local in], weight [out, local in]. Rank 0 adds
+// the bias (null: none). Sums over the ranks unless reduce_output is false.
+void row_parallel_linear(const device::Stream &stream, const ProcessGroup &group,
+                         const tensor_t &out, const tensor_t &in, const ops::LinearWeight &weight,
+                         const tensor_t *bias, bool reduce_output = true);
+
+// Gathers the outputs of a column-parallel product: out [n, columns] from local [n, width] of each
+// rank, where rank r has the columns from r * width on; the last rank may use fewer. gathered
+// [ranks, n, width] is scratch.
+void gather_columns(const device::Stream &stream, const ProcessGroup &group, const tensor_t &out,
+                    const tensor_t &local, const tensor_t &gathered);
 
 // Base class: the group, the weight shard and the bias.
 class ParallelLinear {
@@ -27,8 +37,12 @@ protected:
     void set_shape(int64_t local_out, int64_t local_in, bool has_bias);
     // `features` per rank; throws when they are not divisible.
     int64_t shard_size(const char *name, int64_t features) const;
-    // input [n, local in] -> [n, local out]; with the bias when `adds_bias` and it is not skipped.
-    tensor_t product(const tensor_t &input, bool adds_bias) const;
+    tensor_t create(const Shape &shape) const; // f32 on the device of the stream
+    const ops::LinearWeight &weight() const { return weight_; }
+    // The bias to add; null: none, or skipped.
+    const tensor_t *added_bias() const {
+        return !skip_bias_add_ && bias_.defined() ? &bias_ : nullptr;
+    }
     // {output}, or {output, bias} with skip_bias_add.
     std::vector<tensor_t> results(const tensor_t &output) const;
     const tensor_t &only_input(const std::vector<tensor_t> &inputs, int64_t columns) const;
@@ -60,7 +74,7 @@ public:
     std::vector<tensor_t> Forward(const std::vector<tensor_t> &input_tensors);
 
 private:
-    int64_t in_features_;
+    int64_t in_features_, local_out_;
     bool gather_output_;
 };
 
@@ -78,7 +92,7 @@ public:
     std::vector<tensor_t> Forward(const std::vector<tensor_t> &input_tensors);
 
 private:
-    int64_t local_in_;
+    int64_t out_features_, local_in_;
     bool reduce_output_;
     bool input_is_parallel_;
 };

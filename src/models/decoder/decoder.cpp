@@ -5,6 +5,7 @@
 #include "ops/embedding/op.hpp"
 #include "ops/rearrange/op.hpp"
 #include "ops/rms_norm/op.hpp"
+#include "parallel/tensor_parallel.hpp"
 
 #include <algorithm>
 
@@ -225,14 +226,7 @@ void DecoderModel::run_head(const device::Stream &stream, const Tensor &rows,
                 .view({group_->size(), n, head_columns_});
         ops::head(stream, part.slice(1, 0, own), residual, last_norm, head_.weight,
                   rows.slice(0, first, first + n));
-        group_->AllGather(parts, part);
-        for (int64_t rank = 0; rank < group_->size(); ++rank) {
-            const int64_t begin = rank * head_columns_;
-            const int64_t end = std::min(begin + head_columns_, logits.size(1));
-            ops::rearrange(
-                stream, logits.slice(0, first, first + n).slice(1, begin, end),
-                parts.slice(0, rank, rank + 1).view({n, head_columns_}).slice(1, 0, end - begin));
-        }
+        parallel::gather_columns(stream, *group_, logits.slice(0, first, first + n), part, parts);
     }
 }
 
@@ -316,10 +310,7 @@ void DecoderModel::add_product(const device::Stream &stream, ops::Residual *resi
     if (group_->size() == 1) {
         return ops::add_product(stream, residual, in, weight, bias, scratch);
     }
-    // Only rank 0 adds the bias.
-    const ops::LinearPart part{&weight, group_->rank() == 0 ? bias : nullptr, &scratch};
-    ops::linear(stream, in, &part, 1);
-    group_->AllReduce(scratch);
+    parallel::row_parallel_linear(stream, *group_, scratch, in, weight, bias);
     residual->addend = scratch;
 }
 

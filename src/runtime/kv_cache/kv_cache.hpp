@@ -2,9 +2,9 @@
 //
 // A step is: update (the runner moves bytes), prepare (plans without changes), then apply_ubatch
 // and forward for each ubatch; after a failure rollback_ubatch in reverse order. Nothing is
-// evicted: without a free cell prepare returns OOM_SLOT and changes nothing.
-//
-// KvStorage owns the bytes: physical slot = stream * cells_per_stream + cell.
+// evicted: without a free cell prepare returns OOM_SLOT and changes nothing. KvStorage owns the
+// bytes: physical slot = stream * cells_per_stream + cell. Streams are part of the seeds' design
+// (000); ModelRunner uses one.
 #pragma once
 
 #include "llaisys/runtime/kv_cache.h"
