@@ -336,7 +336,7 @@ def test_each_header_compiles_alone_as_c11_and_cxx17(header: str, tmp_path: Path
 
 
 def test_example_of_the_c_api_page_compiles_and_runs(tmp_path: Path) -> None:
-    page = (ROOT / "docs" / "c_api.md").read_text()
+    page = (ROOT / "docs" / "internals" / "c_api.md").read_text()
     examples = re.findall(r"```c\n(.*?)```", page, re.S)
     complete = [text for text in examples if "int main" in text]
     assert len(complete) == 1
