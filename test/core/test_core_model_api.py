@@ -352,11 +352,11 @@ def test_offloaded_blocks_can_be_restored_into_other_blocks() -> None:
     with MockModel(shape, **BLOCK) as model:
         model.kv_reserve_host(5)
         model.run_blocks([BlockRow(0, [0, 1, 2], PROMPT[:9], 9)])
-        blocks, places = np.array([0, 1, 2], np.int32), np.array([4, 0, 3], np.int32)
-        model.kv_to_host(blocks.ctypes.data, places.ctypes.data, 3)
+        blocks, host_slots = np.array([0, 1, 2], np.int32), np.array([4, 0, 3], np.int32)
+        model.kv_to_host(blocks.ctypes.data, host_slots.ctypes.data, 3)
         model.run_blocks([BlockRow(1, [0, 1, 2], PROMPT[2:11], 9)])  # overwrites the blocks
         back = np.array([9, 2, 7], np.int32)
-        model.kv_from_host(back.ctypes.data, places.ctypes.data, 3)
+        model.kv_from_host(back.ctypes.data, host_slots.ctypes.data, 3)
         got = model.run_blocks([BlockRow(7, [9, 2, 7], [7], 10)])
         np.testing.assert_allclose(got, shape.sequence_logits([*PROMPT[:9], 7])[9:], atol=2e-4)
 

@@ -251,7 +251,9 @@ def test_host_block_calls_check_their_arguments(model: MockModel) -> None:
                     move(0, 0, n)
             with pytest.raises(InvalidInputError, match=r"blocks\[0\] must be in \[0, 128\)"):
                 move((one + 128).ctypes.data, one.ctypes.data, 1)
-            with pytest.raises(InvalidInputError, match=r"places\[0\] must be in \[0, 2\), got 2"):
+            with pytest.raises(
+                InvalidInputError, match=r"host_slots\[0\] must be in \[0, 2\), got 2"
+            ):
                 move(one.ctypes.data, (one + 2).ctypes.data, 1)
         block.kv_reserve_host(0)
         with pytest.raises(InvalidInputError, match="no host memory is reserved"):
