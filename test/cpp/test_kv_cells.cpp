@@ -32,7 +32,7 @@ TEST(cells_check_their_preconditions) {
     cells.occupy(69, 4, seqs, 3);
     CHECK_EQ(cells.seqs(69).size(), 2);
     CHECK_EQ(cells.used(), 1);
-    CHECK_THROWS(cells.occupy(69, 5, seqs, 1), "internal error", "69", "taken");
+    CHECK_THROWS(cells.occupy(69, 5, seqs, 1), "internal error", "69", "in use");
     CHECK_THROWS(cells.occupy(70, 5, seqs, 1), "cell 70 is outside [0, 70)");
     CHECK_THROWS(cells.occupy(-1, 5, seqs, 1), "cell -1");
     CHECK_THROWS(cells.occupy(0, -1, seqs, 1), "position -1");

@@ -123,7 +123,7 @@ TEST(errors_name_invalid_tokens_sequences_and_positions) {
     step.seq_ids = {1, 3, 3};
     CHECK_THROWS(rig.step(step), "token 1", "sequence 3 twice");
     step.seq_ids.clear();
-    CHECK_THROWS(rig.step(step), "seq_ids is NULL", "3 ids");
+    CHECK_THROWS(rig.step(step), "seq_ids is NULL", "sums to 3");
 
     step = tokens({4, 5});
     step.positions = {3, 100};
