@@ -45,8 +45,7 @@ void move_blocks(LlaisysModel *model, ops::KvDirection direction, const int32_t 
                  const int32_t *host_slots, int32_t n) {
     runtime::KvHostPool *pool = not_null(model, "model")->runner().host_pool();
     require(n >= 0, "n must not be negative, got ", n);
-    require(n == 0 || (blocks != nullptr && host_slots != nullptr),
-            "blocks or host_slots is NULL");
+    require(n == 0 || (blocks != nullptr && host_slots != nullptr), "blocks or host_slots is NULL");
     require(pool != nullptr || n == 0, "no host memory is reserved: call KvReserveHost");
     if (n > 0) {
         pool->move(direction, blocks, host_slots, n);

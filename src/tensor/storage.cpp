@@ -23,8 +23,8 @@ Storage::Storage(DeviceType device, int device_id, int64_t bytes, device::Lifeti
 
 Storage::Storage(std::shared_ptr<FileMapping> file, uint64_t offset, int64_t bytes)
     : runtime_(&device::cpu_runtime()), device_id_(0), bytes_(bytes),
-      lifetime_(device::Lifetime::persistent), data_(const_cast<std::byte *>(file->data()) + offset),
-      file_(std::move(file)) {}
+      lifetime_(device::Lifetime::persistent),
+      data_(const_cast<std::byte *>(file->data()) + offset), file_(std::move(file)) {}
 
 Storage::~Storage() {
     if (!file_) {

@@ -48,7 +48,8 @@ public:
 
     // Zeroed memory of a device.
     static Tensor create(const Shape &shape, DType dtype, DeviceType device = LLAISYS_DEVICE_CPU,
-                         int device_id = 0, device::Lifetime lifetime = device::Lifetime::persistent);
+                         int device_id = 0,
+                         device::Lifetime lifetime = device::Lifetime::persistent);
     // The bytes of a mapped file at offset; a copy when they are not aligned.
     static Tensor map(const std::string &path, uint64_t offset, const Shape &shape, DType dtype);
     // A contiguous tensor at `offset` bytes of a storage; throws when it does not fit.

@@ -30,7 +30,7 @@ void adjust_rows(const device::Stream &stream, const Tensor &out, const Tensor &
                  const RowAdjustments &adjustments);
 
 // Sum of weights of rows of logits f32 [.., vocabulary], given their k best f32 [.., k], largest
-// first: sums i64 [n], the bits of the double that weigh() returns, 0 when all are -inf. rows i32
+// first: sums i64 [n], the bits of the double that softmax_weights() returns, 0 when all are -inf. rows i32
 // [n]; undefined: row r is r. temperatures f32 [n], above 0; undefined: 1. uniforms i64 [n], the
 // bits of doubles in [0, 1), with picks i32 [n]: the index of pick(), -1 for none; both are
 // undefined if not needed.
