@@ -72,19 +72,19 @@ class BlockFormatter(AnswerFormatter):
         self.output = output
         yield json_bytes(self.body(self.reader.read(output.text), output, usage))
 
-    def format_delta(self, number: int, part: StreamOutput) -> list[bytes]:
+    def format_delta(self, number: int, delta: StreamOutput) -> list[bytes]:
         found = self._begin()
-        self.was_cut = part.finish_reason == "length"
-        events = self.reader.feed(part.text)
-        if part.finish_reason is not None:
+        self.was_cut = delta.finish_reason == "length"
+        events = self.reader.feed(delta.text)
+        if delta.finish_reason is not None:
             events += self.reader.finish()
         for event in events:
             found += self._event(event)
-        if part.finish_reason is not None:
+        if delta.finish_reason is not None:
             found += self.end_block()
-        if part.output is not None:
-            self.output = part.output.outputs[0]
-            found += self.close(self.output, part.output.usage)
+        if delta.output is not None:
+            self.output = delta.output.outputs[0]
+            found += self.close(self.output, delta.output.usage)
         return found
 
     def format_end(self, usage: Usage) -> list[bytes]:

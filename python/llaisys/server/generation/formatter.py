@@ -26,7 +26,7 @@ class AnswerFormatter(ABC):
         `outputs` has one entry per prompt. Long answers are formatted in a thread."""
 
     @abstractmethod
-    def format_delta(self, number: int, part: StreamOutput) -> Iterable[bytes]:
+    def format_delta(self, number: int, delta: StreamOutput) -> Iterable[bytes]:
         """Return the events of the next delta of prompt `number`, as an iterator if they are many.
         The finish reason is never `error`: `Job` calls `format_error` instead."""
 

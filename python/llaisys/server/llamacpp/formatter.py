@@ -160,19 +160,19 @@ class LlamaFormatter(AnswerFormatter):
         top = [entry_object(token, value) for token, value in entry.top]
         return {**entry_object(entry.token_id, entry.logprob), "top_logprobs": top}
 
-    def format_delta(self, number: int, part: StreamOutput) -> Iterator[bytes]:
-        index = number * self.params.n + part.index
-        self._sent[index] = self._sent.get(index, 0) + len(part.token_ids)
-        for progress in self._progress[number].objects(part.progress):
+    def format_delta(self, number: int, delta: StreamOutput) -> Iterator[bytes]:
+        index = number * self.params.n + delta.index
+        self._sent[index] = self._sent.get(index, 0) + len(delta.token_ids)
+        for progress in self._progress[number].objects(delta.progress):
             yield sse(self._chunk(number, index, "", []) | {"prompt_progress": progress})
-        if part.text or part.logprobs or (part.token_ids and part.finish_reason is None):
-            chunk = self._chunk(number, index, part.text, part.token_ids)
-            if part.logprobs:
-                probabilities = [self._probabilities(entry) for entry in part.logprobs]
+        if delta.text or delta.logprobs or (delta.token_ids and delta.finish_reason is None):
+            chunk = self._chunk(number, index, delta.text, delta.token_ids)
+            if delta.logprobs:
+                probabilities = [self._probabilities(entry) for entry in delta.logprobs]
                 chunk["completion_probabilities"] = probabilities
             yield sse(chunk)
-        if part.output is not None:
-            for output in part.output.outputs:
+        if delta.output is not None:
+            for output in delta.output.outputs:
                 yield sse(self._selected(self._final(number, output, "")))
 
     def _chunk(self, number: int, index: int, text: str, tokens: list[int]) -> dict[str, Any]:

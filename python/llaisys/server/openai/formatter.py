@@ -97,75 +97,75 @@ class OpenAIFormatter(AnswerFormatter):
         most = int(self.body.logprobs)
         return [replace(entry, top=entry.top[:most]) for entry in logprobs]
 
-    def format_delta(self, number: int, part: StreamOutput) -> list[bytes]:
-        index = number * self.n + part.index
+    def format_delta(self, number: int, delta: StreamOutput) -> list[bytes]:
+        index = number * self.n + delta.index
         events = []
-        if part.progress is not None:
-            events += self._progress_events(index, number, part)
-            if not part.token_ids and part.finish_reason is None:
+        if delta.progress is not None:
+            events += self._progress_events(index, number, delta)
+            if not delta.token_ids and delta.finish_reason is None:
                 return events
-        events += self._begin(index, number, part)
-        self._tokens += len(part.token_ids)
-        events += self._chat(index, part) if self.builder.chat else self._completion(index, part)
-        if part.finish_reason is not None:
+        events += self._begin(index, number, delta)
+        self._tokens += len(delta.token_ids)
+        events += self._chat(index, delta) if self.builder.chat else self._completion(index, delta)
+        if delta.finish_reason is not None:
             self.open.pop(index)
             reader = self._readers.pop(index, None)
-            reason = finish_reason_of(part.finish_reason, reader is not None and reader.has_calls)
+            reason = finish_reason_of(delta.finish_reason, reader is not None and reader.has_calls)
             chunk = self.builder.chunk(
-                index, "", finish_reason=reason, stop_reason=part.stop_reason
+                index, "", finish_reason=reason, stop_reason=delta.stop_reason
             )
-            if part.output is not None:
-                self._timings = self._timings_of(part.output, part.index)
+            if delta.output is not None:
+                self._timings = self._timings_of(delta.output, delta.index)
                 if not self.body.include_usage:
                     chunk["timings"] = self._timings
             events.append(self._event(chunk))
         return events
 
-    def _progress_events(self, index: int, number: int, part: StreamOutput) -> list[bytes]:
+    def _progress_events(self, index: int, number: int, delta: StreamOutput) -> list[bytes]:
         """Return the prompt progress events: after the role chunk in a chat, else first."""
-        events = self._begin(index, number, part) if self.builder.chat else []
-        for progress in self._progress[number].objects(part.progress):
+        events = self._begin(index, number, delta) if self.builder.chat else []
+        for progress in self._progress[number].objects(delta.progress):
             chunk = self.builder.chunk(index, "")
             events.append(self._event({**chunk, "prompt_progress": progress}))
         self._started = time.monotonic()  # of the first delta, once the prompt is done
         return events
 
-    def _chat(self, index: int, part: StreamOutput) -> list[bytes]:
+    def _chat(self, index: int, delta: StreamOutput) -> list[bytes]:
         """Return a chunk per parsed event. The first one has the token ids and logprobs; their text
         may follow in later deltas, once the parser can classify it."""
         reader = self._readers[index]
-        found = reader.feed(part.text)
-        if part.finish_reason is not None:
+        found = reader.feed(delta.text)
+        if delta.finish_reason is not None:
             found += reader.finish()
         deltas = [delta_object(event) for event in found]
-        if not deltas and (part.logprobs or (part.token_ids and self.builder.token_ids)):
+        if not deltas and (delta.logprobs or (delta.token_ids and self.builder.token_ids)):
             deltas = [{}]
         events = []
-        for number, delta in enumerate(deltas):
+        for number, fields in enumerate(deltas):
             extra: dict[str, Any] = {}
             if not number:
-                extra = {"logprobs": part.logprobs, "token_ids": part.token_ids}
-            chunk = self.builder.chunk(index, "", delta=delta, **extra)
+                extra = {"logprobs": delta.logprobs, "token_ids": delta.token_ids}
+            chunk = self.builder.chunk(index, "", delta=fields, **extra)
             events.append(self._event(self._timed(chunk)))
         return events
 
-    def _completion(self, index: int, part: StreamOutput) -> list[bytes]:
-        if not (part.text or part.logprobs or (part.token_ids and self.builder.token_ids)):
+    def _completion(self, index: int, delta: StreamOutput) -> list[bytes]:
+        if not (delta.text or delta.logprobs or (delta.token_ids and self.builder.token_ids)):
             return []
-        return [self._event(self._content(index, part))]
+        return [self._event(self._content(index, delta))]
 
     @staticmethod
     def _timings_of(output: RequestOutput, index: int) -> dict[str, Any]:
         return timings_object(output.outputs[index], len(output.prompt_token_ids))
 
-    def _begin(self, index: int, number: int, part: StreamOutput) -> list[bytes]:
+    def _begin(self, index: int, number: int, delta: StreamOutput) -> list[bytes]:
         if self.open[index]:
             return []
         if not any(self.open.values()):
             self._started = time.monotonic()
         self.open[index] = True
         echo = self.echoes[number] if self.echoes else ""
-        logprobs = self._echo_logprobs(part.prompt_logprobs)
+        logprobs = self._echo_logprobs(delta.prompt_logprobs)
         start = len(echo) if logprobs is None else 0
         self._offsets[index] = offsets = TextOffsets(self.builder.names, start)
         if self.builder.chat:
@@ -177,13 +177,13 @@ class OpenAIFormatter(AnswerFormatter):
         chunk = self.builder.chunk(index, echo, logprobs=logprobs, offsets=offsets)
         return [self._event(chunk)]
 
-    def _content(self, index: int, part: StreamOutput) -> dict[str, Any]:
+    def _content(self, index: int, delta: StreamOutput) -> dict[str, Any]:
         chunk = self.builder.chunk(
             index,
-            part.text,
-            logprobs=part.logprobs,
+            delta.text,
+            logprobs=delta.logprobs,
             offsets=self._offsets[index],
-            token_ids=part.token_ids,
+            token_ids=delta.token_ids,
         )
         return self._timed(chunk)
 
