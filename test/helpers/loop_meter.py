@@ -34,6 +34,7 @@ class MeteredLoop(asyncio.SelectorEventLoop):
         await asyncio.sleep(0)
         self.longest = 0.0
         result = await work
+        await asyncio.sleep(0)  # ends the iteration in which `work` ended
         return result, self.longest
 
 

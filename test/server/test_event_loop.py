@@ -3,6 +3,7 @@ loop thread per iteration."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -87,5 +88,35 @@ def test_streams_with_many_choices_and_logprobs_yield_to_the_loop(path: str) -> 
             assert response.status_code == 200, response.text
             assert response.text.count("\n\n") > 128 * 6
             assert seconds < MAX_SECONDS, seconds
+
+    run_metered(run)
+
+
+MESSAGE = {"role": "user", "content": "hi"}
+MANY_MESSAGES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {},
+    "/v1/messages": {"max_tokens": 2},
+    "/api/chat": {"model": "mock"},
+    "/v1/responses": {},
+    "/tokenize": {},
+    "/apply-template": {},
+    "/v1/sessions": {},
+}
+
+
+@pytest.mark.parametrize("count", [4000, 16_000])
+def test_messages_are_counted_before_conversion_and_converted_off_the_loop(count: int) -> None:
+    async def run(loop: MeteredLoop) -> None:
+        async with server_client(config()) as client:
+            for path, fields in MANY_MESSAGES.items():
+                name = "input" if path == RESPONSES else "messages"
+                content = json.dumps({**fields, name: [MESSAGE] * count})
+                headers = {"content-type": "application/json"}
+                work = client.post(path, content=content, headers=headers)
+                response, seconds = await loop.measure(work)
+                assert seconds < MAX_SECONDS, (path, seconds)
+                if count > 4096:
+                    assert response.status_code == 400, (path, response.text)
+                    assert str(count) in response.text
 
     run_metered(run)

@@ -24,6 +24,7 @@ from llaisys.engine.context_window import DEFAULT_KEEP
 from llaisys.server.generation.formatter import AnswerFormatter
 from llaisys.server.generation.history import Recent, answer_room, common_length, num_leading
 from llaisys.server.generation.job import Job
+from llaisys.server.generation.messages import convert_messages
 from llaisys.server.generation.prompts import encode_messages, encode_prompts, encode_recent
 from llaisys.server.http.error_handlers import validation_error
 from llaisys.server.openai.fields import FieldNotes, Ignored
@@ -31,7 +32,6 @@ from llaisys.server.openai.schemas import (
     ChatCompletionRequest,
     Schema,
     conflicting_field,
-    plain_messages,
 )
 
 Message = dict[str, Any]
@@ -100,11 +100,14 @@ async def open_chat(
     """Build the chat of a body. `messages`: the full conversation if longer than the body's. When
     old turns are dropped, the last `num_new` messages stay."""
     params = await job.sampling(body.to_sampling)
-    found = plain_messages(body.messages) if messages is None else messages
     drops = _drops_old_turns(job, body)
-    if not drops:
+    if messages is None:
+        name = None if drops else job.prompt_name
+        messages = await convert_messages(job.service, body.messages, name)
+    elif not drops:
         limits = job.service.config.limits
-        check_count(job.prompt_name, len(found), limits.max_messages, "messages")
+        check_count(job.prompt_name, len(messages), limits.max_messages, "messages")
+    found = messages
     options: dict[str, Any] = {}
     if body.add_generation_prompt is not None:
         options["add_generation_prompt"] = body.add_generation_prompt

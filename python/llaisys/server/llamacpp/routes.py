@@ -16,6 +16,7 @@ from llaisys.server.embeddings.pooling import Pooled, respond_with_embeddings
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.infill import Snippet, encode_infill
 from llaisys.server.generation.job import Job
+from llaisys.server.generation.messages import convert_messages
 from llaisys.server.generation.prompts import (
     PromptLimit,
     decode,
@@ -33,7 +34,6 @@ from llaisys.server.llamacpp.schemas import (
     LlamaSampling,
 )
 from llaisys.server.openai import routes as openai
-from llaisys.server.openai.schemas import plain_messages
 from llaisys.server.openai.tool_schemas import tool_set_of
 from llaisys.server.responses import routes as responses
 from llaisys.server.service import Service, service_for
@@ -99,8 +99,7 @@ async def apply_template(request: Request, body: ApplyTemplateRequest) -> Respon
     """Return the chat rendered by the template."""
     service = await service_for(request, body.model)
     limit = PromptLimit("messages", service.info.max_model_len, service.max_items)
-    messages = plain_messages(body.messages)
-    check_count("messages", len(messages), service.config.limits.max_messages, "messages")
+    messages = await convert_messages(service, body.messages)
     tools = tool_set_of(body.tools, None, None)
     options: dict[str, Any] = {"variables": body.chat_template_kwargs, "tools": tools}
     if body.add_generation_prompt is not None:

@@ -12,6 +12,7 @@ from llaisys.server.errors import ApiError
 from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.infill import encode_infill
 from llaisys.server.generation.job import Job
+from llaisys.server.generation.messages import convert_messages
 from llaisys.server.generation.prompts import (
     PromptLimit,
     decode,
@@ -30,7 +31,6 @@ from llaisys.server.openai.schemas import (
     DetokenizeRequest,
     TokenizeRequest,
     conflicting_field,
-    plain_messages,
 )
 from llaisys.server.openai.tool_schemas import tool_set_of
 from llaisys.server.service import Service, service_for, service_of, session_model
@@ -43,8 +43,7 @@ async def chat_completions(request: Request, body: ChatCompletionRequest) -> Res
     """Answer a conversation. With `session_id`, `messages` continue a stored session."""
     body.model = body.model or await session_model(request, body.session_id)
     job = await Job.of(request, body, "messages")
-    messages = plain_messages(body.messages)
-    check_count("messages", len(messages), job.service.config.limits.max_messages, "messages")
+    messages = await convert_messages(job.service, body.messages)
     async with job.service.turns.begin(job.owner, body.session_id, messages) as turn:
         job.turn = turn
         found, num_new = (messages, 1) if turn is None else (turn.messages, len(messages))
@@ -129,8 +128,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
         (ids,) = await encode_prompts(engine, [body.prompt], special, limit)
     else:
         limit = PromptLimit("messages", length, service.max_items)
-        messages = plain_messages(body.messages or ())
-        check_count("messages", len(messages), service.config.limits.max_messages, "messages")
+        messages = await convert_messages(service, body.messages or ())
         tools = tool_set_of(body.tools, None, None)
         options: dict[str, Any] = {"variables": body.chat_template_kwargs, "tools": tools}
         if body.add_generation_prompt is not None:

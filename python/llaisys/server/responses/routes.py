@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -16,9 +15,9 @@ from llaisys.common.validation import check_count
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.job import Job
+from llaisys.server.generation.messages import convert_messages
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes, json_response
-from llaisys.server.openai.schemas import ChatMessage, plain_messages
 from llaisys.server.responses.formatter import ResponsesFormatter
 from llaisys.server.responses.items import references, with_resolved
 from llaisys.server.responses.schemas import ResponsesRequest
@@ -30,7 +29,6 @@ logger = logging.getLogger("llaisys.server")
 
 router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], route_class=CheckedRoute)
 
-INLINE_MESSAGES = 256  # messages converted on the event loop
 ResponseId = Annotated[str, PathParameter(min_length=1, max_length=128)]
 
 
@@ -41,9 +39,8 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
     max_messages = service.config.limits.max_messages
     check_count("input", len(body.chat.messages), max_messages, "messages")
     body = await resolve_references(service, owner, body)
-    check_count("input", len(body.chat.messages), max_messages, "messages")
     before = await previous(service, owner, body.previous_response_id)
-    new = await convert_messages(service, body.chat.messages)
+    new = await convert_messages(service, body.chat.messages, "input")
     messages = [*(before.messages if before is not None else ()), *new]
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
@@ -87,15 +84,6 @@ async def resolve_references(
         return body.with_items(with_resolved(body.items, known))
 
     return await service.body_pool.run(expand)
-
-
-async def convert_messages(
-    service: Service, messages: Sequence[ChatMessage]
-) -> list[dict[str, Any]]:
-    """`plain_messages`, in a thread for more than INLINE_MESSAGES."""
-    if len(messages) <= INLINE_MESSAGES:
-        return plain_messages(messages)
-    return await service.body_pool.run(plain_messages, messages)
 
 
 async def previous(

@@ -7,15 +7,14 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from fastapi import Path as PathParameter
 
-from llaisys.common.validation import check_count
 from llaisys.server.errors import ApiError
+from llaisys.server.generation.messages import convert_messages
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.openai.schemas import (
     SESSION_PATTERN,
     SessionContent,
     SessionPatch,
     SessionRequest,
-    plain_messages,
 )
 from llaisys.server.service import service_of
 
@@ -44,8 +43,7 @@ async def list_sessions(request: Request) -> dict[str, Any]:
 async def create_session(request: Request, body: SessionRequest) -> dict[str, Any]:
     """Create an empty session, or import the `messages` of an export."""
     service = service_of(request)
-    messages = plain_messages(body.messages or ())
-    check_count("messages", len(messages), service.config.limits.max_messages, "messages")
+    messages = await convert_messages(service, body.messages or ())
     name = await service.sessions.create(
         owner_of(request), body.session_id, body.title or "", messages
     )
@@ -68,8 +66,7 @@ async def replace_session(
 ) -> dict[str, Any]:
     """Replace the messages of a session, or create it: for clients that edit their own copy."""
     service = service_of(request)
-    messages = plain_messages(body.messages)
-    check_count("messages", len(messages), service.config.limits.max_messages, "messages")
+    messages = await convert_messages(service, body.messages)
     await service.turns.replace(owner_of(request), session_id, body.title or "", messages)
     return await export_session(request, session_id)
 
