@@ -216,12 +216,13 @@ test-ray: $(VENV)/.test $(PACKAGE) ## the tests of Ray, which is installed for t
 	@$(STEP) $(NETWORK_HINT) "Installing Ray" $(LOGS)/ray.txt -- $(PIP_INSTALL) -r build/requirements-ray.txt
 	$(PY) -m pytest test/engine/test_ray.py test/server/test_ray_replicas.py $(PYTEST_ARGS)
 
-lint: $(VENV)/.dev ## ruff, mypy, clang-format, layer check
+lint: $(VENV)/.dev ## ruff, mypy, clang-format, layers, words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(if $(CPP_FILES),$(BIN)/clang-format --dry-run -Werror $(CPP_FILES))
 	$(PY) scripts/check_layers.py
+	$(PY) scripts/check_words.py
 
 format: $(VENV)/.dev ## rewrite sources in the house format
 	$(BIN)/ruff check --fix-only --select I .

@@ -83,10 +83,9 @@ ALLOWED = (
     Allowed("python/llaisys/engine/config.py", "async stepping", "deprecated name of an option"),
     Allowed("test/entrypoints/test_option_names.py", "async stepping", "deprecated name"),
     Allowed("docs/reference/configuration.md", "async stepping", "deprecated name"),
-    Allowed("python/llaisys/server/collectors.py", "drawn", "the metric drawn_rows is public"),
-    Allowed("docs/reference/metrics.md", "drawn", "the metric drawn_rows is public"),
-    Allowed("python/llaisys/libllaisys/*", "draws", "llaisysModelDraws of the C API"),
-    Allowed("test/chat/test_tool_formats.py", "draw", "the API of hypothesis"),
+    Allowed("src/ops/sample_rows/*", "processors?", "logits processors"),
+    Allowed("test/cuda/native/check_sample_rows.cu", "processors?", "logits processors"),
+    Allowed("test/*.py", "draw", "the API of hypothesis"),
     Allowed("scripts/draft_training/prompts.py", ".*", "training prompts are ordinary prose"),
 )
 

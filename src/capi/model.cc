@@ -210,7 +210,7 @@ int32_t llaisysModelLogprobs(LlaisysModel *model, int32_t i, LlaisysLogprobs *lo
     });
 }
 
-int32_t llaisysModelDraws(LlaisysModel *model, int64_t *on_device, int64_t *on_host) {
+int32_t llaisysModelSampleCounts(LlaisysModel *model, int64_t *on_device, int64_t *on_host) {
     return guard([&] {
         not_null(on_device, "on_device");
         not_null(on_host, "on_host");

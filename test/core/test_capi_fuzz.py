@@ -55,7 +55,7 @@ def fuzz_model(fuzz: Fuzzer, model: MockModel, block: bool) -> None:
         found = LlaisysLogprobs()
         fuzz.call("llaisysModelLogprobs", handle, fuzz.pick(INT32), ctypes.byref(found))
         counts = [ctypes.c_int64(), ctypes.c_int64()]
-        fuzz.call("llaisysModelDraws", handle, ctypes.byref(counts[0]),
+        fuzz.call("llaisysModelSampleCounts", handle, ctypes.byref(counts[0]),
                   None if fuzz.one_in(9) else ctypes.byref(counts[1]))  # fmt: skip
     elif kind == 5:
         call = fuzz.pick(("Reset", "Accept"))

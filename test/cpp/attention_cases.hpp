@@ -1,4 +1,4 @@
-// Random queries over lists of a KV cache, and the naive twin of attention in double. To be included
+// Random queries over lists of a KV cache, and the naive reference of attention in double. To be included
 // once.
 #pragma once
 
@@ -140,8 +140,8 @@ inline AttentionCase with_cells(const AttentionCase &c) {
     return cells;
 }
 
-// A token gets the same bits on any number of threads, in blocks or cells, in any company.
-inline void check_any_company(const AttentionCase &c) {
+// A token gets the same bits on any number of threads, in blocks or cells, in any batch.
+inline void check_any_batch(const AttentionCase &c) {
     const int64_t n = c.q.size(0);
     const Tensor whole = run_attention(one_thread(), c);
     for (int s = 0; s < 3; ++s) {

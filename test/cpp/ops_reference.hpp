@@ -1,4 +1,4 @@
-// What the naive twins of the operators are written with: random tensors, plain element access in
+// What the naive references of the operators are written with: random tensors, plain element access in
 // double, comparison, and a loop over the instruction sets of this machine. To be included once.
 #pragma once
 

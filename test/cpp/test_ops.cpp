@@ -1,4 +1,4 @@
-// The small operators and the dtype conversions against naive twins in double, on every instruction
+// The small operators and the dtype conversions against naive references in double, on every instruction
 // set of this machine: odd sizes, strided views, mixed dtypes, in place. The larger operators have
 // files of their own: test_ops_linear.cpp, test_ops_attention.cpp, test_ops_logits.cpp.
 #include "ops_reference.hpp"
@@ -14,7 +14,7 @@
 
 using namespace ops_test;
 
-TEST(add_matches_twin) {
+TEST(add_matches_reference) {
     for_each_isa([] {
         for (DType dtype : kReal) {
             for (int64_t n : {1, 7, 33, 577, 70001}) {
@@ -67,7 +67,7 @@ TEST(embedding_copies_and_converts_rows) {
     CHECK_THROWS(ops::embedding(s, out, i32_tensor({0}), table), "embedding", "index", "i32");
 }
 
-TEST(rms_norm_matches_twin) {
+TEST(rms_norm_matches_reference) {
     for_each_isa([] {
         for (DType in_dtype : kReal) {
             for (DType out_dtype : kReal) {
@@ -143,7 +143,7 @@ TEST(rms_norm_and_swiglu_work_in_place) {
     });
 }
 
-TEST(rope_matches_twin_at_small_and_large_positions) {
+TEST(rope_matches_reference_at_small_and_large_positions) {
     for_each_isa([] {
         for (DType in_dtype : kReal) {
             for (DType out_dtype : kReal) {
@@ -272,7 +272,7 @@ TEST(rearrange_copies_any_layout) {
     CHECK_THROWS(ops::rearrange(one_thread(), a, Tensor::create({2}, kF16)), "rearrange", "out");
 }
 
-TEST(swiglu_matches_twin) {
+TEST(swiglu_matches_reference) {
     for_each_isa([] {
         for (DType gate_dtype : kReal) {
             for (DType up_dtype : kReal) {

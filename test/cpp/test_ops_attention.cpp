@@ -1,12 +1,12 @@
-// Both attention operators against a naive twin in double, on every instruction set of this
-// machine: odd sizes, blocks and cells, windows, mixed dtypes, bit equality in any company.
+// Both attention operators against a naive reference in double, on every instruction set of this
+// machine: odd sizes, blocks and cells, windows, mixed dtypes, bit equality in any batch.
 #include "attention_cases.hpp"
 
 #include "ops/self_attention_masked/op.hpp"
 
 using namespace ops_test;
 
-TEST(attention_matches_twin_over_odd_sizes) {
+TEST(attention_matches_reference_over_odd_sizes) {
     for_each_isa([] {
         for (const AttentionSizes &sizes : kAttentionSizes) {
             const AttentionCase c = attention_case(sizes, kF32, kBf16);
@@ -62,11 +62,11 @@ TEST(attention_never_reads_what_a_token_does_not_see) {
     });
 }
 
-TEST(attention_gives_a_token_the_same_bits_in_any_company) {
+TEST(attention_gives_a_token_the_same_bits_in_any_batch) {
     for_each_isa([] {
         for (DType kv : kReal) {
             const int64_t d = kv == kF16 ? 24 : 64; // in whole panels or not
-            check_any_company(attention_case(3, 1100, 37, 6, 2, d, 16, kF32, kv));
+            check_any_batch(attention_case(3, 1100, 37, 6, 2, d, 16, kF32, kv));
         }
     });
 }
@@ -105,7 +105,7 @@ TEST(attention_rejects_bad_arguments) {
     CHECK_THROWS(run(c), "attention", "end", "[1]", "[4]");
 }
 
-TEST(masked_attention_matches_twin) {
+TEST(masked_attention_matches_reference) {
     for_each_isa([] {
         for (int kind = 0; kind < 3; ++kind) { // causal, random, nothing
             const int64_t n = 21;

@@ -1,5 +1,5 @@
-// Keys and values in eight bits: what is stored byte for byte against a naive twin, attention against
-// the twin in double over the values that were stored, on every instruction set of this machine.
+// Keys and values in eight bits: what is stored byte for byte against a naive reference, attention against
+// the reference in double over the values that were stored, on every instruction set of this machine.
 #include "attention_cases.hpp"
 
 #include "ops/cpu/byte_attention.hpp"
@@ -67,15 +67,15 @@ Tensor widened(const Tensor &cache) {
     return wide;
 }
 
-// The case with its caches in eight bits; `twin`: with what these hold, in f32.
-AttentionCase in_eight_bits(const AttentionCase &c, AttentionCase *twin = nullptr) {
+// The case with its caches in eight bits; `reference`: with what these hold, in f32.
+AttentionCase in_eight_bits(const AttentionCase &c, AttentionCase *reference = nullptr) {
     AttentionCase packed = c;
     packed.k = naive_cache(c.k);
     packed.v = naive_cache(c.v);
-    if (twin != nullptr) {
-        *twin = c;
-        twin->k = widened(packed.k);
-        twin->v = widened(packed.v);
+    if (reference != nullptr) {
+        *reference = c;
+        reference->k = widened(packed.k);
+        reference->v = widened(packed.v);
     }
     return packed;
 }
@@ -151,21 +151,21 @@ TEST(kv_store_leaves_other_slots_and_kv_load_reads_them_back) {
     });
 }
 
-TEST(attention_over_eight_bits_matches_twin) {
+TEST(attention_over_eight_bits_matches_reference) {
     for_each_way([] {
         for (const AttentionSizes &sizes : kAttentionSizes) {
-            AttentionCase twin;
-            const AttentionCase c = in_eight_bits(attention_case(sizes, kF32, kF32), &twin);
+            AttentionCase reference;
+            const AttentionCase c = in_eight_bits(attention_case(sizes, kF32, kF32), &reference);
             const bool is_rounded = ops::cpu::byte_attention() != nullptr; // queries, to 16 bits
-            check_attention(twin, run_attention(two_threads(), c), is_rounded ? 1e-4 : 2e-5);
+            check_attention(reference, run_attention(two_threads(), c), is_rounded ? 1e-4 : 2e-5);
         }
     });
 }
 
-TEST(attention_over_eight_bits_gives_a_token_the_same_bits_in_any_company) {
+TEST(attention_over_eight_bits_gives_a_token_the_same_bits_in_any_batch) {
     for_each_way([] {
         for (int64_t d : {24, 64}) { // in whole panels or not
-            check_any_company(in_eight_bits(attention_case(3, 1100, 37, 6, 2, d, 16, kF32, kF32)));
+            check_any_batch(in_eight_bits(attention_case(3, 1100, 37, 6, 2, d, 16, kF32, kF32)));
         }
     });
 }
@@ -198,9 +198,9 @@ TEST(attention_over_eight_bits_does_not_overflow) {
                 for (int64_t x = 0; x < c.k.elements(); ++x) {
                     set(c.k, x, x / d == slot_of(c.lists, 0, 1) ? sign : -sign);
                 }
-                AttentionCase twin;
-                const AttentionCase packed = in_eight_bits(c, &twin);
-                check_attention(twin, run_attention(one_thread(), packed));
+                AttentionCase reference;
+                const AttentionCase packed = in_eight_bits(c, &reference);
+                check_attention(reference, run_attention(one_thread(), packed));
             }
         }
     });
@@ -213,12 +213,12 @@ TEST(attention_over_eight_bits_takes_any_query) {
             set(c.q, x, 0.0f); // weighs everything it sees alike
             set(c.q, 20 + x, x == 3 ? kNan : 1.0f);
         }
-        AttentionCase twin;
-        const AttentionCase packed = in_eight_bits(c, &twin);
-        check_attention(tokens_of(twin, 0, 1),
+        AttentionCase reference;
+        const AttentionCase packed = in_eight_bits(c, &reference);
+        check_attention(tokens_of(reference, 0, 1),
                         run_attention(one_thread(), tokens_of(packed, 0, 1)));
         set(c.q, 7, 1e-37f); // far too small to matter
-        check_attention(tokens_of(twin, 0, 1),
+        check_attention(tokens_of(reference, 0, 1),
                         run_attention(one_thread(), tokens_of(in_eight_bits(c), 0, 1)));
         for (float bad : {kNan, kInf, -kInf}) {
             set(c.q, 20 + 3, bad);

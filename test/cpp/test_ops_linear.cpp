@@ -1,4 +1,4 @@
-// The linear operator against a naive twin in double, on every instruction set of this machine: odd
+// The linear operator against a naive reference in double, on every instruction set of this machine: odd
 // sizes, strided views, mixed dtypes, bit equality across row counts, batches and threads.
 #include "ops_reference.hpp"
 
@@ -53,7 +53,7 @@ void check_linear(const LinearCase &c, const Tensor &out, const int32_t *rows) {
 
 } // namespace
 
-TEST(linear_matches_twin_over_odd_sizes) {
+TEST(linear_matches_reference_over_odd_sizes) {
     for_each_isa([] {
         for (int64_t n : {1, 3, 31, 33, 65}) {
             for (int64_t k : {1, 3, 7, 65, 577}) {
@@ -164,7 +164,7 @@ TEST(linear_runs_several_parts_in_one_call) {
     });
 }
 
-TEST(linear_gives_a_row_the_same_bits_in_any_company) {
+TEST(linear_gives_a_row_the_same_bits_in_any_batch) {
     for_each_isa([] {
         for (DType dtype : kReal) {
             const int64_t k = random_int(500, 600);

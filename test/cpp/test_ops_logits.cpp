@@ -1,4 +1,4 @@
-// The operators that read whole rows of logits (argmax, softmax, topk) against naive twins in
+// The operators that read whole rows of logits (argmax, softmax, topk) against naive references in
 // double, on every instruction set of this machine: odd sizes, ties, infinities and NaN.
 #include "ops_reference.hpp"
 
@@ -50,7 +50,7 @@ TEST(argmax_takes_the_first_of_the_largest) {
     CHECK_THROWS(ops::argmax(s, index, value, Tensor::create({2, 0}, kF32)), "argmax", "values");
 }
 
-TEST(softmax_matches_twin) {
+TEST(softmax_matches_reference) {
     for_each_isa([] {
         for (DType dtype : kReal) {
             for (int64_t n : {1, 3, 31, 33, 577, 5001}) {

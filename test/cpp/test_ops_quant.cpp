@@ -1,7 +1,7 @@
-// Products with quantised weights against a naive twin, on every instruction set of this machine:
+// Products with quantised weights against a naive reference, on every instruction set of this machine:
 // each format, odd sizes, bit equality across row counts and threads, rows read back out of panels.
 //
-// The twin reads the blocks by itself, value by value, and multiplies them with activations that are
+// The reference reads the blocks by itself, value by value, and multiplies them with activations that are
 // rounded to 8 bits as the operator promises to.
 #include "ops_reference.hpp"
 
@@ -33,7 +33,7 @@ int packed_scale(const uint8_t *p, int j, int part) {
 }
 
 // Value i of the block at p.
-float twin_value(DType dtype, const uint8_t *p, int i) {
+float reference_value(DType dtype, const uint8_t *p, int i) {
     const float d = half_at(p);
     const int low = i % 32 < 16 ? p[traits_of(dtype).block_bytes - 16 + i % 16] & 15
                                 : p[traits_of(dtype).block_bytes - 16 + i % 16] >> 4;
@@ -150,8 +150,8 @@ Tensor random_weight(DType dtype, int64_t n, int64_t k) {
 float weight_value(const Tensor &weight, int64_t row, int64_t k) {
     const auto traits = traits_of(weight.dtype());
     const int64_t block = (row * weight.size(1) + k) / traits.block_elements;
-    return twin_value(weight.dtype(), weight.as<uint8_t>() + block * traits.block_bytes,
-                      int(k % traits.block_elements));
+    return reference_value(weight.dtype(), weight.as<uint8_t>() + block * traits.block_bytes,
+                           int(k % traits.block_elements));
 }
 
 // What the operator makes of x [k]: 32 values share a scale.
@@ -201,7 +201,7 @@ void check_product(const Tensor &in, const Tensor &weight, const Tensor &bias, c
 
 } // namespace
 
-TEST(quantised_products_match_the_twin_over_odd_sizes) {
+TEST(quantised_products_match_the_reference_over_odd_sizes) {
     for_each_isa([] {
         for (DType dtype : kFormats) {
             const int64_t unit = traits_of(dtype).block_elements;

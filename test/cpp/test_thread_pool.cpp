@@ -255,7 +255,7 @@ TEST(the_process_wide_cap_is_kept_and_given_back) {
         for (ThreadPool *pool : {&first, &second, &third}) {
             counted.run(*pool, 50);
         }
-        ThreadPool::set_process_limit(1); // below what is in use: nobody gets more
+        ThreadPool::set_process_limit(1); // below the number in use: no new workers
         CHECK_EQ(ThreadPool(4).size(), 1);
         ThreadPool::set_process_limit(6);
         CHECK_EQ(ThreadPool(4).size(), 3);

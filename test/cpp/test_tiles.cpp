@@ -1,5 +1,5 @@
 // Kernels for tile registers on emulated tiles, so that they are checked on machines without them:
-// quantised products bit for bit against the kernels without tiles, bf16 products against a twin in
+// quantised products bit for bit against the kernels without tiles, bf16 products against a reference in
 // double. On a machine with tiles the tests of the operators meet the real ones.
 #define LLAISYS_CPU_NS cpu_test_tiles
 #include "device/cpu/simd_portable.hpp"
@@ -113,7 +113,7 @@ TEST(quantised_products_over_tiles_have_the_bits_of_those_without) {
     check_format<ops::cpu::kI8_G128>();
 }
 
-TEST(bf16_products_over_tiles_match_the_twin_and_a_row_is_the_same_in_any_company) {
+TEST(bf16_products_over_tiles_match_the_reference_in_any_batch) {
     const int64_t n = 45;
     for (int64_t k : {1, 31, 33, 600, 1100}) {
         const int64_t padded = round_up(k, 32);

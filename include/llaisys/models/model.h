@@ -129,7 +129,8 @@ LLAISYS_API int32_t llaisysModelLogprobs(LlaisysModel *model, int32_t i, Llaisys
 
 /* Rows sampled since creation: by the device sampler, and by the host sampler from full rows of
  * logits. On a CPU all rows count as host. */
-LLAISYS_API int32_t llaisysModelDraws(LlaisysModel *model, int64_t *on_device, int64_t *on_host);
+LLAISYS_API int32_t llaisysModelSampleCounts(LlaisysModel *model, int64_t *on_device,
+                                             int64_t *on_host);
 
 /* Token history for penalties. Reset starts it with the prompt (repetition counts prompt tokens,
  * frequency and presence do not); Accept appends sampled tokens; Forget frees it. Without Reset

@@ -107,7 +107,7 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysModelGetLogitsIth", c_void_p, [c_void_p, c_int32]),
     ("llaisysModelSample", c_int32, [c_void_p, POINTER(LlaisysSamplingMetadata), c_void_p]),
     ("llaisysModelLogprobs", c_int32, [c_void_p, c_int32, POINTER(LlaisysLogprobs)]),
-    ("llaisysModelDraws", c_int32, [c_void_p, POINTER(c_int64), POINTER(c_int64)]),
+    ("llaisysModelSampleCounts", c_int32, [c_void_p, POINTER(c_int64), POINTER(c_int64)]),
     ("llaisysModelSamplerReset", c_int32, [c_void_p, c_int64, c_void_p, c_int32]),
     ("llaisysModelSamplerAccept", c_int32, [c_void_p, c_int64, c_void_p, c_int32]),
     ("llaisysModelSamplerForget", c_int32, [c_void_p, c_int64]),

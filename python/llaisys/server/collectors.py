@@ -80,11 +80,11 @@ COUNTERS = {
     "worker_errors": "Worker calls that raised an exception.",
     "executor_timeouts": "Worker calls that timed out.",
     "engine_stage_seconds": "Time in a stage of the worker's step.",
-    "drawn_rows": "Sampled rows of logits, by device or host sampler.",
+    "sampled_rows": "Sampled rows of logits, by device or host sampler.",
 }
 LABELS = {
     "engine_stage_seconds": "stage",
-    "drawn_rows": "place",
+    "sampled_rows": "sampler",
     "spec_decode_num_accepted_tokens_per_pos": "position",
 }
 
@@ -122,7 +122,7 @@ def engine_counters(engine: MeasuredEngine) -> Counts:
     for stage, seconds in stats.stage_seconds.items():
         counts["engine_stage_seconds", stage] = seconds
     for sampler, rows in stats.sample_counts.items():
-        counts["drawn_rows", sampler] = rows
+        counts["sampled_rows", sampler] = rows
     for position, accepted in enumerate(stats.spec_decode_accepted_per_position):
         counts["spec_decode_num_accepted_tokens_per_pos", str(position)] = accepted
     found: Counts = Counter()

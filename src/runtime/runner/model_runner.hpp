@@ -99,7 +99,7 @@ public:
     }
     Pooler &pooler() { return pooler_; }
     Sampler &sampler() { return sampler_; }
-    // Rows sampled since construction; see llaisysModelDraws.
+    // Rows sampled since construction; see llaisysModelSampleCounts.
     struct Samples {
         int64_t on_device = 0, on_host = 0;
     };
