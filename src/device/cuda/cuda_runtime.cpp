@@ -185,9 +185,8 @@ std::string describe(int device_id) {
     cudaDeviceProp properties{};
     LLAISYS_CUDA(cudaGetDeviceProperties(&properties, device_id));
     return text(properties.name, ", compute capability ", properties.major, ".", properties.minor,
-                ", ", properties.multiProcessorCount, " SMs, ",
-                properties.totalGlobalMem >> 20, " MiB",
-                cublaslt::open() != nullptr ? "" : ", without cuBLASLt");
+                ", ", properties.multiProcessorCount, " SMs, ", properties.totalGlobalMem >> 20,
+                " MiB", cublaslt::open() != nullptr ? "" : ", without cuBLASLt");
 }
 
 void begin_capture(void *stream) {
