@@ -161,7 +161,11 @@ class Model(Handle):
     def sample_counts(self) -> tuple[int, int]:
         """Rows sampled on the device, and on the host from whole logits rows."""
         on_device, on_host = ctypes.c_int64(), ctypes.c_int64()
-        check(lib().llaisysModelSampleCounts(self.handle, ctypes.byref(on_device), ctypes.byref(on_host)))
+        check(
+            lib().llaisysModelSampleCounts(
+                self.handle, ctypes.byref(on_device), ctypes.byref(on_host)
+            )
+        )
         return on_device.value, on_host.value
 
     def kv_stats(self) -> LlaisysKvStats:
