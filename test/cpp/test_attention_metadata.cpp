@@ -29,7 +29,7 @@ public:
         blocks.width = 1;
         UbatchRange range;
         range.n = n_;
-        builder->describe_block(step_, range, blocks, 16, rows_);
+        builder->build_block(step_, range, blocks, 16, rows_);
         return builder->n_long(n_padded);
     }
 
