@@ -24,8 +24,9 @@ LLAISYS_API int32_t llaisysDeviceDescribe(llaisysDeviceType_t device, int32_t de
  * detection or by the environment variable LLAISYS_CPU_ISA. Static storage. */
 LLAISYS_API const char *llaisysCpuIsa(void);
 
-/* n_threads includes the calling thread; 0: one per core. The total over all streams of the
- * process is limited (llaisysSetThreadLimit): a stream may get fewer threads, but at least one. */
+/* n_threads includes the calling thread; 0: one per core that the affinity mask and the CPU quota
+ * allow. The total over all streams of the process is limited (llaisysSetThreadLimit): a stream may
+ * get fewer threads, but at least one. */
 LLAISYS_API int32_t llaisysStreamCreate(llaisysDeviceType_t device, int32_t device_id,
                                         int32_t n_threads, llaisysStream_t *stream);
 LLAISYS_API void llaisysStreamDestroy(llaisysStream_t stream);

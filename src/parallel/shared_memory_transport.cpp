@@ -1,6 +1,7 @@
 #include "parallel/shared_memory_transport.hpp"
 
 #include "base/cpu_relax.hpp"
+#include "device/cpu/usable_cores.hpp"
 #include "parallel/futex.hpp"
 
 #include <algorithm>
@@ -93,7 +94,9 @@ std::byte *SharedMemoryTransport::send_buffer() const {
 SharedMemoryTransport::SharedMemoryTransport(std::shared_ptr<void> memory, const Options &options)
     : Transport(options.world, options.rank), memory_(std::move(memory)), options_(options) {
     // With fewer cores than ranks, a spinning rank would delay the rank that it waits for.
-    const bool has_enough_cores = int(std::thread::hardware_concurrency()) >= options.world;
+    const double cores = std::thread::hardware_concurrency();
+    const double quota = device::cpu_quota();
+    const bool has_enough_cores = (quota > 0 ? std::min(quota, cores) : cores) >= options.world;
     spin_ = has_enough_cores ? kSpinTime : std::chrono::microseconds(0);
     join();
 }

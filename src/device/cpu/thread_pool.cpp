@@ -2,6 +2,7 @@
 
 #include "base/check.hpp"
 #include "base/cpu_relax.hpp"
+#include "device/cpu/usable_cores.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -18,12 +19,11 @@ constexpr int kPausesBeforeYield = 4096; // about 100 microseconds
 std::atomic<int> process_limit{0}; // 0: default
 std::atomic<int> process_workers{0};
 
-int core_count() { return std::max(1, int(std::thread::hardware_concurrency())); }
-
 // Claims up to `wanted` workers within the process-wide limit.
 int claim_workers(int wanted) {
     const int set = process_limit.load();
-    const int limit = set > 0 ? set - 1 : core_count() * 4;
+    const int cores = std::max(1, int(std::thread::hardware_concurrency()));
+    const int limit = set > 0 ? set - 1 : cores * 4;
     int in_use = process_workers.load();
     int granted;
     do {
@@ -71,7 +71,7 @@ void ThreadPool::set_process_limit(int n_threads) {
 
 ThreadPool::ThreadPool(int n_threads) {
     require(n_threads >= 0 && n_threads <= 4096, "n_threads must be in [0, 4096], got ", n_threads);
-    const int wanted = (n_threads == 0 ? core_count() : n_threads) - 1;
+    const int wanted = (n_threads == 0 ? usable_cores() : n_threads) - 1;
     const int granted = claim_workers(wanted);
     try {
         shares_ = std::make_unique<Share[]>(size_t(granted) + 1);

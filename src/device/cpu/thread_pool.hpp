@@ -18,7 +18,8 @@ namespace llaisys::device {
 
 class ThreadPool {
 public:
-    // n_threads counts the caller; 0 means one per core. The process-wide limit may reduce it.
+    // n_threads counts the caller; 0 means usable_cores(). The process-wide limit may
+    // reduce it.
     explicit ThreadPool(int n_threads);
     ~ThreadPool();
     ThreadPool(const ThreadPool &) = delete;
