@@ -16,7 +16,8 @@ from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.engine.worker import model_opening
 from llaisys.models.device import MemoryNeeds
-from llaisys.server.config import ServerConfig
+from llaisys.server.config import ModelLimits, ServerConfig
+from llaisys.server.models.opening import memory_budget
 
 GIB = 1 << 30
 
@@ -161,6 +162,11 @@ def test_the_memory_limit_bounds_the_automatic_kv_cache(container: FakeGroups) -
     engine = LLMEngine(make_config(cache=CacheConfig(block_size=16)))
     assert engine.model_info.num_blocks == int(1_000_000 * 0.4) // (16 * 64)
     engine.close()
+
+
+def test_the_memory_limit_bounds_the_budget_of_several_models(container: FakeGroups) -> None:
+    assert memory_budget(ModelLimits()) == int(0.8 * (2 * GIB - GIB // 2))
+    assert memory_budget(ModelLimits(memory_budget=7 * GIB)) == 7 * GIB
 
 
 def test_the_automatic_kv_cache_leaves_room_for_the_model(

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from llaisys.common.machine_memory import available_memory
 from llaisys.server.collectors import EngineCollector, GpuCollector, KeyCollector, ReplicaCollector
+from llaisys.server.config import ModelLimits
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.llamacpp.metrics import LlamaCollector
@@ -20,6 +21,12 @@ from llaisys.server.models.single import SingleModel
 from llaisys.server.service import Service, SharedState
 
 BUDGET_FRACTION = 0.8  # of available memory, without --memory-budget
+
+
+def memory_budget(limits: ModelLimits) -> int:
+    """Return the bytes for the engines of all models: the option, or a part of the memory that the
+    machine and the control group leave."""
+    return limits.memory_budget or int(BUDGET_FRACTION * available_memory())
 
 
 def open_models(shared: SharedState, process: EngineProcess | None) -> Models:
@@ -42,7 +49,7 @@ def open_models(shared: SharedState, process: EngineProcess | None) -> Models:
     engines = EngineCollector(services)
     manager = ModelManager(
         services,
-        limits.memory_budget or int(BUDGET_FRACTION * available_memory()),
+        memory_budget(limits),
         limits.keep_alive,
         limits.load_timeout,
         max_waiting=max(1, config.limits.max_queued),
