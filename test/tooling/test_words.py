@@ -55,3 +55,24 @@ def test_other_words_pass(path: str, text: str) -> None:
 
 def test_every_exception_is_explained() -> None:
     assert all(entry.reason for entry in checker.ALLOWED)
+
+
+@pytest.mark.parametrize(
+    "term, path",
+    [
+        ("paged attention", "src/ops/attention/op.hpp"),
+        ("prefix caching", "python/llaisys/engine/prefix_nodes.py"),
+        ("chunked prefill", "python/llaisys/engine/batch_builder.py"),
+        ("cuda graph capture", "src/runtime/graph/captured_steps.hpp"),
+        ("epilogue", "src/ops/cuda/gemm_epilogue.cuh"),
+        ("split-k", "src/ops/cuda/gemm_tma_splitk.cuh"),
+        ("eagle", "src/models/draft_head/draft_head.hpp"),
+        ("structured output", "python/llaisys/engine/structured/__init__.py"),
+        ("preemption", "python/llaisys/engine/request_queues.py"),
+        ("data parallel", "python/llaisys/server/replicas/__init__.py"),
+    ],
+)
+def test_a_search_for_a_term_finds_the_file_that_implements_it(term: str, path: str) -> None:
+    """The opening comment of the file contains the term that a newcomer searches for."""
+    opening = " ".join((ROOT / path).read_text(encoding="utf-8").splitlines()[:4])
+    assert term in opening.lower()

@@ -1,4 +1,5 @@
-"""Builds the batch of a step: divides the token budget among running, then waiting requests.
+"""Builds the batch of a step: divides the token budget among running, then waiting requests
+(continuous batching, chunked prefill).
 
 Requests start and are preempted through `RequestQueues`; `FairQueue` decides their order.
 """

@@ -1,4 +1,5 @@
-"""The running and the waiting queue. Requests change queues here and nowhere else."""
+"""The running and the waiting queue: start, preemption and end of requests. Requests change queues
+here and nowhere else."""
 
 from __future__ import annotations
 
