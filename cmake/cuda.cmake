@@ -1,18 +1,18 @@
-# libllaisys_cuda: the whole core with CUDA in it. Python loads it instead of libllaisys when a CUDA
-# device is asked for; it serves the CPU as well.
+# libllaisys_cuda: the whole core with CUDA. Python loads it instead of libllaisys for a CUDA device;
+# it supports the CPU as well.
 #
-# What knows of CUDA is compiled here: src/device/cuda, every *.cu, and the files that choose by
-# device (LLAISYS_HAVE_CUDA), each operator's op.cpp and device/runtime.cpp. All other objects are
-# those of libllaisys.
+# Compiled here: src/device/cuda, every *.cu, and the files that dispatch by device
+# (LLAISYS_HAVE_CUDA): each operator's op.cpp and device/runtime.cpp. All other objects are shared with
+# libllaisys.
 
 file(GLOB_RECURSE LLAISYS_CUDA_SOURCES CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*.cu"
      "${PROJECT_SOURCE_DIR}/src/device/cuda/*.cpp")
-set(LLAISYS_CHOOSING_SOURCES ${LLAISYS_BASE_SOURCES})
-list(FILTER LLAISYS_CHOOSING_SOURCES INCLUDE REGEX "/src/(ops/[^/]+/op|device/runtime)\\.cpp$")
+set(LLAISYS_DISPATCH_SOURCES ${LLAISYS_BASE_SOURCES})
+list(FILTER LLAISYS_DISPATCH_SOURCES INCLUDE REGEX "/src/(ops/[^/]+/op|device/runtime)\\.cpp$")
 
 find_package(CUDAToolkit REQUIRED)
 
-add_library(llaisys_cuda_objects OBJECT ${LLAISYS_CHOOSING_SOURCES} ${LLAISYS_CUDA_SOURCES})
+add_library(llaisys_cuda_objects OBJECT ${LLAISYS_DISPATCH_SOURCES} ${LLAISYS_CUDA_SOURCES})
 target_compile_definitions(llaisys_cuda_objects PRIVATE LLAISYS_BUILD LLAISYS_HAVE_CUDA
                                                         ${LLAISYS_ISA_DEFINITIONS})
 target_include_directories(llaisys_cuda_objects PRIVATE "${PROJECT_SOURCE_DIR}/include"
@@ -22,12 +22,12 @@ target_link_libraries(llaisys_cuda_objects PRIVATE llaisys_build_flags Threads::
 set_target_properties(llaisys_cuda_objects PROPERTIES POSITION_INDEPENDENT_CODE ON
                                                       CUDA_VISIBILITY_PRESET hidden)
 
-# Kernels on wgmma are compiled for 90a alone; what chooses kernels must know whether they are there.
+# wgmma kernels are compiled for 90a only; the dispatch needs to know whether they exist.
 if("90a" IN_LIST CMAKE_CUDA_ARCHITECTURES OR "90a-real" IN_LIST CMAKE_CUDA_ARCHITECTURES)
   target_compile_definitions(llaisys_cuda_objects PRIVATE LLAISYS_HAVE_SM90A)
 endif()
 
-# The objects of libllaisys but those compiled again above.
+# The objects of libllaisys except those compiled again above.
 set(LLAISYS_SHARED_OBJECTS "$<TARGET_OBJECTS:llaisys_objects>")
 foreach(pattern "/src/ops/[^/]+/op\\.cpp\\." "/src/device/runtime\\.cpp\\.")
   set(LLAISYS_SHARED_OBJECTS "$<FILTER:${LLAISYS_SHARED_OBJECTS},EXCLUDE,${pattern}>")

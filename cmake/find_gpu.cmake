@@ -1,9 +1,9 @@
-# Which NVIDIA GPUs this machine has, by its driver.
+# Detect the NVIDIA GPUs of this machine through the driver.
 #
 #   llaisys_find_gpu(found architectures)
 #     found          TRUE if a GPU is present
-#     architectures  what nvcc compiles for them, a list without duplicates: 80, 90a, 120, ...;
-#                    empty where the driver does not say
+#     architectures  nvcc architectures, a list without duplicates: 80, 90a, 120, ...; empty when
+#                    the driver does not report them
 #
 # An architecture below 80 is not supported by the kernels and does not count as a GPU.
 function(llaisys_find_gpu out_found out_architectures)
@@ -22,7 +22,7 @@ function(llaisys_find_gpu out_found out_architectures)
         if(architecture LESS 80)
           continue()
         elseif(architecture EQUAL 90)
-          set(architecture 90a) # the kernels on wgmma and TMA
+          set(architecture 90a) # kernels with wgmma and TMA
         endif()
         list(APPEND architectures ${architecture})
         set(found TRUE)

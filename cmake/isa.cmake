@@ -1,5 +1,5 @@
-# Instruction sets by file name. The library holds every path of its architecture and picks one at
-# run time, so only the files named here may be compiled for more than the baseline.
+# Instruction sets by file name. The library contains every path of its architecture and selects one
+# at run time, so only the files named here may be compiled for more than the baseline.
 #
 #   suffix             architecture  compiled with
 #   *_avx2.cpp         x86-64        -mavx2 -mfma -mf16c
@@ -9,8 +9,8 @@
 #   *_neon.cpp         aarch64       the baseline (armv8-a)
 #   *_neon_dotprod.cpp aarch64       -march=armv8.2-a+dotprod+fp16
 #
-# Each path that is part of the build defines LLAISYS_HAVE_<AVX2|AVX512|AVX512VNNI|AMX|NEON|NEON_DOTPROD> for all
-# sources. Files of the other architecture, or of a path the compiler does not know, are left out.
+# Each path of the build defines LLAISYS_HAVE_<AVX2|AVX512|AVX512VNNI|AMX|NEON|NEON_DOTPROD> for all
+# sources. Files of the other architecture, and of paths that the compiler does not support, are excluded.
 
 include(CheckCXXCompilerFlag)
 
@@ -27,13 +27,13 @@ set(LLAISYS_ISA_PATHS avx2 avx512 avx512vnni amx neon neon_dotprod) # in link or
 set(_flags_avx2 -mavx2 -mfma -mf16c)
 set(_flags_avx512 ${_flags_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-  # gcc takes the _mm512_undefined_*() of its own intrinsics for uses of uninitialised variables.
+  # gcc warns about _mm512_undefined_*() inside its own intrinsics.
   list(APPEND _flags_avx512 -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
 set(_flags_avx512vnni ${_flags_avx512} -mavx512vnni)
 if(LLAISYS_ARCH STREQUAL x86_64)
-  # Cores from Skylake to Cascade Lake decode a jump anew each time when it touches a 32-byte boundary, which
-  # costs tiles of bytes up to a quarter of their speed, by the luck of their place.
+  # Cores from Skylake to Cascade Lake do not cache decoded jumps that touch a 32-byte boundary (JCC
+  # erratum), which costs byte tiles up to a quarter of their speed.
   check_cxx_compiler_flag(-Wa,-mbranches-within-32B-boundaries LLAISYS_ASSEMBLER_PLACES_BRANCHES)
   if(LLAISYS_ASSEMBLER_PLACES_BRANCHES)
     list(APPEND _flags_avx512vnni -Wa,-mbranches-within-32B-boundaries)

@@ -37,7 +37,7 @@ find_package(Threads REQUIRED)
 add_library(llaisys_build_flags INTERFACE)
 set(_host_langs "$<COMPILE_LANGUAGE:C,CXX>")
 # -ffp-contract=off: a*b+c is rounded twice unless the source says fma, so that every kernel path
-# gives the same bits whatever the compiler and the instruction set. It is a contract.
+# is bitwise identical whatever the compiler and the instruction set. It is a contract.
 target_compile_options(
   llaisys_build_flags
   INTERFACE "$<${_host_langs}:-ffp-contract=off;-fno-math-errno;-Wall;-Wextra;-Wpedantic>")
@@ -46,7 +46,7 @@ if(LLAISYS_WERROR)
 endif()
 
 if(LLAISYS_SANITIZE)
-  # Sanitized builds carry asserts (no NDEBUG), and any finding ends the program.
+  # Sanitized builds have asserts (no NDEBUG), and any finding aborts the program.
   set(CMAKE_CXX_FLAGS_RELEASE "-O1 -g")
   set(CMAKE_C_FLAGS_RELEASE "-O1 -g")
   set(_sanitize "-fsanitize=${LLAISYS_SANITIZE}" -fno-sanitize-recover=all -fno-omit-frame-pointer)
@@ -54,7 +54,7 @@ if(LLAISYS_SANITIZE)
   target_link_options(llaisys_build_flags INTERFACE ${_sanitize})
 endif()
 
-# Objects of earlier builds and of other working copies are reused where ccache is installed.
+# Use ccache if it is installed.
 find_program(LLAISYS_CCACHE ccache)
 mark_as_advanced(LLAISYS_CCACHE)
 if(LLAISYS_CCACHE)
@@ -68,7 +68,7 @@ endif()
 # LLAISYS_WITH_CUDA: whether libllaisys_cuda is part of this build.
 set(LLAISYS_WITH_CUDA OFF)
 if(LLAISYS_SANITIZE OR CMAKE_CROSSCOMPILING)
-  # neither goes with nvcc
+  # not supported with nvcc
 elseif(LLAISYS_CUDA)
   include(cmake/find_gpu.cmake)
   llaisys_find_gpu(_gpu_found _gpu_architectures)
@@ -87,7 +87,7 @@ elseif(LLAISYS_CUDA)
   endif()
 endif()
 if(LLAISYS_WITH_CUDA)
-  # What is compiled for: what was asked for, this machine's GPUs, or what most servers have.
+  # Architectures: as requested, those of this machine's GPUs, or those of common servers.
   if(LLAISYS_CUDA_ARCHITECTURES)
     set(CMAKE_CUDA_ARCHITECTURES ${LLAISYS_CUDA_ARCHITECTURES})
   elseif(_gpu_architectures)

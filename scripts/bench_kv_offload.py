@@ -91,10 +91,10 @@ def main() -> int:
         "shape": options.shape,
         "prefix_tokens": options.prefix,
         "computed_ms": round(computed["again_ms"], 2),
-        "brought_back_ms": round(back["again_ms"], 2),
+        "restored_ms": round(back["again_ms"], 2),
         "never_evicted_ms": round(back["kept_ms"], 2),
         "copied_mib": round(back["bytes"] / (1 << 20), 1),
-        "brought_back_gb_s": round(back["bytes"] / 1e6 / copied, 2) if copied > 0 else None,
+        "restored_gb_s": round(back["bytes"] / 1e6 / copied, 2) if copied > 0 else None,
         "same_token": computed["tokens"] == back["tokens"],
     }
     print(json.dumps(result))

@@ -88,7 +88,7 @@ def run(engine: LLMEngine, options: argparse.Namespace) -> dict[str, Any]:
         "device_used_mib": [round(value / MIB) for value in device],
         "resident_mib": [round(value / MIB) for value in resident],
         "preemptions": stats["num_preemptions"],
-        "kv_blocks_brought_back": stats["kv_blocks_brought_back"],
+        "kv_blocks_restored": stats["kv_blocks_restored"],
         "flat": all(value <= options.slack_mib for value in growth.values()),
     }
 

@@ -63,6 +63,11 @@ RULES = (
     Rule(r"guess(es|ed|ing)?( tokens)? ahead", "speculative decoding"),
     Rule(r"running it for months", "production operation"),
     Rule(r"at hand", "available"),
+    Rule(r"neighbours?", "adjacent"),
+    Rule(r"(hangs?|hung|hanging) up", "disconnect"),
+    Rule(r"brings? back|brought back", "restore"),
+    Rule(r"no longer", "the present state"),
+    Rule(r"in one go|under way", "at once, in flight"),
 )
 
 

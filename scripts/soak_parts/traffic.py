@@ -186,7 +186,7 @@ class Traffic:
             async for line in answer.aiter_lines():
                 if leave_after is not None and count >= leave_after:
                     self.seen.hangups += 1
-                    self.seen.statuses["streams hung up"] += 1
+                    self.seen.statuses["streams disconnected"] += 1
                     return
                 if line.startswith("data: "):
                     count, last = count + 1, line
@@ -204,7 +204,7 @@ class Traffic:
             )
         except httpx.TimeoutException:
             self.seen.hangups += 1
-            self.seen.statuses["hangups hung up"] += 1
+            self.seen.statuses["requests disconnected"] += 1
 
     async def cancels(self) -> None:
         name = f"cancel-{self.random.getrandbits(48):x}"

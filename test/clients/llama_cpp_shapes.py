@@ -41,7 +41,7 @@ NOT_HELD = [
     ("basic", 1, "GGUF files in several parts"),
     ("basic", 1, "tags of a model"),
     ("chat_completion", 3, "__verbose; a last assistant message goes on when asked to"),
-    ("chat_completion", 1, "two assistant messages in a row are the template's business"),
+    ("chat_completion", 1, "consecutive assistant messages depend on the template"),
     ("completion", 1, "post_sampling_probs"),
     ("ctx_shift", 1, "a prompt is never cut"),
     ("security", 1, "/models needs the key"),

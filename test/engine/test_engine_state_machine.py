@@ -115,7 +115,7 @@ def test_cancel_ends_all_choices():
     assert not engine.has_unfinished()
 
 
-# ---- waiting no longer than the deadline ---------------------------------------------------------
+# ---- queue deadlines -----------------------------------------------------------------------------
 
 
 def requests_of(name: str, n: int = 1) -> list[Request]:

@@ -49,7 +49,7 @@ def test_evicted_prefix_is_restored_from_host_slots():
     table = manager.allocate(request, match)
     copies = manager.host.take_copies()
     saved = [copy for copy in copies if copy.to_host]
-    assert copies[: len(saved)] == saved  # blocks are saved before they are filled anew
+    assert copies[: len(saved)] == saved  # blocks are saved before they are overwritten
     assert [(c.block, c.host_slot) for c in copies[len(saved) :]] == [
         (table[0], 2), (table[1], 1), (table[2], 0)  # ends were evicted before beginnings
     ]  # fmt: skip

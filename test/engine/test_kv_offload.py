@@ -48,7 +48,7 @@ def test_an_evicted_prompt_is_not_computed_again():
     stats = engine.stats()
     assert (stats["prefix_cache_hits"], stats["prefix_cache_host_hits"]) == (72, 36)
     assert stats["kv_host_blocks"] == 40 and stats["kv_host_bytes"] == 40 * BLOCK_BYTES
-    assert stats["kv_blocks_brought_back"] == 9 and stats["kv_blocks_saved"] >= 18
+    assert stats["kv_blocks_restored"] == 9 and stats["kv_blocks_saved"] >= 18
     assert stats["kv_host_blocks_used"] == stats["kv_blocks_saved"]
 
 
@@ -58,7 +58,7 @@ def test_choices_share_restored_blocks():
     use(engine, first)
     use(engine, list(range(60, 130)), count=10)
     assert use(engine, first, n=3) == (36, 36)
-    assert engine.stats()["kv_blocks_brought_back"] == 9
+    assert engine.stats()["kv_blocks_restored"] == 9
 
 
 def test_chunked_and_cancelled_prompts_restore_blocks():
@@ -133,15 +133,15 @@ def test_random_requests_give_the_tokens_of_an_engine_without_it(kind: str):
     if kind == "shifted":
         scheduler = SchedulerConfig(4, 12, min_prefill_chunk=4, context_shift=True)
         small |= {"scheduler": scheduler, "max_model_len": 24}
-    brought_back = preemptions = shifts = 0
+    restored = preemptions = shifts = 0
     for seed in range(8):
         engine = make(**small, kv_offload=16 * BLOCK_BYTES)
         assert run_turns(engine, seed) == run_turns(make(**small), seed)
         stats = engine.stats()
-        brought_back += stats["kv_blocks_brought_back"]
+        restored += stats["kv_blocks_restored"]
         preemptions += stats["num_preemptions"]
         shifts += stats["num_context_shifts"]
-    assert brought_back > 20 and preemptions > 5 and (shifts > 5) == (kind == "shifted")
+    assert restored > 20 and preemptions > 5 and (shifts > 5) == (kind == "shifted")
 
 
 # ---- a real model --------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_restored_prefix_is_bitwise_identical(
                     assert found[1] == logprobs
                 cached = (len(prompt) - 1) // 4 * 4
                 assert found[2:] == ((cached, cached) if turn else (0, 0))
-        assert llm.stats()["kv_blocks_brought_back"] == sum((len(p) - 1) // 4 for p in PROMPTS)
+        assert llm.stats()["kv_blocks_restored"] == sum((len(p) - 1) // 4 for p in PROMPTS)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16", "q8"])

@@ -225,7 +225,7 @@ def test_full_server_rejects_until_a_client_disconnects(
         assert int(response.headers["Retry-After"]) >= 1
     connections[0].close()
     reset(connections[1])
-    server.wait_for(lambda: server.num_connections == 0, "the hang-ups to be noticed")
+    server.wait_for(lambda: server.num_connections == 0, "the disconnects to be noticed")
     gate.open()
     server.wait_idle()
 

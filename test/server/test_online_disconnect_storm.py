@@ -80,7 +80,7 @@ def server(tmp_path: Path, gate: Gate) -> Iterator[ServerProcess]:
         yield process.wait_ready()
 
 
-def hang_up(connection: socket.socket, how: str) -> None:
+def disconnect(connection: socket.socket, how: str) -> None:
     if how == "reset":
         reset(connection)
         return
@@ -130,7 +130,7 @@ class Storm:
         self._kill(victim, connection)
 
     def _kill(self, victim: Victim, connection: socket.socket) -> None:
-        hang_up(connection, victim.how)
+        disconnect(connection, victim.how)
         self.killed.append(victim)
 
 

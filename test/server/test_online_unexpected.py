@@ -52,14 +52,14 @@ def test_disconnects_are_counted_as_abort(tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     with ServerProcess(env=gate.env, session_file=tmp_path / "s.db") as server:
         server.wait_ready()
-        for stream, hang_up in (
+        for stream, disconnect in (
             (s, h) for s in (False, True) for h in (socket.socket.close, reset)
         ):
             gate.order("wait")
             connection = raw_request(server, {**LONG, "n": 2, "stream": stream})
             gate.hold()  # the engine has it
-            hang_up(connection)
-            server.wait_for(lambda: server.num_connections == 0, "the hang-up to be noticed")
+            disconnect(connection)
+            server.wait_for(lambda: server.num_connections == 0, "the disconnect to be noticed")
             gate.open()
             server.wait_idle()
         running = raw_request(server, {**LONG, "stream": True})

@@ -119,7 +119,7 @@ class RequestScheduler:
             "kv_host_blocks": blocks.host.num_slots,
             "kv_host_blocks_used": blocks.host.num_used,
             "kv_blocks_saved": blocks.host.num_saved,
-            "kv_blocks_brought_back": blocks.host.num_restored,
+            "kv_blocks_restored": blocks.host.num_restored,
         }
 
     def check_integrity(self) -> None:

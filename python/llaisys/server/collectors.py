@@ -72,7 +72,7 @@ COUNTERS = {
     "prefix_cache_hits": "Prompt tokens found in the prefix cache.",
     "prefix_cache_host_hits": "Prompt tokens found in host blocks.",
     "kv_blocks_saved": "KV blocks offloaded to host memory.",
-    "kv_blocks_brought_back": "KV blocks loaded back from host memory.",
+    "kv_blocks_restored": "KV blocks loaded back from host memory.",
     "spec_decode_num_drafts": "Verified drafts.",
     "spec_decode_num_draft_tokens": "Draft tokens.",
     "spec_decode_num_accepted_tokens": "Accepted draft tokens.",

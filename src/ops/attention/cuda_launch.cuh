@@ -42,7 +42,7 @@ void run_wgmma(const device::CudaStream &stream, const AttentionArgs &args,
            paged_kv_maps<T, D>(args, n_slots));
 }
 
-// Every token as a decode token, independent of its neighbours.
+// Every token as a decode token, independent of adjacent tokens.
 template <typename T, int D>
 void run_attention_exact(device::CudaStream &stream, AttentionArgs args, int64_t n) {
     for (int64_t first = 0; first < n; first += kExactTokens) {
