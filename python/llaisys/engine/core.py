@@ -257,7 +257,9 @@ class EngineCore:
         return rejected + [(pending.requests, error) for pending, error in failed]
 
     def wait_until_queued(self, requests: Sequence[Request]) -> None:
-        """Wait until `requests` are queued; raises the error when they are rejected."""
+        """Wait until `requests` are queued; raises the error when they are rejected. No step runs
+        meanwhile, so grammars of queued requests stay in use: their number has no limit."""
+        self.structured.lift_process_limit()
         while self.structured.is_pending(requests[0]):
             for rejected, error in self.poll(timeout=1.0):
                 if rejected[0] is requests[0]:

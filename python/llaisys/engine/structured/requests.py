@@ -86,6 +86,10 @@ class StructuredRequests:
     def is_pending(self, request: Request) -> bool:
         return any(request in pending.requests for pending in self._pending)
 
+    def lift_process_limit(self) -> None:
+        """Compile every pending grammar, however many are in use."""
+        self._service.has_process_limit = False
+
     def poll(
         self, timeout: float = 0.0
     ) -> tuple[list[PendingRequests], list[tuple[PendingRequests, Exception]]]:

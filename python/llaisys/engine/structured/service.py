@@ -163,6 +163,7 @@ class GrammarService:
     def __init__(self, info: ModelInfo, max_seqs: int) -> None:
         self.words = (info.vocab_size + 31) // 32
         self.max_masks = 4 * max_seqs + 64  # drafts have masks, too
+        self.has_process_limit = True  # MAX_PROCESSES applies
         self._info = info
         self._grammars: dict[StructuredOutputs, Grammar] = {}  # the one used last is the last
         self._compiling: list[Grammar] = []  # waiting and started, in order of arrival
@@ -273,6 +274,8 @@ class GrammarService:
 
     def _free_process(self) -> bool:
         """Whether another process may start; removes idle grammars if needed."""
+        if not self.has_process_limit:
+            return True
         processes = self._processes
         idle = [grammar for grammar in processes if not grammar.users]
         while len(processes) >= MAX_PROCESSES and idle:
