@@ -55,7 +55,7 @@ CPP_FILES = $(shell find src include test/cpp -type f \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # the tools below use all cores themselves
-.PHONY: help run build develop test cpp-test py-test test-ray clients cuda-build lint format bench sanitize asan \
+.PHONY: help run build develop test test-packages cpp-test py-test test-ray clients cuda-build lint format bench sanitize asan \
   tsan cross-test clean check-tools native changed-options
 
 help: ## this list
@@ -192,7 +192,14 @@ bench: $(PACKAGE) ## kernels against this machine's limits (ARGS="..." as for `l
 
 # ---- test ---------------------------------------------------------------------------------------
 
-test: cpp-test py-test ## C++ unit tests, then the Python tests
+# Packages are installed while the core compiles.
+test: $(TOOLS)/.installed ## C++ unit tests, then the Python tests
+	@$(MAKE) --no-print-directory test-packages | cat & packages=$$!; \
+	$(MAKE) --no-print-directory cpp-test; status=$$?; \
+	wait $$packages; exit $$status
+	@$(MAKE) --no-print-directory py-test
+
+test-packages: $(VENV)/.test $(CLIENTS)/.installed
 
 cpp-test: $(TOOLS)/.installed ## C++ unit tests only
 	@$(call configure,-DLLAISYS_BUILD_TESTS=ON)

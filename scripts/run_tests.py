@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Run the Python tests by suite, and say what is left out and why.
+"""Run the Python tests by suite, several files at a time, and say what is left out and why.
 
     scripts/run_tests.py                              everything that can run here
     scripts/run_tests.py --suite core                 only the native core
+    scripts/run_tests.py --suite quick                everything but the slow suites
+    scripts/run_tests.py --workers 0                  one file after the other, in one process
     scripts/run_tests.py --run-hf always --model-path DIR
     scripts/run_tests.py --suite engine -- -k stop    what follows -- goes to pytest
 
@@ -26,16 +28,27 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TEST_DIR = ROOT / "test"
 
-# A suite is a folder of test/ with test files in it.
-SUITES = sorted({path.parent.name for path in TEST_DIR.glob("*/test_*.py")})
+# A suite is a folder of test/ with test files in it, or one of these.
+GROUPS = {
+    "browsers": ("webui/test_*.py",),
+    "soak": ("engine/test_engine_soak.py", "tooling/test_soak.py"),
+    "ray": ("engine/test_ray.py", "server/test_ray_replicas.py"),
+}
+SLOW = ("browsers", "clients", "attack", "soak", "ray")  # what `quick` leaves out
+SUITES = sorted({path.parent.name for path in TEST_DIR.glob("*/test_*.py")} | set(GROUPS))
 WHEN = ("auto", "always", "never")
 FAILED = ROOT / ".pytest_cache/v/cache/lastfailed"  # where pytest keeps the names of failed tests
 TESTS_FAILED = 1  # pytest's exit code: some failed, and nothing else went wrong
 
 
 def files_of(suite: str) -> list[Path]:
-    """The test files of a suite, sorted; "all" is every test file there is."""
-    return sorted(TEST_DIR.glob("*/test_*.py" if suite == "all" else f"{suite}/test_*.py"))
+    """The test files of a suite; `all`: every test file, `quick`: those outside the slow suites."""
+    if suite in ("all", "quick"):
+        slow = [path for name in SLOW for path in files_of(name)]
+        rest = set(TEST_DIR.glob("*/test_*.py")) - set(slow)
+        return [*(slow if suite == "all" else []), *sorted(rest)]
+    patterns = GROUPS.get(suite, (f"{suite}/test_*.py",))
+    return sorted(path for pattern in patterns for path in TEST_DIR.glob(pattern))
 
 
 def group_runs(name: str, when: str, obstacle: str | None) -> bool:
@@ -59,6 +72,12 @@ def model_obstacle(model_path: Path | None) -> str | None:
     return None
 
 
+def default_workers() -> int:
+    """Half as many again as cores: tests of servers wait for much of their time."""
+    cores = len(os.sched_getaffinity(0))
+    return max(2, cores + cores // 2)
+
+
 def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     own, pytest_arguments = arguments, []
     if "--" in arguments:
@@ -67,11 +86,18 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--suite", choices=["all", *SUITES], default="all")
+    parser.add_argument("--suite", choices=["all", "quick", *SUITES], default="all")
     parser.add_argument("--run-parity", choices=WHEN, default="auto", help="needs transformers")
     parser.add_argument("--run-hf", choices=WHEN, default="auto", help="needs --model-path")
     parser.add_argument("--model-path", type=Path, metavar="DIR", help="a real model's directory")
     parser.add_argument("--list", action="store_true", help="print the files and stop")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=default_workers(),
+        metavar="N",
+        help="files that run at a time (default: %(default)s); 0: no worker processes",
+    )
     parser.add_argument(
         "--again", type=int, default=0, metavar="N", help="run up to N failed tests once more"
     )
@@ -104,18 +130,24 @@ def main(arguments: list[str]) -> int:
     if options.model_path:
         command += ["--model-path", str(options.model_path.resolve())]
     sys.stdout.flush()
-    # No stray PYTHONPATH: it is the installed package that is tested.
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    # No stray PYTHONPATH: it is the installed package that is tested. Bytecode is kept, or each of
+    # the processes that the tests start would compile all modules.
+    dropped = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
+    environment = {key: value for key, value in os.environ.items() if key not in dropped}
 
     def run(*more: str) -> int:
         return subprocess.run(
             [*command, *pytest_arguments, *more], cwd=ROOT, env=environment
         ).returncode
 
+    # A worker takes whole files, in the order given: the slow suites first.
+    parallel = ["-n", str(options.workers), "--dist", "loadfile", "--no-loadscope-reorder"]
+    if options.workers == 0:
+        parallel = []
     if not options.again:
-        return run()
+        return run(*parallel)
     FAILED.unlink(missing_ok=True)
-    status = run()
+    status = run(*parallel)
     failed = sorted(json.loads(FAILED.read_text())) if FAILED.is_file() else []
     if status != TESTS_FAILED or not 0 < len(failed) <= options.again:
         return status

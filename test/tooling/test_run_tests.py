@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/run_tests.py"
 
@@ -32,20 +35,37 @@ def run(folder: Path, holds: bool, *arguments: str) -> subprocess.CompletedProce
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test/some/test_some.py").write_text(TESTS.format(holds=holds))
     command = [sys.executable, str(folder / "scripts/run_tests.py"), *arguments]
-    plain = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # plugins take seconds to import
+    # Other plugins take seconds to import.
+    plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
+    plain = {**os.environ, **plugins}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=plain)
 
 
+@pytest.mark.parametrize("workers", ["0", "2"])
 def test_flaky_test_is_reported_and_failing_test_fails_the_run(
-    tmp_path: Path,
+    tmp_path: Path, workers: str
 ) -> None:
-    once = run(tmp_path / "once", True, "--again", "2")
+    once = run(tmp_path / "once", True, "--again", "2", "--workers", workers)
     assert once.returncode == 0, once.stdout
     named = once.stdout.rsplit("each a defect:", 1)[1]
     assert "test_unsteady" in named and "test_steady" not in named
-    assert run(tmp_path / "twice", False, "--again", "2").returncode == 1
+    assert re.search(r"= 1 failed, 2 passed in ", once.stdout)
+    twice = run(tmp_path / "twice", False, "--again", "2", "--workers", workers)
+    assert twice.returncode == 1
 
 
 def test_too_many_failures_are_not_rerun(tmp_path: Path) -> None:
-    many = run(tmp_path / "many", False, "--again", "1")
+    many = run(tmp_path / "many", False, "--again", "1", "--workers", "0")
     assert many.returncode == 1 and "once more" not in many.stdout
+
+
+def test_every_file_is_in_one_suite_of_quick_and_slow() -> None:
+    def files(suite: str) -> set[str]:
+        command = [sys.executable, str(SCRIPT), "--suite", suite, "--list"]
+        listed = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.split()
+        assert len(listed) == len(set(listed)) > 0
+        return set(listed)
+
+    slow = [files(name) for name in ("browsers", "clients", "attack", "soak", "ray")]
+    assert set.union(*slow).isdisjoint(files("quick"))
+    assert set.union(*slow) | files("quick") == files("all")
