@@ -17,6 +17,7 @@ import os
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -92,6 +93,8 @@ def run(command: list[str], log: Path, display: Display) -> int:
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
         )
 
+        before = signal.signal(signal.SIGTERM, lambda number, frame: process.terminate())
+
         def read() -> None:
             assert process.stdout is not None
             for line in process.stdout:
@@ -106,6 +109,7 @@ def run(command: list[str], log: Path, display: Display) -> int:
                 display.refresh()
                 continue
             if line is None:
+                signal.signal(signal.SIGTERM, before)
                 return process.wait()
             out.write(line)
             if verbose:
