@@ -148,7 +148,7 @@ def test_draft_head_checks_step_inputs(tmp_path: Path, target: tuple[Path, dict[
             adapter.forward_features(step, None, np.zeros((2, 60), dtype=np.float32))
         with pytest.raises(InvalidInputError, match=r"token_ids\[0\] must be in \[0, 313\)"):
             adapter.forward_features(step_of([313]), None, np.zeros((1, 60), dtype=np.float32))
-        with pytest.raises(NativeError, match="decoders only"):
+        with pytest.raises(NativeError, match="only decoders support hidden states"):
             adapter.capture_hidden_states((0,))
 
 
