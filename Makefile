@@ -101,13 +101,13 @@ $(TOOLS)/.installed: pyproject.toml $(VENV)/.created
 	@$(call requirements,build) > build/requirements-build.txt
 	@$(PYTHON) -m venv --without-pip $(TOOLS)
 	@$(STEP) $(NETWORK_HINT) "Installing build tools" $(LOGS)/tools.txt -- \
-	  $(PIP) --python $(TOOLS)/bin/python install --progress-bar off -r build/requirements-build.txt
+	  $(PIP) --python $(TOOLS)/bin/python install --progress-bar off --no-compile -r build/requirements-build.txt
 	@touch $@
 
 $(VENV)/.test: pyproject.toml $(VENV)/.base
 	@$(call requirements,base test) > build/requirements-test.txt
 	@$(STEP) $(NETWORK_HINT) "Installing what the tests need" $(LOGS)/test-packages.txt -- \
-	  $(PIP_INSTALL) -r build/requirements-test.txt
+	  $(PIP_INSTALL) --no-compile -r build/requirements-test.txt
 	@touch $@
 
 # Clients that are tested pin other versions than we do: an environment of their own.
@@ -115,7 +115,8 @@ $(CLIENTS)/.installed: pyproject.toml $(VENV)/.created
 	@$(call requirements,clients) > build/requirements-clients.txt
 	@$(PYTHON) -m venv --without-pip $(CLIENTS)
 	@$(STEP) $(NETWORK_HINT) "Installing clients to test with" $(LOGS)/clients.txt -- \
-	  $(PIP) --python $(CLIENTS)/bin/python install --progress-bar off -r build/requirements-clients.txt
+	  $(PIP) --python $(CLIENTS)/bin/python install --progress-bar off --no-compile \
+	  -r build/requirements-clients.txt
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.base
@@ -200,6 +201,7 @@ test: $(TOOLS)/.installed ## C++ unit tests, then the Python tests
 	@$(MAKE) --no-print-directory py-test
 
 test-packages: $(VENV)/.test $(CLIENTS)/.installed
+	@scripts/ensure_browser.sh $(PY)
 
 cpp-test: $(TOOLS)/.installed ## C++ unit tests only
 	@$(call configure,-DLLAISYS_BUILD_TESTS=ON)

@@ -135,6 +135,9 @@ def main(arguments: list[str]) -> int:
     dropped = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
     environment = {key: value for key, value in os.environ.items() if key not in dropped}
 
+    if options.workers > 1:
+        environment.setdefault("OMP_NUM_THREADS", "1")  # torch: idle threads would take cores
+
     def run(*more: str) -> int:
         return subprocess.run(
             [*command, *pytest_arguments, *more], cwd=ROOT, env=environment
