@@ -37,7 +37,8 @@ OTHER: dict[str, Any] = {
     "speculative_config": {"prompt_lookup_min": 3}, "pooling": "mean", "async_scheduling": "on",
     "exact": True,
     "chat_template": "{{ messages }}",
-    "max_num_seqs": 9, "max_num_batched_tokens": 99, "min_prefill_chunk": 7, "block_size": 8,
+    "max_num_seqs": 9, "max_num_batched_tokens": 99, "min_prefill_chunk": 7, "max_step_time": 0.5,
+    "block_size": 8,
     "max_prompt_logprob_tokens": 33,
     "kv_cache_memory_bytes": 1 << 33, "num_kv_blocks": 11, "enable_prefix_caching": False,
     "gpu_memory_utilization": 0.5, "context_shift": True, "kv_offload": 1 << 30,
@@ -107,7 +108,7 @@ def test_every_option_that_has_a_flag_can_be_given_with_it():
     given = given_engine_options(parser.parse_args(arguments))
     given["tensor_parallel_device_ids"] = tuple(given["tensor_parallel_device_ids"])
     assert given == wanted and len(wanted) >= 18
-    assert EngineConfig.of(**given).scheduler == SchedulerConfig(9, 99, 7, 33, True)
+    assert EngineConfig.of(**given).scheduler == SchedulerConfig(9, 99, 7, 33, True, 0.5)
 
 
 @pytest.mark.parametrize(

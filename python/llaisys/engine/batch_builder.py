@@ -16,6 +16,7 @@ from llaisys.engine.context_window import ContextWindow
 from llaisys.engine.prefix_nodes import PrefixMatch
 from llaisys.engine.request_queues import RequestQueues
 from llaisys.engine.scheduled_batch import ScheduledBatch
+from llaisys.engine.step_time import StepTimeBound
 
 logger = logging.getLogger("llaisys.engine")
 
@@ -39,11 +40,19 @@ class BatchBuilder:
         self.window = window
         self.max_in_flight_tokens = max_in_flight_tokens  # sampled tokens of one request
         self.num_context_shifts = 0
+        self.step_time = StepTimeBound(config.max_step_time or 0.0)
+        self._prefill_bound = config.max_num_batched_tokens  # tokens of the current batch
+        self._min_chunk = config.min_prefill_chunk  # of the current batch
         self._in_flight = in_flight
         self._watermark = max(1, self.blocks.num_blocks // 100)
 
     def build(self, batch: ScheduledBatch) -> None:
         """Schedule all requests that can run; the batch stays empty when none can."""
+        streams_wait = any(len(r.token_ids) - r.num_computed_tokens <= 1 for r in self.running)
+        bound = self.step_time.prefill_tokens(streams_wait)
+        if bound is not None:
+            self._prefill_bound = bound
+            self._min_chunk = min(self.config.min_prefill_chunk, max(1, bound // 4))
         self._schedule_running(batch)
         self._schedule_waiting(batch)
 
@@ -99,6 +108,9 @@ class BatchBuilder:
     def _budget_left(self, batch: ScheduledBatch) -> int:
         return self.config.max_num_batched_tokens - sum(batch.plan.counts)
 
+    def _prefill_left(self, batch: ScheduledBatch) -> int:
+        return self._prefill_bound - sum(batch.chunks.values())
+
     def _has_drafts(self, request: Request) -> bool:
         """Whether a step in flight verifies drafts of the request, so its length is unknown."""
         return any(request.seq_id in b.plan.draft_token_ids for b in self._in_flight.values())
@@ -139,7 +151,7 @@ class BatchBuilder:
         manager, max_seqs = self.blocks, self.config.max_num_seqs
         if not self.waiting or (len(self.running) >= max_seqs and not self.waiting.can_preempt):
             return
-        budget = self._budget_left(batch)
+        budget = min(self._budget_left(batch), self._prefill_left(batch))
         for request in self.waiting.candidates(2 * max_seqs):
             if budget <= 0:
                 return
@@ -182,8 +194,9 @@ class BatchBuilder:
         """Return the size of the next prefill chunk. `others`: other prompts wait for tokens."""
         missing = request.num_tokens - request.num_computed_tokens
         missing = min(missing, self.window.room(request))
+        budget = min(budget, self._prefill_left(batch))
         if others:
-            budget = min(budget, max(budget // 2, self.config.min_prefill_chunk))
+            budget = min(budget, max(budget // 2, self._min_chunk))
         if request.needs_prompt_logprobs:
             budget = min(budget, self.config.max_prompt_logprob_tokens - batch.num_logprob_tokens)
         count = max(0, min(missing, budget))

@@ -212,7 +212,10 @@ class EngineCore:
             self.speculator.observe(plan, output, took)
         self.failed_steps = 0
         updates = self.scheduler.update_from_output(output)
-        self._record(plan, time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        if is_timed:
+            self.scheduler.builder.step_time.observe(plan.num_prefill_tokens, seconds)
+        self._record(plan, seconds)
         self._last_collected = time.perf_counter()
         return updates
 

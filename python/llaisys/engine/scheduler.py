@@ -4,6 +4,7 @@ There is no prefill or decode phase: `num_computed_tokens` of a request catches 
 A step has one token budget. Each running request gets one token of it, so decoding never stalls.
 The rest goes to prefill chunks in order of admission, then to new requests in `FairQueue` order.
 While other prompts wait, a prompt gets at most half of the remaining budget (chunked prefill).
+In a server the prefill tokens of a step are also bounded by its measured time (`StepTimeBound`).
 
 When a running request finds no free block, or a waiting request is entitled to run, the latest
 arrival of the largest owner is preempted: its blocks are freed and it is recomputed later. `add`

@@ -54,6 +54,7 @@ from llaisys.server.engine_client.messages import (
 logger = logging.getLogger("llaisys.engine_process")
 
 IDLE_WAIT_MS = 1000
+MAX_STEP_TIME = 0.25  # seconds: what a stream may wait for the prompts of others
 GRAMMAR_WAIT_MS = 1  # while all requests wait for grammar compilation
 PROFILE_SECONDS = 0.5  # interval of worker profile reads
 FINAL_LINGER_MS = 10_000  # lets a parent that is still starting receive the last message
@@ -221,9 +222,13 @@ def reserve_memory(
 
 
 def engine_config_of(setup: EngineSetup) -> EngineConfig:
-    """Return the configuration with the device of this process."""
+    """Return the configuration with the device of this process and a server's step time."""
     several = "several models share the memory" if setup.wait_for_memory else ""
-    return resolve_device(setup.engine_config(), setup.replica, setup.replicas, several)
+    config = resolve_device(setup.engine_config(), setup.replica, setup.replicas, several)
+    if config.scheduler.max_step_time is None:
+        scheduler = replace(config.scheduler, max_step_time=MAX_STEP_TIME)
+        config = replace(config, scheduler=scheduler)
+    return config
 
 
 def serve_engine(setup: EngineSetup) -> int:

@@ -1,0 +1,44 @@
+"""Bounds the time of a step: how many prefill tokens fit into it, by the steps measured so far."""
+
+from __future__ import annotations
+
+MIN_TOKENS = 16  # fewer would read all weights for almost nothing
+FIRST_TOKENS = 64  # before anything is measured
+IDLE_FACTOR = 4  # no stream waits for the step: only requests that have not arrived yet
+WEIGHT = 0.3  # of the latest step in the moving averages
+
+
+class StepTimeBound:
+    """`max_seconds`: of a step that running streams wait for; 0: no bound.
+
+    A step with n prefill tokens takes about decode + n * token seconds. Both are moving averages,
+    so the growing cost of attention in a long prompt is followed chunk by chunk. From one step to
+    the next the bound at most doubles.
+    """
+
+    def __init__(self, max_seconds: float) -> None:
+        self.max_seconds = max_seconds
+        self._decode_seconds = 0.0
+        self._token_seconds = 0.0
+        self._most = FIRST_TOKENS
+
+    def observe(self, num_prefill: int, seconds: float) -> None:
+        """Record the time of a step with `num_prefill` prefill tokens."""
+        if not num_prefill:
+            self._decode_seconds += WEIGHT * (seconds - self._decode_seconds)
+        elif num_prefill >= MIN_TOKENS:
+            measured = max(seconds - self._decode_seconds, 0.1 * seconds) / num_prefill
+            weight = WEIGHT if self._token_seconds else 1.0
+            self._token_seconds += weight * (measured - self._token_seconds)
+            self._most = max(self._most, 2 * num_prefill)
+
+    def prefill_tokens(self, streams_wait: bool) -> int | None:
+        """Return the maximum prefill tokens of the next step; None: no bound. `streams_wait`: some
+        running request decodes in it."""
+        if not self.max_seconds:
+            return None
+        if not self._token_seconds:
+            return FIRST_TOKENS
+        seconds = self.max_seconds if streams_wait else IDLE_FACTOR * self.max_seconds
+        fits = (seconds - self._decode_seconds * streams_wait) / self._token_seconds
+        return max(MIN_TOKENS, min(int(fits), self._most))
