@@ -10,6 +10,7 @@ from llaisys.chat.reasoning import ReasoningMarkers
 from llaisys.chat.records import Tool
 from llaisys.chat.tool_formats.hermes import END, START
 from llaisys.chat.tools import ToolSet
+from llaisys.common.closed_schema import closed
 from llaisys.common.structured import StructuredOutputs
 
 MAX_FORCED_CALLS = 16  # per answer with a required call; bounds its length
@@ -76,7 +77,8 @@ def _structure(tool: Tool) -> dict[str, Any]:
 
 def _arguments(tool: Tool) -> dict[str, Any]:
     """The schema of the arguments, which are always an object."""
-    return {"type": "object", **(tool.parameters or {"properties": {}})}
+    schema = {"type": "object", **(tool.parameters or {"properties": {}})}
+    return dict(closed(schema))
 
 
 def _all_strict(tools: ToolSet) -> bool:

@@ -24,7 +24,7 @@ from llaisys.common.options import (
     json_or_text,
     option,
     options_of,
-    rebuilt,
+    rebuilt_field,
 )
 from llaisys.common.validation import check_count, check_text, invalid_count, invalid_value
 
@@ -125,9 +125,11 @@ class StructuredOutputs:
         None, LongText(256), "what may stand between the parts of a JSON text"
     )
     disable_any_whitespace: bool = option(False, Switch(), "nothing stands between them")
-    disable_additional_properties: bool = option(
-        False, Switch(), "objects of the schema have no other properties than those it names"
-    )
+    disable_additional_properties: bool | None = option(
+        None, Switch(), "objects of the schema have no other properties than those it names",
+        default_text="where it names some",
+        more="`additionalProperties` of a schema comes first.",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -172,15 +174,7 @@ class Structured(Kind):
             raise invalid_value(name, value, "an object with one of " + ", ".join(CONSTRAINTS))
         given = {str(key): item for key, item in value.items() if item is not None}
         given.pop("disable_fallback", None)  # vLLM's: there is one backend here
-        try:
-            made: StructuredOutputs = rebuilt(StructuredOutputs, given)
-        except InvalidInputError as error:
-            if error.field is not None and error.field.startswith(FIELD):
-                raise
-            path = name if error.field is None else f"{name}.{error.field}"
-            raise InvalidInputError(
-                f"{name}: {error}", field=path, value=error.value, limit=error.limit
-            ) from None
+        made: StructuredOutputs = rebuilt_field(StructuredOutputs, name, given)
         return made
 
     def json_schema(self) -> dict[str, Any]:

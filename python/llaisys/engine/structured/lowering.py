@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from llaisys.common.closed_schema import closed
 from llaisys.common.structured import StructuredOutputs
 
 # Between the tokens of a JSON text; bounded, because models can repeat white space forever.
@@ -51,21 +52,9 @@ def _with_options(schema: Any, spec: StructuredOutputs) -> Any:
         options["whitespace_flexible"] = False
     else:
         options["whitespace_pattern"] = spec.whitespace_pattern or WHITE_SPACE
-    if spec.disable_additional_properties:
-        schema = _closed(schema)
+    if spec.disable_additional_properties is not False:
+        schema = closed(schema, every=bool(spec.disable_additional_properties))
     return {**schema, "x-guidance": options}
-
-
-def _closed(schema: Any) -> Any:
-    """Add additionalProperties: false to object schemas that do not set it."""
-    if isinstance(schema, list):
-        return [_closed(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    closed = {name: _closed(part) for name, part in schema.items()}
-    if schema.get("type") == "object" and "additionalProperties" not in schema:
-        closed["additionalProperties"] = False
-    return closed
 
 
 def _pattern(regex: str) -> str:
