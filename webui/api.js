@@ -8,6 +8,8 @@ const PARAMETERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "see
 	"repetition_penalty", "presence_penalty", "frequency_penalty", "reuse_prefix", "model"];
 const TOP_LOGPROBS = 5; // alternatives shown beside the sampled token
 const MAX_TOKENS = 1024; // of an answer, unless the settings or the server have another limit
+// Ends an answer that loops; "Custom" of the settings may replace it.
+const REPETITION = { max_pattern_size: 64, min_pattern_size: 4, min_count: 6 };
 let defaults = {}; // model id -> default sampling parameters; "": of the first model
 
 /** A failed request, with a message for the user. `status` 0: no response. */
@@ -138,7 +140,7 @@ export async function metrics() {
  * Throws ApiError, or AbortError when `signal` fires.
  */
 export async function* generate(messages, settings, { signal, requestId }) {
-	const parameters = { max_tokens: (defaults[settings.model ?? ""] ?? {}).max_tokens ?? MAX_TOKENS };
+	const parameters = { max_tokens: (defaults[settings.model ?? ""] ?? {}).max_tokens ?? MAX_TOKENS, repetition_detection: REPETITION };
 	for (const name of PARAMETERS) if (settings[name] !== undefined) parameters[name] = settings[name];
 	if (!parameters.max_tokens || settings.custom?.max_completion_tokens) delete parameters.max_tokens; // 0: no limit
 	if (settings.probabilities) Object.assign(parameters, { logprobs: true, top_logprobs: TOP_LOGPROBS });
@@ -184,7 +186,7 @@ function part(response) {
 		reasoning: delta.reasoning_content ?? "",
 		calls: delta.tool_calls ?? [], // whole calls or deltas
 		tokens: (choice?.logprobs?.content ?? []).map((token) => ({ ...likelihood(token), others: (token.top_logprobs ?? []).map(likelihood) })),
-		finish: choice?.finish_reason ?? null,
+		finish: choice?.stop_reason === "repetition_detected" ? "repetition" : choice?.finish_reason ?? null,
 		truncated: Boolean(response.context_truncated),
 		usage: response.usage && {
 			prompt: response.usage.prompt_tokens,

@@ -48,6 +48,7 @@ class UserView {
 
 const NOTES = {
 	length: "Cut off: token limit reached (Max tokens in the settings).",
+	repetition: "Cut off: the answer repeated itself.",
 	stopped: "Stopped.",
 	abort: "Stopped by the server.",
 	timeout: "Cut off: time limit reached.",

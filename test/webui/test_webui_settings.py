@@ -31,6 +31,7 @@ def test_settings_are_per_chat_and_sent_to_the_server(tester: PageDriver, fake: 
         "model": "another-model", "temperature": 0.5, "top_p": 0.9, "top_k": 40, "min_p": 0.05,
         "max_tokens": 64, "seed": 7, "stop": ["END", "\n\n"], "reuse_prefix": False,
         "stream": True, "stream_options": {"include_usage": True}, "drop_old_turns": True,
+        "repetition_detection": {"max_pattern_size": 64, "min_pattern_size": 4, "min_count": 6},
     }  # fmt: skip
     page.click("#new-chat")
     tester.ask("plain")

@@ -60,6 +60,7 @@ __all__ = [
     "option",
     "options_of",
     "rebuilt",
+    "rebuilt_field",
 ]
 
 _KEY = "llaisys"  # of the field's metadata
@@ -97,7 +98,7 @@ class Record(Kind):
     def check(self, name: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, Mapping):
             raise invalid_value(name, value, "an object (a mapping of names to values)")
-        return changed(rebuilt(self.owner, value))
+        return changed(rebuilt_field(self.owner, name, value))
 
     def json_schema(self) -> dict[str, Any]:
         fields = {n: about.kind.json_schema() for n, about, _ in options_of(self.owner)}
@@ -187,3 +188,16 @@ def rebuilt(owner: type[Any], values: Mapping[str, Any], **more: Any) -> Any:
         if name not in known:
             raise InvalidInputError(f"unknown field {name!r} of {owner.__name__}", field=name)
     return owner(**values, **more)
+
+
+def rebuilt_field(owner: type[Any], name: str, values: Mapping[str, Any]) -> Any:
+    """`rebuilt` for the value of a field: errors name the field, then the field inside it."""
+    try:
+        return rebuilt(owner, values)
+    except InvalidInputError as error:
+        if error.field is not None and error.field.startswith(name):
+            raise
+        path = name if error.field is None else f"{name}.{error.field}"
+        raise InvalidInputError(
+            f"{name}: {error}", field=path, value=error.value, limit=error.limit
+        ) from None

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass, field
 from enum import Enum
 
+from llaisys.common.repetition import DETECTED, RepetitionDetection, RepetitionDetector
 from llaisys.common.sampling import SamplingParams
 
 logger = logging.getLogger("llaisys.engine")
@@ -113,11 +114,12 @@ class Request:
     num_host_cached_tokens: int = 0  # of those, restored from host memory
     num_preemptions: int = 0
     scheduled_time: float | None = None
-    stop_reason: int | str | None = None  # stop token or stop string
+    stop_reason: int | str | None = None  # stop token, stop string or "repetition_detected"
     error: str | None = None
     generates: bool = True  # samples tokens after the prompt
     needs_sync: bool = False  # sampling needs its last token or its logits on the host
     reports_progress: bool = False  # of its prompt, after each step
+    repetition: RepetitionDetector | None = None  # with repetition_detection
 
     def __post_init__(self) -> None:
         self.generates = self.sampling.generates
@@ -129,6 +131,9 @@ class Request:
             or bool(self.thinking)
             or any(len(word) > 1 for word in self.bad_words)
         )
+        limits = self.sampling.repetition_detection
+        if limits:
+            self.repetition = RepetitionDetector(RepetitionDetection(**limits))
         if not self.token_ids:
             self.token_ids = list(self.prompt_token_ids)
         self.num_prompt_tokens = len(self.prompt_token_ids)
@@ -188,6 +193,9 @@ class Request:
             if token_id in (self.sampling.stop_token_ids or ()):
                 self.stop_reason = token_id
             return RequestStatus.FINISHED_STOPPED
+        if self.repetition is not None and self.repetition.append(token_id):
+            self.stop_reason = DETECTED
+            return RequestStatus.FINISHED_LENGTH_CAPPED
         if len(token_ids) >= self.max_total_tokens:
             return RequestStatus.FINISHED_LENGTH_CAPPED
         return None

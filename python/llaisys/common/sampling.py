@@ -18,6 +18,7 @@ from llaisys.common.options import (
     Kind,
     Number,
     Option,
+    Record,
     Strings,
     Switch,
     TokenIds,
@@ -27,6 +28,7 @@ from llaisys.common.options import (
     options_of,
     rebuilt,
 )
+from llaisys.common.repetition import RepetitionDetection
 from llaisys.common.structured import Structured, StructuredOutputs
 from llaisys.common.validation import (
     check_choice,
@@ -252,6 +254,9 @@ class SamplingParams:
     )  # fmt: skip
     n_keep: int | None = plain(
         None, Integer(-1, MAX_TOKENS), "Prompt tokens to keep at a context shift; -1: all", ""
+    )
+    repetition_detection: Mapping[str, Any] | None = plain(
+        None, Record(RepetitionDetection), "End an answer that repeats a pattern of tokens"
     )
     logprobs: int | None = number(
         "n_logprobs", None, Integer(0, MAX_LOGPROBS),

@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from llaisys.common.repetition import DETECTED
 from llaisys.common.request import Request, RequestStatus
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import (
@@ -277,7 +278,8 @@ class OutputProcessor:
 
     def _end(self, choice: _Choice, update: TokenUpdate, text: str, now: float) -> StreamOutput:
         """Return the last part of a choice, with the final output after the last choice."""
-        if choice.detokenizer is not None and not isinstance(update.stop_reason, str):
+        found_stop = isinstance(update.stop_reason, str) and update.stop_reason != DETECTED
+        if choice.detokenizer is not None and not found_stop:
             text += self._rest_of_text(choice, update)
         self._choices.pop(update.request_id, None)
         group, index = choice.group, choice.request.choice

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
+from llaisys.common.repetition import CHAT_DETECTION, DETECTED
 from llaisys.entrypoints.cli_options import (
     SEED,
     add_model_options,
@@ -56,6 +57,7 @@ def _chat(options: argparse.Namespace) -> int:
     params = sampling_of(options)
     with open_llm(options) as llm:
         print(GREETING.format(limit=params.max_tokens))
+        params = params.clone(repetition_detection=CHAT_DETECTION)
         chat = Chat(llm, params.with_defaults(llm.default_sampling), options.system)
         while (text := _ask()) is not None:
             if COMMAND.fullmatch(text.partition(" ")[0]):
@@ -115,7 +117,7 @@ class Chat:
     def _stream(self, prompt: Callable[[], list[int]]) -> str | None:
         """Print and return the text that follows a prompt; None after an error."""
         parts: list[str] = []
-        end = None
+        end, reason = None, None
         try:
             tokens = list(prompt())
             stream = self.llm.stream(list(tokens), self.params, is_chat=True)
@@ -123,7 +125,7 @@ class Chat:
                 for part in stream:
                     parts.append(part.text)
                     tokens += part.token_ids
-                    end = part.finish_reason
+                    end, reason = part.finish_reason, part.stop_reason
                     print(part.text, end="", flush=True)
                     if end == "error" and part.output is not None:
                         raise _FailedAnswerError(str(part.output.outputs[0].error))
@@ -133,7 +135,8 @@ class Chat:
                 end = "length"
             else:
                 if end == "length":
-                    print(" [token limit; /continue continues]", end="")
+                    limit = "it repeats itself" if reason == DETECTED else "token limit"
+                    print(f" [{limit}; /continue continues]", end="")
             print()
         except (InvalidInputError, _FailedAnswerError) as error:  # usually a full context
             print(f"{error}\n/reset starts again.")

@@ -134,7 +134,7 @@ class LlamaFormatter(AnswerFormatter):
             "has_new_line": "\n" in output.text,
             "truncated": prompt + count >= self._max_model_len,
             "stop_type": stop_type(output),
-            "stopping_word": output.stop_reason if isinstance(output.stop_reason, str) else "",
+            "stopping_word": output.stop_reason if stop_type(output) == "word" else "",
             "tokens_cached": output.num_cached_tokens,
             "timings": timings_object(output, prompt),
         }
