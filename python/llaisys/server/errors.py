@@ -24,6 +24,7 @@ TYPES = {
     500: "server_error",
     503: "service_unavailable_error",
     504: "timeout_error",
+    507: "server_error",
 }
 
 

@@ -85,6 +85,11 @@ class Metrics:
             ["route", "kind"],
             registry=self.registry,
         )
+        self.responses_not_stored = Counter(
+            PREFIX + "responses_not_stored",
+            "Responses of /v1/responses that were answered but not stored (full disk or storage).",
+            registry=self.registry,
+        )
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
         self.generation_tokens = counter("generation_tokens", "Generated tokens.")
         self.finished = counter("request_success", "Finished sequences.", "finished_reason")

@@ -38,7 +38,9 @@ CHARS_PER_NAME = 32  # cost of writing a token's text in logprobs, in characters
 class Turn(Protocol):
     """Stores a complete answer."""
 
-    async def finish(self, output: CompletionOutput, model: str) -> None: ...
+    async def finish(self, output: CompletionOutput, model: str) -> bytes | None:
+        """Store the answer, after it was formatted. Returns a replacement of the last formatted
+        bytes, where these depend on whether it is stored."""
 
     def close(self) -> None:
         """Close the turn; may be called more than once."""
@@ -168,7 +170,9 @@ class Job:
         self.log_usage(usage, outputs[0].outputs[0].finish_reason)
         body = await self._whole_body(formatter, outputs, params, usage)
         if self.turn is not None:
-            await self.turn.finish(outputs[0].outputs[0], self.model)
+            last = await self.turn.finish(outputs[0].outputs[0], self.model)
+            if last is not None:
+                body[-1] = last
         return body_response(body)
 
     async def _whole_body(
@@ -251,7 +255,9 @@ class Job:
                     events.append(event)
                     await pause.if_busy()
                 if delta.output is not None and self.turn is not None:
-                    await self.turn.finish(delta.output.outputs[0], self.model)
+                    last = await self.turn.finish(delta.output.outputs[0], self.model)
+                    if last is not None:
+                        events[-1] = last
                 item = None
                 if len(generation.outputs) < generation.num_prompts:
                     if events:

@@ -25,7 +25,11 @@ from llaisys.server.errors import (
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.http.security import error_object, record_error
 from llaisys.server.openai.fields import field_error
-from llaisys.server.sessions.file import SessionLimitError, SessionStorageError
+from llaisys.server.sessions.file import (
+    SessionDiskFullError,
+    SessionLimitError,
+    SessionStorageError,
+)
 
 logger = logging.getLogger("llaisys.server")
 
@@ -68,6 +72,8 @@ def to_api_error(error: BaseException, request_id: str) -> ApiError:
         return ApiError(400, str(error)[: 4 * MAX_MESSAGE], param=error.field, code=error.code)
     if isinstance(error, SessionLimitError):
         return ApiError(400, str(error), param="session_id", code=error.code)
+    if isinstance(error, SessionDiskFullError):
+        return ApiError(507, str(error), code="session_disk_full")
     if isinstance(error, SessionStorageError):
         logger.error("request %s: session file: %s", request_id, error)
         return ApiError(500, "the session file failed", code="session_storage_failed")

@@ -12,7 +12,7 @@ from llaisys.chat.records import ChatAnswer
 from llaisys.common.types import CompletionOutput, Usage
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.block_formatter import Block, BlockFormatter
-from llaisys.server.http.payload import named_event
+from llaisys.server.http.payload import json_bytes, named_event
 from llaisys.server.responses.schemas import ResponsesRequest
 
 PREFIXES = {Block.REASONING: "rs", Block.TEXT: "msg", Block.CALL: "fc"}
@@ -73,6 +73,15 @@ class ResponsesFormatter(BlockFormatter):
             found = self._response("completed", usage, completed_at=int(time.time()))
         self.complete = found
         return found
+
+    def format_not_stored(self) -> bytes:
+        """Format the last bytes again, the body or the last event, with `store` false."""
+        assert self.complete is not None
+        self.complete["store"] = False
+        if self._sequence == 0:
+            return json_bytes(self.complete)
+        self._sequence -= 1
+        return self._last_event(self.complete)
 
     # ---- items ---------------------------------------------------------------------------------
 
@@ -170,10 +179,12 @@ class ResponsesFormatter(BlockFormatter):
         found = []
         if not self.items:  # empty answer: an empty message
             found = [*self.open_block(Block.TEXT), *self.end_block()]
-        response = self._finished(output, usage)
-        status = response["status"]
-        kind = "response.completed" if status == "completed" else "response.incomplete"
-        return [*found, self._sse_event(kind, response=response)]
+        return [*found, self._last_event(self._finished(output, usage))]
+
+    def _last_event(self, response: dict[str, Any]) -> bytes:
+        is_complete = response["status"] == "completed"
+        kind = "response.completed" if is_complete else "response.incomplete"
+        return self._sse_event(kind, response=response)
 
     def format_error(self, error: ApiError) -> list[bytes]:
         code = ERROR_CODES.get(error.status, "server_error")

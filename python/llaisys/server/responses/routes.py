@@ -22,8 +22,8 @@ from llaisys.server.responses.formatter import ResponsesFormatter
 from llaisys.server.responses.items import references, with_resolved
 from llaisys.server.responses.schemas import ResponsesRequest
 from llaisys.server.service import Service, service_of
-from llaisys.server.sessions.file import SessionLimitError
-from llaisys.server.sessions.responses import ResponsePosition, ResponseStore
+from llaisys.server.sessions.file import SessionLimitError, SessionStorageError
+from llaisys.server.sessions.responses import ResponsePosition
 
 logger = logging.getLogger("llaisys.server")
 
@@ -54,7 +54,7 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
         chat.new_reader(), body, job.model, defaults, job.request_id, chat.context_truncated
     )
     if stores:
-        job.turn = ResponseTurn(service.responses, owner, formatter, before, new, job.request_id)
+        job.turn = ResponseTurn(service, owner, formatter, before, new, job.request_id)
     return await chat.run(formatter)
 
 
@@ -107,31 +107,36 @@ class ResponseTurn:
 
     def __init__(
         self,
-        store: ResponseStore,
+        service: Service,
         owner: str,
         formatter: ResponsesFormatter,
         before: ResponsePosition | None,
         new: list[dict[str, Any]],
         request_id: str,
     ) -> None:
-        self.store = store
+        self.service = service
         self.owner = owner
         self.formatter = formatter
         self.before = before
         self.new = new
         self.request_id = request_id
 
-    async def finish(self, output: CompletionOutput, model: str) -> None:
+    async def finish(self, output: CompletionOutput, model: str) -> bytes | None:
+        """Store the response. If storage is full, the answer is still sent, with `store` false."""
         response = self.formatter.complete
         if response is None or output.finish_reason not in ("stop", "length"):
-            return
+            return None
         message = self.formatter.reader.answer.to_message()
+        store = self.service.responses.store
         try:
-            await self.store.store(self.owner, response, self.before, [*self.new, message], model)
-        except SessionLimitError as error:  # storage filled up meanwhile: the answer is still sent
+            await store(self.owner, response, self.before, [*self.new, message], model)
+        except (SessionLimitError, SessionStorageError) as error:
             logger.warning(
                 "request %s: response %s is not stored: %s", self.request_id, response["id"], error
             )
+            self.service.shared.metrics.responses_not_stored.inc()
+            return self.formatter.format_not_stored()
+        return None
 
     def close(self) -> None:
         """Nothing to release."""

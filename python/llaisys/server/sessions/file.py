@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
+from llaisys.server.sessions.disk import MIN_FREE_BYTES, DiskReserve, free_bytes
 from llaisys.server.sessions.file_lock import FileLock
 from llaisys.server.thread_pool import BoundedThreadPool
 
@@ -73,6 +75,13 @@ class SessionStorageError(LlaisysError, RuntimeError):
     """The file could not be read or written (full disk, damaged page); nothing was changed."""
 
 
+class SessionDiskFullError(SessionStorageError):
+    """The disk of the session file is full; nothing was changed."""
+
+    def __init__(self) -> None:
+        super().__init__("the disk of the session file is full")
+
+
 class SessionFile:
     """Runs transactions in one thread, serially; a failed one changes nothing."""
 
@@ -89,9 +98,13 @@ class SessionFile:
         self._lock = threading.Lock()
         self._pool = BoundedThreadPool("database", 1, MAX_WAITING)
         self._file_lock: FileLock | None = None
+        self._path: Path | None = None  # None in memory
+        self._reserve: DiskReserve | None = None
         if path != ":memory:":
-            path = Path(path).resolve()  # symbolic links share one lock
+            self._path = path = Path(path).resolve()  # symbolic links share one lock
             self._file_lock = _make_file(path)
+            self._reserve = DiskReserve(path.with_name(path.name + ".reserve"))
+            self._reserve.release()  # space to open the file on a full disk
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, timeout=10)
             try:
@@ -119,10 +132,13 @@ class SessionFile:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA temp_store = MEMORY")
         db.executescript(SCHEMA + USAGE)
-        db.execute(f"PRAGMA user_version = {VERSION}")
+        if found != VERSION:
+            db.execute(f"PRAGMA user_version = {VERSION}")
         db.commit()
         self._page_size = db.execute("PRAGMA page_size").fetchone()[0]
         db.execute(f"PRAGMA max_page_count = {max(1, self.max_bytes // self._page_size)}")
+        if self._reserve is not None:
+            self._reserve.acquire()
 
     def close(self) -> None:
         self._pool.close()
@@ -138,15 +154,50 @@ class SessionFile:
         """Like `transaction`, but never rejected: for generated output, which would be lost."""
         return await self._pool.finish(self._locked, work)
 
-    def _locked(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    async def deletion(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Like `transaction`, for work that only deletes: possible on a full disk."""
+        return await self._pool.run(self._locked, work, uses_reserve=True)
+
+    def _locked(self, work: Callable[[sqlite3.Connection], T], uses_reserve: bool = False) -> T:
         with self._lock:
             try:
-                with self._db:  # commits, or rolls back
-                    return work(self._db)
+                try:
+                    return self._run(work)
+                except sqlite3.Error as error:
+                    if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                        raise
+                self._make_space(uses_reserve)
+                found = self._run(work)
+                if uses_reserve:
+                    self._make_space(False)
+                    if self._reserve is not None:
+                        self._reserve.acquire()
+                return found
             except sqlite3.Error as error:
-                if error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-                    raise self._full(" (or the disk is full)") from error
-                raise SessionStorageError(str(error)) from error
+                if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                    raise SessionStorageError(str(error)) from error
+                self._check_disk()
+                raise self._full(" (or the disk is full)") from error
+
+    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        with self._db:  # commits, or rolls back
+            return work(self._db)
+
+    def _make_space(self, uses_reserve: bool) -> None:
+        """Let the log start again at its first page: a full disk cannot extend it."""
+        if uses_reserve and self._reserve is not None:
+            self._reserve.release()
+        with contextlib.suppress(sqlite3.Error):
+            self._db.execute("PRAGMA wal_checkpoint(RESTART)")
+
+    def _check_disk(self, more: int = 0) -> None:
+        """Raise SessionDiskFullError if `more` bytes and MIN_FREE_BYTES do not fit on the disk."""
+        if self._path is not None and free_bytes(self._path) < more + MIN_FREE_BYTES:
+            raise SessionDiskFullError
+
+    def check_disk(self, messages: Sequence[str]) -> None:
+        """Raise SessionDiskFullError if the disk has no space for `messages`."""
+        self._check_disk(sum(map(len, messages)))
 
     def check_bytes(self, db: sqlite3.Connection, owner: str, messages: Sequence[str]) -> None:
         """Raise SessionLimitError if `messages` exceed a limit. Free pages count as free."""
@@ -190,4 +241,8 @@ def _make_file(path: Path) -> FileLock:
         raise file_error(path, f": {error.strerror}; {USE_ANOTHER}") from error
     if holder is not None:
         raise file_error(path, f" is in use by {holder}; {USE_ANOTHER}", SessionFileInUseError)
+    links = path.stat().st_nlink
+    if links > 1:  # the lock and SQLite's log belong to a path, not to the file
+        lock.release()
+        raise file_error(path, f" has {links} hard links; it must have 1; {USE_ANOTHER}")
     return lock

@@ -100,13 +100,18 @@ class ResponseStore:
                 db.execute(query, (owner, row[0]))
             return True
 
-        return await self._sessions.file.transaction(write)
+        return await self._sessions.file.deletion(write)
 
     async def make_room(self, owner: str, messages: Sequence[Message]) -> None:
-        """Free storage for `messages` before generation. Raises SessionLimitError."""
-        await self._sessions.file.transaction(
-            lambda db: self._make_room(db, owner, encoded(messages), None)
-        )
+        """Free storage for `messages` before generation. Raises SessionLimitError, or
+        SessionDiskFullError and deletes nothing."""
+
+        def write(db: sqlite3.Connection) -> None:
+            rows = encoded(messages)
+            self._sessions.file.check_disk(rows)
+            self._make_room(db, owner, rows, None)
+
+        await self._sessions.file.transaction(write)
 
     async def store(
         self,
@@ -116,7 +121,8 @@ class ResponseStore:
         new: Sequence[Message],
         model: str,
     ) -> None:
-        """Store a response and its new messages. Raises SessionLimitError when storage is full."""
+        """Store a response and its new messages. Raises SessionLimitError or SessionStorageError
+        when storage is full."""
         name = response["id"]
 
         def write(db: sqlite3.Connection) -> None:

@@ -151,7 +151,7 @@ class SessionStore:
         )
 
     async def delete(self, owner: str, session_id: str) -> bool:
-        return await self.file.transaction(
+        return await self.file.deletion(
             lambda db: (
                 db.execute(
                     "DELETE FROM sessions WHERE owner = ? AND id = ?", (owner, session_id)
@@ -164,13 +164,16 @@ class SessionStore:
         self, owner: str, session_id: str, new: Sequence[Message]
     ) -> tuple[bool, list[Message]]:
         """Return whether the session exists, and its messages; `append` creates a missing one.
-        Raises SessionLimitError when `new` does not fit, before an answer is generated."""
+        Raises SessionLimitError or SessionDiskFullError when `new` does not fit, before an answer
+        is generated."""
 
         def read(db: sqlite3.Connection) -> tuple[bool, list[Message]]:
             exists = exists_in(db, owner, session_id)
             if not exists:
                 self.check_count(db, owner)
-            self.file.check_bytes(db, owner, encoded(new))
+            rows = encoded(new)
+            self.file.check_disk(rows)
+            self.file.check_bytes(db, owner, rows)
             return exists, read_messages(db, owner, session_id)
 
         return await self.file.transaction(read)
