@@ -15,7 +15,7 @@ import model_files
 import pytest
 
 from llaisys.common.errors import ModelLoadError
-from llaisys.models.families import load_config, open_checkpoint
+from llaisys.models.families import open_checkpoint
 from llaisys.models.loading import gguf_reader
 from llaisys.models.loading.gguf_reader import read_gguf_header
 from llaisys.tokenization import Tokenizer
@@ -66,6 +66,43 @@ def test_28000_added_tokens_load_in_seconds(tmp_path: Path, special: bool) -> No
     ids = tokenizer.encode(name)
     assert (ids == [259 + 2799]) is not special
     assert tokenizer.decode_tokens(ids, skip_special_tokens=False) == name
+
+
+def added_tokens(count: int, chars: int) -> list[dict[str, Any]]:
+    """Distinct contents without common prefixes: the most expensive ones."""
+    return [
+        {"id": 259 + i, "content": f"{i * 2654435761 % 2**32:0{chars}x}"[::-1], "special": True,
+         **FLAGS}
+        for i in range(count)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("count", "chars"), [(40_000, 8), (1_200, 1_000)])
+def test_added_tokens_load_in_time_linear_in_their_length(
+    tmp_path: Path, count: int, chars: int
+) -> None:
+    seconds = []
+    for share in (4, 1):
+        model_files.write_tiny_tokenizer(tmp_path)
+        many = added_tokens(count // share, chars)
+        change_tokenizer(tmp_path, lambda state, many=many: state["added_tokens"].extend(many))
+        started = time.process_time()
+        Tokenizer.from_directory(tmp_path)
+        seconds.append(time.process_time() - started)
+    assert seconds[1] < 8 * seconds[0], seconds  # quadratic would be 16
+
+
+@pytest.mark.parametrize(("count", "chars"), [(140_000, 8), (5_000, 1_000)])
+def test_added_tokens_beyond_the_limits_are_rejected_at_once(
+    tmp_path: Path, count: int, chars: int
+) -> None:
+    model_files.write_tiny_tokenizer(tmp_path)
+    many = added_tokens(count, chars)
+    change_tokenizer(tmp_path, lambda state: state["added_tokens"].extend(many))
+    started = time.process_time()
+    with pytest.raises(ModelLoadError, match=r"added tokens of .* at most"):
+        Tokenizer.from_directory(tmp_path)
+    assert time.process_time() - started < 3
 
 
 def test_control_tokens_of_a_gguf_file_load_in_seconds(tmp_path: Path) -> None:
@@ -186,7 +223,8 @@ def test_rope_factors_of_the_wrong_shape_are_never_read(tmp_path: Path, gib: int
         open_checkpoint(path)
 
 
-TEXT_FILES = {
+LINKED_FILES = {
+    "model.safetensors": "",
     "chat_template.jinja": "{{ messages }}",
     "tokenizer.json": "",
     "tokenizer_config.json": "{}",
@@ -194,24 +232,48 @@ TEXT_FILES = {
 }
 
 
-@pytest.mark.parametrize("name", TEXT_FILES)
+@pytest.mark.parametrize("name", LINKED_FILES)
 def test_link_outside_the_directory_is_rejected(tmp_path: Path, name: str) -> None:
     model = tmp_path / "model"
     model_files.write_hf_model(model)
     path = model / name
     secret = tmp_path / "elsewhere"
-    secret.write_bytes(path.read_bytes() if path.is_file() else TEXT_FILES[name].encode())
+    secret.write_bytes(path.read_bytes() if path.is_file() else LINKED_FILES[name].encode())
     path.unlink(missing_ok=True)
     path.symlink_to(secret)
     with pytest.raises(ModelLoadError, match=rf"{name}: is a link to .*elsewhere"):
-        load_config(model)
+        open_checkpoint(model)
         Tokenizer.from_directory(model)
     inside = model / "other"
     path.unlink()
     secret.rename(inside)
     path.symlink_to("other")
-    load_config(model)
+    open_checkpoint(model).close()
     Tokenizer.from_directory(model)
+
+
+def test_gguf_link_out_of_a_directory_is_rejected(tmp_path: Path) -> None:
+    file, model = tmp_path / "m.gguf", tmp_path / "model"
+    model_files.write_gguf(file, model_files.tiny_config("llama"))
+    model.mkdir()
+    (model / "m.gguf").symlink_to(file)
+    with pytest.raises(ModelLoadError, match=r"m\.gguf: is a link to .*outside"):
+        open_checkpoint(model)
+    open_checkpoint(file).close()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json", "m.gguf"])
+def test_error_about_another_kind_of_file_shows_no_content(tmp_path: Path, name: str) -> None:
+    model_files.write_hf_model(tmp_path)
+    if name == "m.gguf":
+        (tmp_path / "config.json").unlink()
+    (tmp_path / name).write_text("hunter2!secret token: abcdef\n" * 20)
+    with pytest.raises(ModelLoadError) as error:
+        open_checkpoint(tmp_path)
+        Tokenizer.from_directory(tmp_path)
+    shown = [str(int.from_bytes(b"hunter2!", order)) for order in ("little", "big")]
+    for part in ("hunter", "secret", "abcdef", *shown):
+        assert part not in str(error.value)
 
 
 def test_links_of_the_hub_cache_are_accepted(tmp_path: Path) -> None:

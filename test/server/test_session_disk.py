@@ -160,7 +160,7 @@ def test_hard_link_of_a_session_file_is_rejected(tmp_path: Path) -> None:
     first = SessionStore(file)
     link.hardlink_to(file)
     for path in (file, link):
-        with pytest.raises(InvalidInputError, match="2 hard links|in use by"):
+        with pytest.raises(InvalidInputError, match=r"2 hard links|in use by"):
             SessionStore(path)
     first.close()
     link.unlink()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -19,6 +21,10 @@ T = TypeVar("T")
 
 MAX_TOKENIZER_BYTES = 256 * 1024 * 1024
 MAX_TOKEN_ID = 10**9
+# Added tokens: the automaton and the patterns that find them cost up to 2 seconds per million
+# characters.
+MAX_ADDED_TOKENS = 1 << 17
+MAX_ADDED_CHARS = 4 << 20
 CONTROL, USER_DEFINED = 3, 4
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -49,6 +55,26 @@ def as_load_error(where: str, build: Callable[[], T]) -> T:
         raise
     except BaseException as error:
         raise ModelLoadError(f"{where}: {type(error).__name__}: {str(error)[:300]}") from error
+
+
+class _AddedContent(msgspec.Struct):
+    content: str
+
+
+class _AddedPart(msgspec.Struct):
+    """The part of tokenizer.json that is counted before the library reads it."""
+
+    added_tokens: list[_AddedContent] = []
+
+
+def check_added(contents: Collection[str], where: str) -> None:
+    """Raise ModelLoadError if the added tokens exceed a limit."""
+    chars = sum(map(len, contents))
+    if len(contents) > MAX_ADDED_TOKENS or chars > MAX_ADDED_CHARS:
+        raise ModelLoadError(
+            f"{where}: {len(contents)} added tokens of {chars} characters together; at most "
+            f"{MAX_ADDED_TOKENS} tokens and {MAX_ADDED_CHARS} characters are supported"
+        )
 
 
 def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
@@ -123,6 +149,7 @@ def from_vocabulary(vocabulary: BpeVocabulary, special_ids: dict[str, int]) -> t
         for token, kind in zip(tokens, kinds, strict=True)
         if kind in (CONTROL, USER_DEFINED) and token
     ]
+    check_added([token.content for token in added], "tokenizer")
     as_load_error("tokenizer", lambda: result.add_tokens(added))
     result.post_processor = _post_processor(vocabulary, special_ids)
     return result
@@ -149,6 +176,9 @@ def from_directory(directory: Path, settings: dict[str, Any]) -> tokenizers.Toke
     path = directory / "tokenizer.json"
     if path.is_file():
         text = read_bytes(path, MAX_TOKENIZER_BYTES)
+        with contextlib.suppress(msgspec.MsgspecError):  # invalid: the library says why
+            part = msgspec.json.decode(text, type=_AddedPart)
+            check_added([token.content for token in part.added_tokens], str(path))
         try:
             result = as_load_error(str(path), lambda: tokenizers.Tokenizer.from_str(text.decode()))
         except UnicodeDecodeError as error:
@@ -180,6 +210,7 @@ def _from_vocab_files(directory: Path, settings: dict[str, Any]) -> tokenizers.T
     build = lambda: byte_level_bpe(vocab, merges, _TOKENIZER_CLASSES[kind])  # noqa: E731
     result = as_load_error(str(vocab_path), build)
     entries = _added_entries(settings.get("added_tokens_decoder"))
+    check_added([str(entry.get("content", "")) for _, entry in entries], str(directory))
     as_load_error(str(directory), lambda: _add_tokens(result, entries))
     return result
 

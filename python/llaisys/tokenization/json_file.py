@@ -1,4 +1,5 @@
-"""Reads small JSON files of a model directory with a size limit; errors are `ModelLoadError`."""
+"""Reads small JSON files of a model directory with a size limit, and checks the links of its
+files; errors are `ModelLoadError`."""
 
 from __future__ import annotations
 
@@ -23,30 +24,33 @@ def parse_json_object(text: str | bytes, where: str) -> dict[str, Any]:
     return value
 
 
-def _reject_outside_link(path: Path) -> None:
-    """Reject links to files outside the model directory, whose contents clients could read.
+def resolve_inside(path: Path) -> Path:
+    """The path of a file of a model directory with its links resolved. Raises ModelLoadError for a
+    link to a file outside the directory, whose contents clients could read.
 
     Links inside the directory are allowed, and those of the hub cache, where the files of
     <repository>/snapshots/<revision> link to <repository>/blobs.
     """
     if not path.is_symlink():
-        return
+        return path
     directory, target = path.parent.resolve(), path.resolve()
     allowed = [directory]
-    if directory.parent.name == "snapshots":
-        allowed.append(directory.parent.parent / "blobs")
+    for revision in (directory, *directory.parents):
+        if revision.parent.name == "snapshots":
+            allowed.append(revision.parent.parent / "blobs")
     if not any(target.is_relative_to(root) for root in allowed):
         raise ModelLoadError(
             f"{path}: is a link to {target}, outside the model's directory; put the file itself "
             "there"
         )
+    return target
 
 
 def read_bytes(path: Path, limit: int = MAX_JSON_BYTES) -> bytes:
     """The content of a file of at most `limit` bytes."""
-    _reject_outside_link(path)
+    resolved = resolve_inside(path)
     try:
-        with path.open("rb") as stream:
+        with resolved.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             data = stream.read(min(size, limit) + 1)
     except OSError as error:

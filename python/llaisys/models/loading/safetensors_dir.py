@@ -21,7 +21,7 @@ from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
 from llaisys.models.loading.convert import Array, convert, storage_dtype
 from llaisys.models.loading.family import Family
 from llaisys.models.loading.file_range import TRUNCATED, FileIdentity
-from llaisys.tokenization.json_file import read_json_object
+from llaisys.tokenization.json_file import read_json_object, resolve_inside
 from llaisys.tokenization.source import TokenizerSource
 
 MAX_HEADER_BYTES = 100_000_000
@@ -43,8 +43,9 @@ def read_header(path: Path) -> dict[str, TensorRecord]:
     """The tensors of one safetensors file, by name, in file order.
 
     The record's dtype is 'f32', 'f16' or 'bf16', or the file's name of an unsupported dtype. Raises
-    `ModelLoadError` for any violation of the format.
+    `ModelLoadError` for any violation of the format, and for a link out of the directory.
     """
+    path = resolve_inside(path)
     try:
         with path.open("rb") as stream:
             file = FileIdentity.of(stream.fileno())
@@ -56,9 +57,10 @@ def read_header(path: Path) -> dict[str, TensorRecord]:
             limit = min(MAX_HEADER_BYTES, file.size - 8)
             if not 2 <= length <= limit:
                 short = limit < length <= MAX_HEADER_BYTES
+                # The length is not shown: it is the first 8 bytes of a file of any kind.
                 raise ModelLoadError(
-                    f"{path}: header of {length} bytes is outside 2..{limit}"
-                    f"{TRUNCATED if short else ''}"
+                    f"{path}: the length of its header is outside 2..{limit}"
+                    f"{TRUNCATED if short else '; it is not a safetensors file'}"
                 )
             raw = stream.read(length)
     except OSError as error:
