@@ -101,17 +101,19 @@ def test_owners_alternate(processes: Processes) -> None:
     assert [sorted(name[0] for name in order[i : i + 3]) for i in (0, 3, 6)] == [list("abc")] * 3
 
 
-def test_waiting_grammar_moves_to_the_owner_with_less_load(processes: Processes) -> None:
+def test_a_grammar_is_shared_within_an_owner_only(processes: Processes) -> None:
+    """Otherwise the time until the first token tells whether another key uses a schema."""
     service = open_service()
-    service.get(spec("other"), "b")
+    first = service.get(spec("x"), "a")
     service.poll()
-    processes.finish("other")
-    for number in range(3):
-        service.get(spec(f"a{number}"), "a")
+    processes.finish("x")
     service.poll()
-    shared = service.get(spec("a2"), "c")
-    service.poll()
-    assert shared.owner == "c" and processes.started[-1] is shared
+    assert first.is_ready
+    assert service.get(spec("x"), "a") is first
+    other = service.get(spec("x"), "b")
+    assert other is not first and not other.is_ready
+    service.release(other)
+    assert service.get(spec("x"), "a") is first
 
 
 def test_compile_budget_delays_an_owner(

@@ -1,5 +1,6 @@
-"""Engine side of the grammar processes: started on first use, shared by requests with the same
-grammar, cached when idle. Only `close` and `poll` with a timeout block."""
+"""Engine side of the grammar processes: started on first use, shared by an owner's requests with
+the same grammar, cached when idle. Owners share no grammar: the time to compile would tell whether
+another one uses it. Only `close` and `poll` with a timeout block."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ class Grammar:
 
     def __init__(self, spec: StructuredOutputs, owner: str = "") -> None:
         self.spec = spec
-        self.owner = owner  # of the request that it was compiled for
+        self.owner = owner  # of the requests that use it
         self.users = 0
         self.is_ready = False
         self.error: str | None = None
@@ -165,7 +166,8 @@ class GrammarService:
         self.max_masks = 4 * max_seqs + 64  # drafts have masks, too
         self.has_process_limit = True  # MAX_PROCESSES applies
         self._info = info
-        self._grammars: dict[StructuredOutputs, Grammar] = {}  # the one used last is the last
+        # By owner and spec; the one used last is the last.
+        self._grammars: dict[tuple[str, StructuredOutputs], Grammar] = {}
         self._compiling: list[Grammar] = []  # waiting and started, in order of arrival
         self._budgets: dict[str, CompileBudget] = {}  # by owner
         self._process: subprocess.Popen[bytes] | None = None
@@ -175,16 +177,13 @@ class GrammarService:
         self._opening_since = 0.0
 
     def get(self, spec: StructuredOutputs, owner: str = "") -> Grammar:
-        """Return a cached or new grammar; the caller is a user of it until `release`. A grammar
-        that waits for its compilation moves to the owner with the smaller load."""
+        """Return a cached or new grammar; the caller is a user of it until `release`."""
         self._budgets.setdefault(owner, CompileBudget())
-        grammar = self._grammars.pop(spec, None)
+        grammar = self._grammars.pop((owner, spec), None)
         if grammar is None or grammar.error is not None:
             grammar = Grammar(spec, owner)
             self._compiling.append(grammar)
-        elif not grammar.is_started and self._load(owner) < self._load(grammar.owner):
-            grammar.owner = owner
-        self._grammars[spec] = grammar
+        self._grammars[owner, spec] = grammar
         grammar.users += 1
         return grammar
 
@@ -207,8 +206,8 @@ class GrammarService:
             self._compiling.remove(grammar)
             if grammar.is_started:
                 self._charge(grammar)
-        if self._grammars.get(grammar.spec) is grammar:
-            del self._grammars[grammar.spec]
+        if self._grammars.get((grammar.owner, grammar.spec)) is grammar:
+            del self._grammars[grammar.owner, grammar.spec]
 
     # ---- compiling -----------------------------------------------------------------------------
 
