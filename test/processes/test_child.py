@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
+from server_helpers import wait_for
 
 from llaisys.processes.channel import bind_receiver, connect_sender, decode_or_none, decoder, encode
 from llaisys.processes.child import EXIT_ORPHAN, ChildProcess
@@ -61,6 +63,37 @@ def test_child_exits_with_its_parent_and_removes_its_sockets(child: ChildProcess
     child.popen.stdin.close()
     assert child.popen.wait(30) == EXIT_ORPHAN
     assert not child.directory.exists()
+
+
+PARENT = """
+import os, signal, sys, time
+from llaisys.processes.child import ChildProcess
+child = ChildProcess("the_child", {"word": "hello"})
+os.kill(child.popen.pid, signal.SIGSTOP)
+print(child.popen.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_stopped_child_ends_with_its_parent(tmp_path: Path, monkeypatch):
+    (tmp_path / "the_child.py").write_text(CHILD)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    command = [sys.executable, "-c", PARENT]
+    # As the server starts its engine, or a shell its jobs: not a leader of an orphaned group.
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        pid = int(parent.stdout.readline())
+        wait_for(lambda: state_of(pid) == "T", "the child to stop")
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: state_of(pid) in ("", "Z"), "the stopped child to end")
+
+
+def state_of(pid: int) -> str:
+    """State letter of a process; empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return ""
 
 
 def test_failed_child_start_leaves_no_files(tmp_path: Path, monkeypatch):

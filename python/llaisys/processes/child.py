@@ -53,7 +53,9 @@ class ChildProcess:
                 env=child_environment(),
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr.fileno(),
-                start_new_session=True,  # Ctrl-C reaches the parent only
+                # A group of its own: Ctrl-C reaches the parent only. In the parent's session: the
+                # kernel continues and hangs up a stopped child when the parent ends.
+                process_group=0,
                 pass_fds=pass_fds,
             )
             assert self.popen.stdin is not None

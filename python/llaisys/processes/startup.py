@@ -24,6 +24,7 @@ S = TypeVar("S", bound=Setup)
 def init_child(kind: type[S]) -> S:
     """Read the setup, a line of JSON on standard input, and initialize the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # log lines are written in the background
     stream = sys.stdin.buffer
     setup = msgspec.json.decode(stream.readline(), type=kind)
     setup_logging(setup.log_level, setup.log_format)

@@ -16,7 +16,7 @@ class WatchdogLimits:
         flag=None, group="health", metavar="SECONDS",
     )  # fmt: skip
     unresponsive_after: float = option(
-        0.6, Number(0, above_low=True), "Time without a heartbeat until unhealthy",
+        1.5, Number(0, above_low=True), "Time without a heartbeat until unhealthy",
         flag=None, group="health", metavar="SECONDS",
     )  # fmt: skip
     dead_after: float = option(

@@ -306,7 +306,7 @@ class GrammarService:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # parser messages about untrusted grammars
-                start_new_session=True,
+                process_group=0,  # as in processes/child.py
                 pass_fds=(theirs.fileno(),),
             )
             directory = None if source.directory is None else str(source.directory)
