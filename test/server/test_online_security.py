@@ -21,6 +21,7 @@ from server_helpers import LONG, ServerProcess, resident
 from wire_helpers import raw_request, read_to_end, reset
 
 from llaisys.common.logs import JsonFormatter, TextFormatter
+from llaisys.server.http.lingering import LINGER_BYTES
 from llaisys.server.http.security import RequestContext
 
 COMPLETIONS = "/v1/completions"
@@ -34,7 +35,7 @@ HEAD = (
     f"Authorization: Bearer {KEYS[0]}\r\n"
 ).encode()
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
-CUT_OFF = 32 << 20  # bytes; the kernel buffers some megabytes before a reset is seen
+CUT_OFF = 2 * LINGER_BYTES  # the kernel buffers some megabytes before a reset is seen
 
 
 @pytest.mark.parametrize(
@@ -57,9 +58,10 @@ def test_endless_requests_are_cut_off_without_memory_growth(
         connection.sendall(start)
         received = b""
         try:
+            batch = piece * (0x10000 // len(piece) + 1)
             while sent < CUT_OFF:
-                connection.sendall(piece)
-                sent += len(piece)
+                connection.sendall(batch)
+                sent += len(batch)
         except OSError:  # at last
             pass
         else:
@@ -71,6 +73,24 @@ def test_endless_requests_are_cut_off_without_memory_growth(
     assert resident(server.process.pid) - before < 16 << 20
     with server.client() as client:
         assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("framing", ["length", "chunked"])
+def test_client_that_sends_too_much_reads_the_413(server: ServerProcess, framing: str) -> None:
+    """Also one that reads only after it has sent all."""
+    size, piece = 24 << 20, b" " * (1 << 20)
+    with server.connect() as connection:
+        if framing == "length":
+            connection.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % size)
+        else:
+            connection.sendall(CHUNKED)
+        for _ in range(size // len(piece)):
+            connection.sendall(piece if framing == "length" else b"100000\r\n" + piece + b"\r\n")
+        if framing == "chunked":
+            connection.sendall(b"0\r\n\r\n")
+        received = connection.recv(1 << 16)
+        assert received.startswith(b"HTTP/1.1 413") and b"body_too_large" in received
+        assert connection.recv(1 << 16) == b""  # the end of the stream, not a reset
 
 
 # ---- numbers -------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import socket
 import struct
-from typing import Any
+from typing import Any, cast
 
 import httptools
 from starlette.types import Message, Receive, Scope, Send
@@ -20,6 +20,7 @@ from uvicorn.protocols.http.httptools_impl import (
 from llaisys.common.logs import log_event
 from llaisys.server.config import Limits
 from llaisys.server.errors import ApiError, error_body
+from llaisys.server.http.lingering import LingeringTransport
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.http.security import RequestContext, respond_error
 
@@ -76,7 +77,9 @@ class LimitedProtocol(HttpToolsProtocol):
         self._unsent_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        lingering = LingeringTransport(transport, self.loop, self._is_receiving)
+        super().connection_made(cast(asyncio.Transport, lingering))
+        self._lingering = lingering
         if len(self.connections) > self.limits.max_connections:
             self.app = RequestContext(reject_connection, lambda *_: None)
         sock = transport.get_extra_info("socket")
@@ -87,7 +90,13 @@ class LimitedProtocol(HttpToolsProtocol):
                     sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._start_read_timer()
 
+    def _is_receiving(self) -> bool:
+        """Whether the client may be sending the rest of a request, and no other one is open."""
+        is_open = any(not cycle.response_complete for cycle in self._open)
+        return not is_open and (not self._in_header or self._fed > 0)
+
     def connection_lost(self, exc: Exception | None) -> None:
+        self._lingering.stop()
         self._stop_read_timer()
         self._stop_unsent_timer()
         super().connection_lost(exc)
@@ -99,6 +108,9 @@ class LimitedProtocol(HttpToolsProtocol):
     # ---- receiving -----------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            self._lingering.discard(len(data))
+            return
         # The parser accepts headers and trailers of any size, so it is fed at most the limit.
         while data and not self.transport.is_closing():
             if self._in_header and self._read_timer is None:
