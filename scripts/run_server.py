@@ -17,9 +17,11 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from step import seconds
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules are imported
 
-from llaisys.entrypoints.cli import build_parser
+from step import seconds  # noqa: E402
+
+from llaisys.entrypoints.cli import build_parser  # noqa: E402
 
 DRAFTS = '{"method": "eagle", "num_speculative_tokens": 6}'
 

@@ -8,8 +8,10 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +31,35 @@ def test_version_and_help_as_a_program() -> None:
             [sys.executable, "-m", "llaisys", option], capture_output=True, text=True, check=True
         )
         assert text in done.stdout
+
+
+@pytest.mark.parametrize("program", ["llaisys", "llaisys.server"])
+def test_interrupt_during_the_start_prints_no_traceback(
+    model: str, program: str, tmp_path: Path
+) -> None:
+    """At any time: modules are imported, the engine is started, the model is loaded."""
+    command = [sys.executable, "-m", program, *(["serve"] if program == "llaisys" else [])]
+    command += [model, "--port", "0", "--session-file", str(tmp_path / "s.db")]
+
+    def restore() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
+
+    for number in range(6):
+        with subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=restore,
+        ) as process:
+            time.sleep(0.15 + 0.45 * number)  # the moment is the input of this test
+            process.send_signal(signal.SIGINT)
+            try:
+                _, errors = process.communicate(timeout=60)
+            finally:
+                process.kill()
+        assert "Traceback" not in errors and "KeyboardInterrupt" not in errors, errors
+        assert process.returncode in (0, 130, -signal.SIGINT)
 
 
 def test_help_imports_no_heavy_modules() -> None:

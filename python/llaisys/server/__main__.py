@@ -2,7 +2,11 @@
 
 import sys
 
-from llaisys.common.interpreter import drop_working_directory
+from llaisys.common.interrupts import end_on_interrupt
+
+end_on_interrupt(True)  # until the server handles signals
+
+from llaisys.common.interpreter import drop_working_directory  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> int:

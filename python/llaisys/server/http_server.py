@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.interrupts import end_on_interrupt
 from llaisys.common.logs import log_event, setup_logging
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.start import EngineProcess
@@ -35,6 +36,7 @@ LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 def serve(config: ServerConfig) -> int:
     """Serve until a signal; return the exit status. Raises InvalidInputError for an unusable
     configuration (a port in use, a session file that cannot be opened)."""
+    end_on_interrupt(True)  # until the server handles signals; the engine process ends by itself
     setup_logging(config.log_level, config.log_format)
     if config.host not in LOCAL_HOSTS and not config.api_keys:
         logger.warning("listening on %s without an API key: anyone may use it", config.host)
@@ -54,6 +56,7 @@ def serve(config: ServerConfig) -> int:
         listener.close()
         if process is not None:
             process.remove()
+        end_on_interrupt(False)
 
 
 def fit_connections(config: ServerConfig) -> ServerConfig:
