@@ -54,7 +54,7 @@ class ChildProcess:
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr.fileno(),
                 # A group of its own: Ctrl-C reaches the parent only. In the parent's session: the
-                # kernel continues and hangs up a stopped child when the parent ends.
+                # kernel sends a stopped child SIGHUP and SIGCONT when the parent ends.
                 process_group=0,
                 pass_fds=pass_fds,
             )
