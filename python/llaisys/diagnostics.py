@@ -1,9 +1,10 @@
-"""`llaisys pull` and `llaisys env`: model download and environment report."""
+"""`llaisys pull`, `models`, `rm` and `env`: models of this machine, environment report."""
 
 from __future__ import annotations
 
 import platform
 from importlib import metadata
+from typing import Any
 
 from llaisys.common.errors import LlaisysError
 from llaisys.common.machine_cores import describe_cores
@@ -17,6 +18,25 @@ def fetch_model(model: str | None) -> str:
     from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
 
     return str(resolve_model(model or DEFAULT_MODEL))
+
+
+def list_models() -> tuple[list[dict[str, Any]], list[str]]:
+    """The models of this machine as plain data, and the short names that can be downloaded."""
+    from llaisys.models.loading.known_models import known_names
+    from llaisys.models.loading.local_models import local_models
+
+    found = [
+        {"name": m.name, "cache": m.cache, "bytes": m.num_bytes, "path": str(m.path)}
+        for m in local_models()
+    ]
+    return found, known_names()
+
+
+def delete_model(name: str) -> str:
+    """Delete a downloaded model; return where it was."""
+    from llaisys.models.loading.local_models import remove_model
+
+    return str(remove_model(name).path)
 
 
 def describe_environment() -> dict[str, str]:

@@ -20,6 +20,7 @@ TEXTS = {
     "LLAISYS_LIBRARY": "Path of the native library (default: the one in the package)",
     "LLAISYS_NVTX": "`1` marks the stages of a step for NVIDIA's profilers",
     "CUDA_VISIBLE_DEVICES": "GPUs that the process may use, as for every CUDA program",
+    "OLLAMA_MODELS": "Where Ollama keeps its models (default: `~/.ollama/models`)",
     "OPENBLAS_NUM_THREADS": "Set to 1 by the command line unless it is set",
     "PYTHONPATH": "Handed to child processes with absolute entries only",
     "XDG_CACHE_HOME": "Base of the cache directory (default: `~/.cache`)",

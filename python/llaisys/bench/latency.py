@@ -22,8 +22,9 @@ from llaisys.models.decoder import weight_bytes
 from llaisys.models.families import expected_tensors, open_checkpoint
 from llaisys.models.families.decoder_tensors import EMBEDDING
 from llaisys.models.families.model_config import decoder_config
+from llaisys.models.loading.cache import cache_directory
 from llaisys.models.loading.checkpoint import Checkpoint
-from llaisys.models.loading.resolve import DEFAULT_MODEL, cache_directory, resolve_model
+from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
 from llaisys.models.synthetic import write_shape_model
 
 BLOCK = 16  # slots per KV block

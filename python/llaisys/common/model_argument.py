@@ -8,7 +8,7 @@ from typing import Any
 
 from llaisys.common.flags import OptionParser
 
-MODEL_HELP = "Directory, GGUF file, hub id or pypi:NAME (default: SmolLM2)"
+MODEL_HELP = "Directory, GGUF file, hub id or short name (default: SmolLM2)"
 
 
 def add_model_argument(

@@ -1,12 +1,11 @@
 """Resolves a model spec to files on disk and opens them.
 
-A spec is a directory, a .gguf file, `pypi:NAME` (a model file in a wheel) or a hub id `org/name`,
-optionally with `:PATTERN` for one GGUF file of the repository.
+A spec is a directory, a .gguf file, `pypi:NAME` (a model file in a wheel), a hub id `org/name`,
+optionally with `:PATTERN` for one GGUF file of the repository, or a short name `name:tag`.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -19,12 +18,16 @@ from typing import Any
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.interpreter import child_environment, module_command
+from llaisys.common.nearest import unknown_name
 from llaisys.common.progress import report
 from llaisys.common.validation import invalid_value
+from llaisys.models.loading.cache import cache_directory
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.family import Family
 from llaisys.models.loading.gguf_file import GgufCheckpoint
 from llaisys.models.loading.json_config import read_config
+from llaisys.models.loading.known_models import known_names, known_spec, split_short_name
+from llaisys.models.loading.local_models import find_in_lm_studio, find_in_ollama, is_later_part
 from llaisys.models.loading.quantised_dir import QuantisedCheckpoint
 from llaisys.models.loading.safetensors_dir import INDEX_NAME, SafetensorsCheckpoint
 from llaisys.tokenization.json_file import resolve_inside
@@ -39,17 +42,6 @@ _HUB_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
     *("merges.txt", "chat_template.jinja"),
 )
-
-
-def cache_directory(cache_dir: str | Path | None = None) -> Path:
-    """`cache_dir`, else $LLAISYS_CACHE, else llaisys/ in the user's cache directory."""
-    if cache_dir is not None:
-        return Path(cache_dir).expanduser()
-    own = os.environ.get("LLAISYS_CACHE")
-    if own:
-        return Path(own).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "llaisys"
 
 
 def resolve_model(
@@ -72,13 +64,33 @@ def resolve_model(
     path = Path(spec).expanduser()
     if path.exists():
         return path
+    if (short := split_short_name(spec)) is not None:
+        return _from_short_name(spec, *short, revision, cache_dir, progress)
     match = _HUB_ID.fullmatch(spec)
     if match is None or spec.startswith((".", "/", "~")) or match[1].endswith(".gguf"):
         raise ModelLoadError(
-            f"model: {spec!r} does not exist; expected a directory, a .gguf file, pypi:NAME or "
-            "a hub id org/name[:quant]"
+            f"model: {spec!r} does not exist; expected a directory, a .gguf file, pypi:NAME, a "
+            "hub id org/name[:quant] or a short name such as qwen2.5:0.5b"
         )
+    if match[2] is not None and (file := find_in_lm_studio(match[1], match[2])) is not None:
+        return file
     return _from_hub(match[1], match[2], revision, cache_dir, progress)
+
+
+def _from_short_name(
+    spec: str, name: str, tag: str | None, revision: str | None, cache_dir: Any, progress: bool
+) -> Path:
+    """The model that Ollama has under this name, else the one of our table."""
+    pulled = find_in_ollama(name, tag)
+    if pulled is not None:
+        return pulled
+    known = known_spec(name, tag)
+    if known is None:
+        unknown = unknown_name("model", spec, known_names())
+        raise ModelLoadError(
+            f"model: {spec!r} does not exist; {unknown} (`llaisys models` lists the known ones)"
+        )
+    return resolve_model(known, revision=revision, cache_dir=cache_dir, progress=progress)
 
 
 def open_files(path: str | Path, families: Mapping[str, Family]) -> Checkpoint:
@@ -210,7 +222,7 @@ def _pick(folder: Path, repo: str, gguf: str | None) -> Path:
                 f"model: {repo!r} has no safetensors; for a GGUF file write {repo}:QUANT"
             )
         return folder
-    files = sorted(folder.rglob(gguf))
+    files = [path for path in sorted(folder.rglob(gguf)) if not is_later_part(path)]
     if len(files) != 1:
         names = ", ".join(path.name for path in files[:8]) or "none"
         raise ModelLoadError(f"model: {repo!r}: {len(files)} files match {gguf!r}: {names}")
