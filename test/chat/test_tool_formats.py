@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from llaisys.chat.reader import AnswerReader
 from llaisys.chat.reasoning import REASONING_FORMATS, ReasoningSplitter
 from llaisys.chat.records import CallArguments, CallStart
+from llaisys.chat.repeats import RepeatFilter
 from llaisys.chat.tool_formats import TOOL_FORMATS
 
 NAMES = ("weather", "add")
@@ -136,6 +137,34 @@ def test_truncated_arguments_stay_with_their_call() -> None:
     assert read("hermes", f"<tool_call>{CALL}</tool_ca") == ("", "", [("weather", ARGUMENTS)])
     text = '<tool_call>{"name": "add", "arguments": {"a": "cut'
     assert read("hermes", text) == ("", "", [("add", '{"a": "cut')])
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("calls", "kept"),
+    [
+        ([("add", '{"a": 1}')] * 3, 1),
+        ([("add", '{"a": 1}'), ("add", '{"a": 12}'), ("add", '{"a": 1}'), ("add", '{"a": 3}')], 2),
+        ([("add", "{}"), ("weather", "{}"), ("add", '{"a": 1}')], 3),
+    ],
+)
+def test_repeated_call_ends_the_answer(size: int, calls: list[tuple[str, str]], kept: int) -> None:
+    text = "\n".join(
+        f'<tool_call>{{"name": "{name}", "arguments": {args}}}</tool_call>' for name, args in calls
+    )
+    answers = AnswerReader(None, TOOL_FORMATS["hermes"](NAMES), repeats=RepeatFilter())
+    for start in range(0, len(text), size):
+        answers.feed(text[start : start + size])
+    answers.finish()
+    assert without_ids(answers.answer) == ("", "", calls[:kept])
+    assert answers.has_repeated_call is (kept < len(calls))
+
+
+def test_cut_repetition_stays_a_call() -> None:
+    call = '<tool_call>{"name": "add", "arguments": {"a": 1'
+    answers = AnswerReader(None, TOOL_FORMATS["hermes"](NAMES), repeats=RepeatFilter())
+    found = answers.read(f"{call}}}}}</tool_call>\n{call}")
+    assert without_ids(found)[2] == [("add", '{"a": 1}'), ("add", '{"a": 1')]
 
 
 def test_max_calls_limits_the_calls() -> None:

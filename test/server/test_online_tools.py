@@ -20,10 +20,12 @@ from wire_helpers import sse_events
 
 ARGUMENTS = '{"city": "Paris", "days": [1, 2]}'
 CALL = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+PARIS, PISA = (CALL.replace(ARGUMENTS, f'{{"city": "{city}"}}') for city in ("Paris", "Pisa"))
 THOUGHT = "They want the weather."
 RULES = [
     {"when": ["<tool_response>\nsunny"], "say": "It is sunny."},
     {"when": ["TWO"], "say": f"I look.\n{CALL}\n{CALL}"},
+    {"when": ["LOOP"], "say": "\n".join([PARIS, PISA, PARIS, PISA] * 4)},
     {"when": ["BROKEN"], "say": '<tool_call>\n{"name": weather}\n</tool_call>'},
     {"when": ["CUT"], "say": f"{CALL}"},
     {"when": ["BOTH"], "say": f"<think>\n{THOUGHT}\n</think>\n\nSo.\n{CALL}"},
@@ -134,6 +136,34 @@ def test_streamed_tool_calls_match_openai(client: httpx.Client) -> None:
 def test_parallel_tool_calls_false_allows_one_call(client: httpx.Client) -> None:
     body = ask("TWO weather", tools=[WEATHER], parallel_tool_calls=False)
     assert len(answer(client, body)["message"]["tool_calls"]) == 1
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_required_answer_ends_at_a_repeated_call(client: httpx.Client, n: int) -> None:
+    body = ask("LOOP", tools=[WEATHER], tool_choice="required", max_tokens=2000, n=n)
+    response = client.post(CHAT, json=body).json()
+    for choice in response["choices"]:
+        assert choice["finish_reason"] == "tool_calls"
+        calls = [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
+        assert calls == ['{"city": "Paris"}', '{"city": "Pisa"}']
+    # The third call is generated and dropped; nothing follows it.
+    assert response["usage"]["completion_tokens"] < n * 3 * len(PARIS)
+    events = chunks(client, {**body, "n": 1})
+    parts = [call for e in events for call in e["choices"][0]["delta"].get("tool_calls", ())]
+    assert [part["index"] for part in parts if "id" in part] == [0, 1]
+    assert "".join(p["function"]["arguments"] for p in parts if p["index"] == 1) == calls[1]
+    assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_required_single_call(client: httpx.Client) -> None:
+    fields = {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 2000}
+    choice = answer(client, ask("LOOP", tools=[WEATHER], **fields))
+    assert len(choice["message"]["tool_calls"]) == 1 and choice["finish_reason"] == "tool_calls"
+
+
+def test_auto_choice_keeps_repeated_calls(client: httpx.Client) -> None:
+    choice = answer(client, ask("TWO weather", tools=[WEATHER]))
+    assert len(choice["message"]["tool_calls"]) == 2
 
 
 def test_tool_choice_none(client: httpx.Client) -> None:

@@ -14,22 +14,26 @@ from llaisys.chat.records import (
     ReasoningText,
     ToolCall,
 )
+from llaisys.chat.repeats import RepeatFilter
 from llaisys.chat.tool_formats.base import ToolCallParser
 
 
 class AnswerReader:
     """Parser of one choice. `feed` and `finish` return new events; `answer` is the whole answer so
-    far. Without a splitter there is no reasoning, without a parser no tool calls."""
+    far. Without a splitter there is no reasoning, without a parser no tool calls. `repeats` ends
+    the answer at a repeated call."""
 
     def __init__(
         self,
         splitter: ReasoningSplitter | None = None,
         parser: ToolCallParser | None = None,
         keep_reasoning: bool = True,
+        repeats: RepeatFilter | None = None,
     ) -> None:
         self._splitter = splitter
         self._parser = parser
         self._keep_reasoning = keep_reasoning
+        self._repeats = repeats
         self._content: list[str] = []
         self._reasoning: list[str] = []
         self._calls: list[tuple[CallStart, list[str]]] = []
@@ -45,7 +49,7 @@ class AnswerReader:
         events = self._parsed(events)
         if self._parser is not None:
             events += self._parser.finish()
-        return self._record(events)
+        return self._record(events, ends=True)
 
     def read(self, text: str) -> ChatAnswer:
         """Parse a complete answer."""
@@ -62,6 +66,11 @@ class AnswerReader:
     def has_calls(self) -> bool:
         return bool(self._calls)
 
+    @property
+    def has_repeated_call(self) -> bool:
+        """Whether the answer ended at a repeated call."""
+        return self._repeats is not None and self._repeats.found
+
     def _parsed(self, events: list[AnswerEvent]) -> list[AnswerEvent]:
         if self._parser is None:
             return events
@@ -73,7 +82,10 @@ class AnswerReader:
                 found.append(event)
         return found
 
-    def _record(self, events: list[AnswerEvent]) -> list[AnswerEvent]:
+    def _record(self, events: list[AnswerEvent], ends: bool = False) -> list[AnswerEvent]:
+        if self._repeats is not None:
+            events = self._repeats.feed(events)
+            events += self._repeats.flush() if ends else []
         if not self._keep_reasoning:
             events = [event for event in events if not isinstance(event, ReasoningText)]
         events = merged(events)

@@ -10,6 +10,7 @@ from llaisys.chat import reasoning, tool_formats
 from llaisys.chat.history import Message, native_messages, plain_messages
 from llaisys.chat.reader import AnswerReader
 from llaisys.chat.reasoning import REASONING_FORMATS, ReasoningMarkers, ReasoningSplitter
+from llaisys.chat.repeats import RepeatFilter
 from llaisys.chat.tool_formats import TOOL_FORMATS
 from llaisys.chat.tool_formats.hermes import HermesParser
 from llaisys.chat.tools import ToolSet
@@ -84,13 +85,14 @@ class ChatStyle:
         seed: str = "",
     ) -> AnswerReader:
         """A reader for one choice. `opened`: the prompt ends inside the reasoning; `seed`: of the
-        call ids."""
-        splitter = parser = None
+        call ids. A forced answer ends at a repeated call."""
+        splitter = parser = repeats = None
         if self.markers is not None:
             splitter = ReasoningSplitter(self.markers, opened)
         if tools is not None:
             parser = TOOL_FORMATS[self.tool_format](tools.names, tools.max_calls, seed)
-        return AnswerReader(splitter, parser, keep_reasoning)
+            repeats = RepeatFilter() if tools.ends_at_repeat else None
+        return AnswerReader(splitter, parser, keep_reasoning, repeats)
 
     def opens_reasoning(self, tokenizer: Any, prompt: Sequence[int]) -> bool:
         """Whether a prompt ends with the opening reasoning marker."""

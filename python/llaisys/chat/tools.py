@@ -76,6 +76,12 @@ class ToolSet:
     def is_forced(self) -> bool:
         return self.choice in (ToolChoice.REQUIRED, ToolChoice.NAMED)
 
+    @property
+    def ends_at_repeat(self) -> bool:
+        """Whether a repeated call ends the answer. A model that has to call repeats itself; one
+        that may stop calls twice on purpose."""
+        return self.is_forced and self.max_calls > 1
+
     def for_template(self) -> list[dict[str, Any]]:
         return [tool.for_template() for tool in self.tools]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +43,8 @@ class OutputOptions:
     progress: bool = False  # report prompt progress in a stream
     # Seconds after the first token from which on the output ends at a line break.
     line_seconds: float | None = None
+    # Makes a check per choice, which gets each new text; true ends the output after it.
+    end_check: Callable[[], Callable[[str], bool]] | None = None
 
 
 DEFAULT_OUTPUT_OPTIONS = OutputOptions()
@@ -65,6 +68,7 @@ class _Choice:
     first_token_time: float | None = None
     line_seconds: float | None = None  # see OutputOptions
     has_line: bool = False  # has a line break; with line_seconds
+    ends_after: Callable[[str], bool] | None = None  # see OutputOptions.end_check
     update: TokenUpdate | None = None  # the last one, when finished
 
 
@@ -124,7 +128,8 @@ class OutputProcessor:
                 detokenizer = self.tokenizer.detokenizer(params.skip_special_tokens, **extra)
                 if params.stop:
                     finder = StopStringFinder(stops, params.include_stop_str_in_output)
-            needs_text = stream or finder is not None or options.line_seconds is not None
+            checked = options.line_seconds is not None or options.end_check is not None
+            needs_text = stream or finder is not None or checked
             eager = detokenizer is not None and needs_text
             decode_at = NEVER
             if detokenizer is not None and not eager:  # staggered by choice
@@ -139,6 +144,7 @@ class OutputProcessor:
                 decode_at,
                 logprobs=None if params.logprobs is None else [],
                 line_seconds=options.line_seconds,
+                ends_after=None if options.end_check is None else options.end_check(),
             )
 
     def _stop_strings(self, strings: tuple[str, ...]) -> StopStrings:
@@ -147,8 +153,9 @@ class OutputProcessor:
         return self._last_stops
 
     def process(self, updates: list[TokenUpdate]) -> tuple[list[StreamOutput], list[str]]:
-        """Return (new outputs, requests to end because of a stop string or line_seconds). Requests
-        that do not stream report only their end. Tokens of finished requests are discarded."""
+        """Return (new outputs, requests to end because of a stop string or their options).
+        Requests that do not stream report only their end. Tokens of finished requests are
+        discarded."""
         now = time.monotonic()
         outputs: list[StreamOutput] = []
         stopped: list[str] = []
@@ -193,6 +200,10 @@ class OutputProcessor:
                 ):
                     stopped.append(update.request_id)
                     update.status = RequestStatus.FINISHED_LENGTH_CAPPED
+                    done = True
+                elif choice.ends_after is not None and not done and choice.ends_after(text):
+                    stopped.append(update.request_id)
+                    update.status = RequestStatus.FINISHED_STOPPED
                     done = True
             if done:
                 outputs.append(self._end(choice, update, text, now))

@@ -6,7 +6,7 @@ Each adapter translates its body to OpenAI's chat request and continues from the
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -136,7 +136,19 @@ async def open_chat(
         params = constrain_to_tools(params, tools, style, opened, tokenizer)
     job.visible_ids = style.visible_ids(tokenizer, tools)
     job.count_reasoning = style.reasoning_counter(tokenizer, opened)
+    if tools is not None and tools.ends_at_repeat:
+        job.end_check = lambda: repeat_check(style.reader(tools, opened))
     return Chat(job, params, prompt, tools, opened, body.shows_reasoning, num_dropped > 0)
+
+
+def repeat_check(reader: AnswerReader) -> Callable[[str], bool]:
+    """Return a function that reads an answer and returns whether it repeated a call."""
+
+    def ends_after(text: str) -> bool:
+        reader.feed(text)
+        return reader.has_repeated_call
+
+    return ends_after
 
 
 def constrain_to_tools(

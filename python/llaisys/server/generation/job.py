@@ -60,7 +60,8 @@ class Job:
     request_id: str
     turn: Turn | None = None
     visible_ids: frozenset[int] = frozenset()  # special tokens that the answer parser reads
-    line_seconds: float | None = None  # see Reading
+    line_seconds: float | None = None  # see OutputOptions
+    end_check: Callable[[], Callable[[str], bool]] | None = None  # see OutputOptions
     count_reasoning: Callable[[Sequence[int]], int] | None = None  # reasoning tokens of a choice
 
     @classmethod
@@ -145,7 +146,9 @@ class Job:
     ) -> None:
         body = self.body
         reuse = body.reuse_prefix is not False
-        reading = OutputOptions(self.visible_ids, bool(body.return_progress), self.line_seconds)
+        reading = OutputOptions(
+            self.visible_ids, bool(body.return_progress), self.line_seconds, self.end_check
+        )
         await generation.submit(
             prompts, params, bool(body.stream), body.cache_salt, reuse, self.request_id, reading
         )
