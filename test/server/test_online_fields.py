@@ -154,11 +154,21 @@ def test_field_aliases(client: httpx.Client, strict: ServerProcess) -> None:
         assert error_of(there.post(CHAT, json=chat(n_predict=6)), 400)["param"] == "n_predict"
 
 
-def test_repeat_last_n_is_rejected_only_with_a_penalty(client: httpx.Client) -> None:
-    assert ignored(client.post(CHAT, json=chat(repeat_last_n=64))) == ["repeat_last_n"]
-    assert ignored(client.post(CHAT, json=chat(repeat_last_n=64, repeat_penalty=1.0)))
-    error = error_of(client.post(CHAT, json=chat(repeat_last_n=64, repeat_penalty=1.1)), 400)
-    assert error["param"] == "repeat_last_n"
+def test_repeat_last_n_zero_disables_penalties(client: httpx.Client) -> None:
+    penalties = {"repeat_penalty": 1.5, "frequency_penalty": 1.0}
+    assert ignored(client.post(CHAT, json=chat(repeat_last_n=64, **penalties))) == ["repeat_last_n"]
+    params = CompletionRequest(prompt="x", repeat_last_n=0, **penalties).to_sampling()
+    assert not params.uses_penalties
+    assert CompletionRequest(prompt="x", **penalties).to_sampling().uses_penalties
+
+
+def test_samplers_that_do_not_exist_here_are_reported(client: httpx.Client) -> None:
+    body = chat(mirostat=2, dry_multiplier=0.8, dry_base=1.75)
+    assert ignored(client.post(CHAT, json=body)) == ["mirostat", "dry_multiplier", "dry_base"]
+
+
+def test_empty_grammar_is_no_grammar() -> None:
+    assert CompletionRequest(prompt="x", grammar="").to_sampling().structured_outputs is None
 
 
 def test_top_p_zero_is_the_smallest_top_p() -> None:

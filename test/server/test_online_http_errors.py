@@ -21,7 +21,6 @@ from server_helpers import ServerProcess
         ("chat_template", "{{ 7 * 7 }}"),
         ("truncate_prompt_tokens", 5),
         ("best_of", 4),
-        ("mirostat", 2),
         ("lora", [{"id": 0, "scale": 1}]),
         ("use_beam_search", True),
         ("suffix", "x"),

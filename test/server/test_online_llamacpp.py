@@ -140,8 +140,6 @@ def test_accepts_fields_of_the_llama_cpp_page(client: httpx.Client) -> None:
     assert complete(client, **body)["content"] == complete(client)["content"]
     assert complete(client, samplers="top_k;temperature")["content"] == complete(client)["content"]
     for field, value in (
-        ("mirostat", 2),
-        ("dry_multiplier", 0.8),
         ("samplers", ["magic"]),
         ("samplers", [{}]),
     ):
@@ -176,6 +174,58 @@ def test_t_max_predict_ms_and_prompt_objects(client: httpx.Client) -> None:
         ({"prompt": "x", "post_sampling_probs": True}, "post_sampling_probs"),
     ):
         assert error_of(client.post("/completion", json=fields), 400)["param"] == param
+
+
+def test_reported_seed_reproduces_the_output(client: httpx.Client) -> None:
+    first = complete(client, temperature=1, seed=-1)
+    seed = first["generation_settings"]["seed"]
+    assert 0 <= seed < 1 << 53
+    assert complete(client, temperature=1, seed=seed)["content"] == first["content"]
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", CHAT])
+def test_timings_per_token(client: httpx.Client, path: str) -> None:
+    body = chat() if path == CHAT else {"prompt": "abc"}
+    body |= {"max_tokens": 5, "ignore_eos": True}
+    events = events_of(client, path, {**body, "timings_per_token": True})
+    timed = [event["timings"] for event in events if "timings" in event]
+    assert len(timed) >= 2 and timed[-1]["predicted_n"] == 5
+    assert all("prompt_per_second" in t and "predicted_per_second" in t for t in timed)
+    assert len([e for e in events_of(client, path, body) if "timings" in e]) == 1
+
+
+def test_rates_exclude_the_first_token(client: httpx.Client) -> None:
+    timings = complete(client, n_predict=1)["timings"]
+    assert timings["predicted_n"] == 1 and timings["predicted_per_second"] == 0
+    timings = complete(client, n_predict=16)["timings"]
+    expected = 1e3 * 15 / timings["predicted_ms"]
+    assert timings["predicted_per_second"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_verbose_returns_prompt_and_settings(client: httpx.Client, stream: bool) -> None:
+    body = chat(verbose=True, seed=7, max_tokens=3, ignore_eos=True)
+    if stream:
+        *others, last = events_of(client, CHAT, body)
+        assert not any("__verbose" in event for event in others)
+    else:
+        last = client.post(CHAT, json=body).json()
+    found = last["__verbose"]
+    assert found["prompt"] == "[user]hi[assistant]" and found["tokens_predicted"] == 3
+    assert found["generation_settings"]["seed"] == 7
+    assert "__verbose" not in client.post(CHAT, json=chat(verbose=False)).json()
+
+
+def test_slots_are_not_changed(client: httpx.Client) -> None:
+    for action in ("save", "restore", "erase"):
+        error = error_of(client.post(f"/slots/1?action={action}", json={"filename": "x"}), 501)
+        assert error["type"] == "not_supported_error"
+
+
+def test_metrics_and_slots_can_be_disabled() -> None:
+    with ServerProcess("--no-metrics", "--no-slots") as process, process.wait_ready().client() as c:
+        assert error_of(c.get("/metrics"), 501)["code"] == "unsupported"
+        assert error_of(c.get("/slots"), 501)["code"] == "unsupported"
 
 
 def test_stop_words(client: httpx.Client) -> None:

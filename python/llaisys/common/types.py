@@ -255,6 +255,7 @@ class CompletionOutput:
     num_host_cached_tokens: int = 0  # of those
     timings: Timings = field(default_factory=Timings)
     error: str | None = None
+    seed: int | None = None  # as used
 
 
 @dataclass(slots=True)

@@ -25,6 +25,7 @@ from llaisys.common.validation import (
 
 Messages = Sequence[Mapping[str, Any]]
 MAX_SALT_CHARS = 1024
+SEED_BITS = 53  # of a random seed; JSON numbers of all clients represent it
 REASONING_MARKERS = ("<think>", "</think>")  # default; the chat template may have others
 MAX_BAD_WORD_TOKENS = 16_384  # of all words, each at the start of a text and after a space
 
@@ -120,7 +121,7 @@ class InputProcessor:
             self._next_id += 1
         else:
             check_text("request_id", request_id)
-        seed = self._random.getrandbits(64) if sampling.seed is None else sampling.seed
+        seed = self._random.getrandbits(SEED_BITS) if sampling.seed is None else sampling.seed
         stops = frozenset(sampling.stop_token_ids or ())
         if not sampling.ignore_eos:
             stops |= self.eos_token_ids

@@ -345,6 +345,7 @@ class OutputProcessor:
                 per_token=(now - first) / (count - 1) if first is not None and count > 1 else None,
             ),
             error=update.error,
+            seed=choice.request.seed,
         )
 
     def _request_output(self, group: _Group) -> RequestOutput:

@@ -152,5 +152,7 @@ def add_status_routes(app: FastAPI, shared: SharedState, models: Models) -> None
     @app.get("/metrics", tags=["status"], response_class=Response)
     async def metrics(request: Request) -> Response:
         """Prometheus text format, with the header of llama.cpp's server."""
+        if not shared.config.serve_metrics:
+            raise ApiError(501, "/metrics is not served (--no-metrics)", code="unsupported")
         started = {"Process-Start-Time-Unix": str(models.first.created)}
         return Response(shared.metrics.text(), headers=started, media_type=CONTENT_TYPE)

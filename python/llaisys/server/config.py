@@ -231,6 +231,14 @@ class ServerConfig:
         True, Switch(), "Serve the web UI at /", flag="--ui", group="server", common=True,
         aliases=("--no-webui",),
     )  # fmt: skip
+    serve_metrics: bool = option(
+        True, Switch(), "Serve /metrics", flag="--metrics", group="observability",
+        more="Otherwise it is a 501.",
+    )  # fmt: skip
+    serve_slots: bool = option(
+        True, Switch(), "Serve /slots", flag="--slots", group="observability",
+        more="Otherwise it is a 501.",
+    )  # fmt: skip
     strict_fields: bool = option(
         False, Switch(), "Reject unknown request fields and tools", group="server",
         more="Otherwise they are ignored and named in `x-llaisys-ignored-fields`, and other names "

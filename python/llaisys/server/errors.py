@@ -22,6 +22,7 @@ TYPES = {
     429: "rate_limit_error",
     431: "invalid_request_error",
     500: "server_error",
+    501: "not_supported_error",
     503: "service_unavailable_error",
     504: "timeout_error",
     507: "server_error",

@@ -31,7 +31,6 @@ WITHOUT_EFFECT = {
     "--enable-chunked-prefill": "prefill is always chunked",
     "--enable-auto-tool-choice": "tool calls are always parsed",
     "--jinja": "chat templates are always Jinja",
-    "--metrics": "/metrics is always served",
     "--cont-batching": "batching is always continuous",
     "-cb": "batching is always continuous",
 }

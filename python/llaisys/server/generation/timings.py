@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from llaisys.common.types import CompletionOutput, PromptProgress
@@ -17,18 +18,46 @@ def timings_object(output: CompletionOutput, prompt_tokens: int) -> dict[str, An
     return {
         "cache_n": cached,
         **rate_object("prompt", computed, 1e3 * max(0.0, first - started)),
-        **rate_object("predicted", count, 1e3 * max(0.0, total - first)),
+        **predicted_object(count, 1e3 * max(0.0, total - first)),
     }
+
+
+def predicted_object(count: int, milliseconds: float) -> dict[str, Any]:
+    """Return the rates of generated tokens. The first one comes from the prompt's last step, so the
+    rates are those of the others."""
+    return {**rate_object("predicted", max(0, count - 1), milliseconds), "predicted_n": count}
 
 
 def rate_object(name: str, count: int, milliseconds: float) -> dict[str, Any]:
     """Return count, time and rates."""
+    spent = round(milliseconds, 3)
     return {
         f"{name}_n": count,
-        f"{name}_ms": round(milliseconds, 3),
-        f"{name}_per_token_ms": round(milliseconds / count, 3) if count else 0.0,
-        f"{name}_per_second": round(1e3 * count / milliseconds, 3) if milliseconds else 0.0,
+        f"{name}_ms": spent,
+        f"{name}_per_token_ms": spent / count if count else 0.0,
+        f"{name}_per_second": 1e3 * count / spent if spent else 0.0,
     }
+
+
+class StreamTimings:
+    """Timings of a stream so far, for `timings_per_token`."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._tokens = 0
+        self._started = self._first = time.monotonic()
+
+    def add(self, num_tokens: int) -> None:
+        """Count new tokens."""
+        if not self._tokens and num_tokens:
+            self._first = time.monotonic()
+        self._tokens += num_tokens
+
+    def object(self) -> dict[str, Any]:
+        """Return the timings; the prompt time includes the time in the queue."""
+        prompt = rate_object("prompt", self._prompt_tokens, 1e3 * (self._first - self._started))
+        seconds = time.monotonic() - self._first if self._tokens else 0.0
+        return {**prompt, **predicted_object(self._tokens, 1e3 * seconds)}
 
 
 class PromptProgressReporter:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from llaisys.common.sampling import BAN, SamplingParams
+from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import (
     CompletionOutput,
     RequestOutput,
@@ -17,53 +17,13 @@ from llaisys.common.types import (
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.formatter import AnswerFormatter
 from llaisys.server.generation.job import Job
-from llaisys.server.generation.timings import PromptProgressReporter, timings_object
+from llaisys.server.generation.llama_object import final_object
+from llaisys.server.generation.timings import PromptProgressReporter, StreamTimings
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import json_bytes, sse
 from llaisys.server.llamacpp.schemas import LlamaSampling
 
 LOGPROBS_PER_CHUNK = 64
-
-
-def settings_object(
-    params: SamplingParams, stream: bool, eos_token_ids: Iterable[int] = ()
-) -> dict[str, Any]:
-    """Return the sampling parameters under llama.cpp's names."""
-    banned = eos_token_ids if params.ignore_eos else ()
-    values = params.to_dict()
-    shared = (
-        "temperature top_k top_p min_p xtc_probability xtc_threshold presence_penalty "
-        "frequency_penalty ignore_eos"
-    ).split()
-    return {
-        **{name: values[name] for name in shared},
-        "n_predict": -1 if params.max_tokens is None else params.max_tokens,
-        "seed": -1 if params.seed is None else params.seed,
-        "typical_p": params.typical_p,
-        "repeat_penalty": params.repetition_penalty,
-        "repeat_last_n": -1,
-        "stop": list(params.stop or ()),
-        "n_probs": params.logprobs or 0,
-        "samplers": list(params.samplers or ()),
-        "stream": stream,
-        # null: a banned token, or an ignored EOS token
-        "logit_bias": [
-            *({"token": token, "bias": finite_bias(bias)} for token, bias in params.bias_items),
-            *({"token": token, "bias": None} for token in sorted(banned)),
-        ],
-    }
-
-
-def finite_bias(bias: float) -> float | None:
-    return None if bias == BAN else bias
-
-
-def stop_type(output: CompletionOutput) -> str:
-    if output.finish_reason == "length":
-        return "limit"
-    if output.finish_reason != "stop":
-        return "none"
-    return "word" if isinstance(output.stop_reason, str) else "eos"
 
 
 class LlamaFormatter(AnswerFormatter):
@@ -90,6 +50,7 @@ class LlamaFormatter(AnswerFormatter):
         self._eos_token_ids = job.service.engine.inputs.eos_token_ids
         self._sent: dict[int, int] = {}  # choice -> sent tokens
         self._progress = [PromptProgressReporter() for _ in prompts]
+        self._timings = [StreamTimings(len(prompt)) for prompt in prompts]
 
     def format_whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
         several = len(outputs) * self.params.n > 1
@@ -117,27 +78,18 @@ class LlamaFormatter(AnswerFormatter):
         yield b"}"
 
     def _final(self, number: int, output: CompletionOutput, text: str) -> dict[str, Any]:
-        count, prompt = len(output.token_ids), len(self.prompts[number])
-        return {
-            "index": number * self.params.n + output.index,
-            "content": text,
-            "tokens": [],
-            "id_slot": -1,
-            "stop": True,
-            "model": self.model,
-            "tokens_predicted": count,
-            "tokens_evaluated": prompt,
-            "generation_settings": settings_object(
-                self.params, bool(self.body.stream), self._eos_token_ids
-            ),
-            "prompt": self.texts[number],
-            "has_new_line": "\n" in output.text,
-            "truncated": prompt + count >= self._max_model_len,
-            "stop_type": stop_type(output),
-            "stopping_word": output.stop_reason if stop_type(output) == "word" else "",
-            "tokens_cached": output.num_cached_tokens,
-            "timings": timings_object(output, prompt),
-        }
+        return final_object(
+            self.params,
+            output,
+            prompt=self.texts[number],
+            num_prompt_tokens=len(self.prompts[number]),
+            text=text,
+            model=self.model,
+            index=number * self.params.n + output.index,
+            stream=bool(self.body.stream),
+            max_model_len=self._max_model_len,
+            eos_token_ids=self._eos_token_ids,
+        )
 
     def _selected(self, final: dict[str, Any]) -> dict[str, Any]:
         """Return the `response_fields`; "a/b" is field b of a. Missing ones are omitted."""
@@ -163,6 +115,7 @@ class LlamaFormatter(AnswerFormatter):
     def format_delta(self, number: int, delta: StreamOutput) -> Iterator[bytes]:
         index = number * self.params.n + delta.index
         self._sent[index] = self._sent.get(index, 0) + len(delta.token_ids)
+        self._timings[number].add(len(delta.token_ids))
         for progress in self._progress[number].objects(delta.progress):
             yield sse(self._chunk(number, index, "", []) | {"prompt_progress": progress})
         if delta.text or delta.logprobs or (delta.token_ids and delta.finish_reason is None):
@@ -176,7 +129,7 @@ class LlamaFormatter(AnswerFormatter):
                 yield sse(self._selected(self._final(number, output, "")))
 
     def _chunk(self, number: int, index: int, text: str, tokens: list[int]) -> dict[str, Any]:
-        return {
+        chunk: dict[str, Any] = {
             "index": index,
             "content": text,
             "tokens": tokens,
@@ -185,6 +138,9 @@ class LlamaFormatter(AnswerFormatter):
             "tokens_predicted": self._sent[index],
             "tokens_evaluated": len(self.prompts[number]),
         }
+        if self.body.timings_per_token:
+            chunk["timings"] = self._timings[number].object()
+        return chunk
 
     def format_end(self, usage: Usage) -> list[bytes]:
         return []

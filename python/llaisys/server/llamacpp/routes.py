@@ -16,6 +16,7 @@ from llaisys.server.embeddings.pooling import Pooled, respond_with_embeddings
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.infill import Snippet, encode_infill
 from llaisys.server.generation.job import Job
+from llaisys.server.generation.llama_object import settings_object
 from llaisys.server.generation.messages import convert_messages
 from llaisys.server.generation.prompts import (
     PromptLimit,
@@ -25,7 +26,7 @@ from llaisys.server.generation.prompts import (
 )
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes, json_response
-from llaisys.server.llamacpp.formatter import LlamaFormatter, settings_object
+from llaisys.server.llamacpp.formatter import LlamaFormatter
 from llaisys.server.llamacpp.schemas import (
     ApplyTemplateRequest,
     InfillRequest,
@@ -159,11 +160,26 @@ async def slots(request: Request, fail_on_no_slot: str | None = None) -> Respons
     """Return a slot object per concurrent sequence. The engine has no slots: only the number of
     busy ones is meaningful, and no request content is shown."""
     service = await service_for(request, None)
+    if not service.config.serve_slots:
+        raise ApiError(501, "/slots is not served (--no-slots)", code="unsupported")
     total = service.config.engine.scheduler.max_num_seqs
     busy = min(total, service.admission.open)
     if fail_on_no_slot is not None and busy >= total:
         raise ApiError(503, f"all {total} sequences are running", code="full", retry_after=1)
     return json_response([slot(service, number, number < busy) for number in range(total)])
+
+
+@router.post("/slots/{number}", tags=["llama.cpp"])
+async def change_slot(number: int, action: str | None = None) -> Response:
+    """Refuse to save, restore or erase a slot: the engine has none, prefixes are found by their
+    content."""
+    raise ApiError(
+        501,
+        "slots are not saved, restored or erased by this server; cached prefixes are found by "
+        "their content",
+        param="action",
+        code="unsupported",
+    )
 
 
 def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:

@@ -192,7 +192,8 @@ FIELD_HELP = {
     "return_text": "Another name of return_documents",
     "text_1": "Text or a list of texts",
     "text_2": "Text or a list of texts",
-    "verbose": NO_EFFECT,
+    "verbose": "Return the prompt and the sampling parameters in __verbose (llama.cpp)",
+    "ShowRequest.verbose": NO_EFFECT,
 }
 
 

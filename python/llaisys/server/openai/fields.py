@@ -22,7 +22,6 @@ from enum import StrEnum
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.validation import invalid_value
 
 IGNORED_HEADER = "x-llaisys-ignored-fields"
 STRICT_HEADER = "x-llaisys-strict-fields"  # of a request: 1 or true
@@ -52,10 +51,6 @@ REJECTED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "vllm_xargs": (NEVER, (None,)),
     "kv_transfer_params": (NEVER, (None,)),
     "best_of": (f"{NEVER}; use n", (None, 1)),
-    # samplers of llama.cpp
-    "mirostat": (NEVER, (None, 0)),
-    "dynatemp_range": (NEVER, (None, 0, 0.0)),
-    "dry_multiplier": (NEVER, (None, 0, 0.0)),
     "t_max_predict_ms": (NEVER, (None, 0, -1)),
     "post_sampling_probs": (f"{NEVER}; n_probs are the model's own", (None, False)),
     "lora": (NEVER, (None, [])),
@@ -118,7 +113,10 @@ HINTS: dict[str, tuple[Any, ...]] = {
     "speculative.n_max": (None,),
     "speculative.n_min": (None,),
     "speculative.p_min": (None,),
-    # llama.cpp: parameters of samplers that are rejected when switched on
+    # llama.cpp: samplers that this server does not have
+    "mirostat": (None, 0),
+    "dynatemp_range": (None, 0, 0.0),
+    "dry_multiplier": (None, 0, 0.0),
     "min_keep": (None, 0),
     "dynatemp_exponent": (None,),
     "mirostat_tau": (None,),
@@ -127,7 +125,7 @@ HINTS: dict[str, tuple[Any, ...]] = {
     "dry_allowed_length": (None,),
     "dry_penalty_last_n": (None,),
     "dry_sequence_breakers": (None,),
-    "repeat_last_n": (None, -1),  # rejected with a penalty: see `check_window`
+    "repeat_last_n": (None, -1),  # 0: no penalties; see `without_penalties`
     # Ollama, LM Studio, OpenRouter, Open WebUI and others
     "keep_alive": (None,),
     "num_ctx": (None,),
@@ -155,6 +153,11 @@ ALIASES = {
     "thinking_budget_tokens": "thinking_budget",
     "max_reasoning_tokens": "thinking_budget",
 }
+
+# Fields that `repeat_last_n` limits to the last tokens.
+PENALTIES = frozenset(
+    {"repeat_penalty", "repetition_penalty", "presence_penalty", "frequency_penalty"}
+)
 
 Reasons = Mapping[str, tuple[str, tuple[Any, ...]]]  # as REJECTED
 
@@ -216,6 +219,8 @@ def filter_fields(
     kept: dict[str, Any] = {}
     others: dict[str, Any] = {}
     reasons = MEDIA if prefix else REJECTED_AT_TOP
+    if not prefix:
+        data = without_penalties(data)
     for name, value in data.items():
         if name in known:
             kept[name] = value
@@ -240,8 +245,6 @@ def filter_fields(
             kept[field] = value
         elif kept[field] != value:
             raise _contradiction(name, field)
-    if not prefix:
-        check_window(data, notes)
     return kept
 
 
@@ -280,15 +283,12 @@ def _contradiction(name: str, field: str) -> InvalidInputError:
     )
 
 
-def check_window(data: dict[str, Any], notes: FieldNotes) -> None:
-    """Reject `repeat_last_n` with a penalty: penalties always cover the whole text here."""
-    window = data.get("repeat_last_n")
-    if notes.strict or window in (None, -1):
-        return
-    penalty = data.get("repeat_penalty", data.get("repetition_penalty"))
-    if penalty not in (None, 1) or data.get("presence_penalty") or data.get("frequency_penalty"):
-        limit = "left out or -1 with a penalty, which covers the whole text"
-        raise invalid_value("repeat_last_n", window, limit, code=UNSUPPORTED)
+def without_penalties(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields without penalties if `repeat_last_n` is 0. With other values penalties
+    cover the whole text."""
+    if type(data.get("repeat_last_n")) is not int or data["repeat_last_n"] != 0:
+        return data
+    return {name: value for name, value in data.items() if name not in PENALTIES}
 
 
 def unknown_text(path: str, name: str, known: Iterable[str]) -> str:

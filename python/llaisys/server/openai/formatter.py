@@ -9,11 +9,15 @@ from dataclasses import replace
 from typing import Any
 
 from llaisys.chat.reader import AnswerReader
-from llaisys.common.types import RequestOutput, StreamOutput, TokenLogprobs, Usage
+from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, TokenLogprobs, Usage
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.formatter import PARSE_COST, AnswerFormatter
 from llaisys.server.generation.job import Job
-from llaisys.server.generation.timings import PromptProgressReporter, rate_object, timings_object
+from llaisys.server.generation.timings import (
+    PromptProgressReporter,
+    StreamTimings,
+    timings_object,
+)
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import sse
 from llaisys.server.openai.response_objects import (
@@ -26,6 +30,9 @@ from llaisys.server.openai.response_objects import (
     plain_reader,
     usage_object,
 )
+
+# Makes llama.cpp's `__verbose` object of (output, stream).
+VerboseObject = Callable[[CompletionOutput, bool], dict[str, Any]]
 
 
 class OpenAIFormatter(AnswerFormatter):
@@ -42,6 +49,7 @@ class OpenAIFormatter(AnswerFormatter):
         session_id: str | None = None,
         new_reader: Callable[[int], AnswerReader] = plain_reader,
         context_truncated: bool | None = None,
+        verbose: VerboseObject | None = None,
     ) -> None:
         self.body = job.body
         self.request_id = job.request_id
@@ -63,6 +71,7 @@ class OpenAIFormatter(AnswerFormatter):
         )
         self.char_cost = PARSE_COST if chat else 1
         self._readers: dict[int, AnswerReader] = {}
+        self._verbose = verbose
         self.n = n
         self.echoes = echoes
         self.extra_chars = sum(map(len, echoes))
@@ -72,7 +81,7 @@ class OpenAIFormatter(AnswerFormatter):
         self._offsets: dict[int, TextOffsets] = {}
         self._prompt_tokens = sum(map(len, prompts))
         self._tokens = 0
-        self._started = time.monotonic()  # later: time of the first delta
+        self._stream_timings = StreamTimings(self._prompt_tokens)
         self._timings: dict[str, Any] | None = None  # of the last finished prompt
         self._progress = [PromptProgressReporter() for _ in prompts]
 
@@ -88,7 +97,13 @@ class OpenAIFormatter(AnswerFormatter):
             for number, output in enumerate(outputs)
             for choice in output.outputs
         ]
-        return self.builder.whole(choices, usage, self._timings_of(outputs[0], 0))
+        timings = self._timings_of(outputs[0], 0)
+        return self.builder.whole(choices, usage, timings, self._verbose_fields(outputs[0]))
+
+    def _verbose_fields(self, output: RequestOutput) -> dict[str, Any]:
+        if self._verbose is None:
+            return {}
+        return {"__verbose": self._verbose(output.outputs[0], bool(self.body.stream))}
 
     def _echo_logprobs(self, logprobs: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:
         """Return the logprobs of an echo if requested, with as many top entries as requested."""
@@ -106,6 +121,7 @@ class OpenAIFormatter(AnswerFormatter):
                 return events
         events += self._begin(index, number, delta)
         self._tokens += len(delta.token_ids)
+        self._stream_timings.add(len(delta.token_ids))
         events += self._chat(index, delta) if self.builder.chat else self._completion(index, delta)
         if delta.finish_reason is not None:
             self.open.pop(index)
@@ -118,6 +134,7 @@ class OpenAIFormatter(AnswerFormatter):
                 self._timings = self._timings_of(delta.output, delta.index)
                 if not self.body.include_usage:
                     chunk["timings"] = self._timings
+                chunk |= self._verbose_fields(delta.output)
             events.append(self._event(chunk))
         return events
 
@@ -127,7 +144,6 @@ class OpenAIFormatter(AnswerFormatter):
         for progress in self._progress[number].objects(delta.progress):
             chunk = self.builder.chunk(index, "")
             events.append(self._event({**chunk, "prompt_progress": progress}))
-        self._started = time.monotonic()  # of the first delta, once the prompt is done
         return events
 
     def _chat(self, index: int, delta: StreamOutput) -> list[bytes]:
@@ -161,8 +177,6 @@ class OpenAIFormatter(AnswerFormatter):
     def _begin(self, index: int, number: int, delta: StreamOutput) -> list[bytes]:
         if self.open[index]:
             return []
-        if not any(self.open.values()):
-            self._started = time.monotonic()
         self.open[index] = True
         echo = self.echoes[number] if self.echoes else ""
         logprobs = self._echo_logprobs(delta.prompt_logprobs)
@@ -190,9 +204,7 @@ class OpenAIFormatter(AnswerFormatter):
     def _timed(self, chunk: dict[str, Any]) -> dict[str, Any]:
         """Add the current timings if `timings_per_token` is set."""
         if self.body.timings_per_token:
-            seconds = time.monotonic() - self._started
-            chunk["timings"] = {"prompt_n": self._prompt_tokens}
-            chunk["timings"] |= rate_object("predicted", self._tokens, 1e3 * seconds)
+            chunk["timings"] = self._stream_timings.object()
         return chunk
 
     def _event(self, chunk: dict[str, Any]) -> bytes:

@@ -190,10 +190,14 @@ class ResponseBuilder:
         return completion_logprobs(entries, self.names, offsets or TextOffsets(self.names))
 
     def whole(
-        self, choices: Sequence[Choice], usage: Usage, timings: dict[str, Any]
+        self,
+        choices: Sequence[Choice],
+        usage: Usage,
+        timings: dict[str, Any],
+        more: dict[str, Any],
     ) -> Iterator[bytes]:
-        """Yield the body in pieces that are each cheap to make."""
-        head = {**self._head(False), "usage": usage_object(usage), "timings": timings}
+        """Yield the body in pieces that are each cheap to make. `more`: further fields."""
+        head = {**self._head(False), "usage": usage_object(usage), "timings": timings, **more}
         if self.context_truncated is not None:
             head["context_truncated"] = self.context_truncated
         yield json_bytes(head)[:-1]

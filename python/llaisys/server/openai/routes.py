@@ -7,11 +7,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
+from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import CompletionOutput
 from llaisys.common.validation import check_count, check_token_ids
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.infill import encode_infill
 from llaisys.server.generation.job import Job
+from llaisys.server.generation.llama_object import final_object
 from llaisys.server.generation.messages import convert_messages
 from llaisys.server.generation.prompts import (
     PromptLimit,
@@ -24,7 +27,7 @@ from llaisys.server.generation.prompts import (
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.event_stream import EventStream
 from llaisys.server.http.payload import json_response
-from llaisys.server.openai.formatter import OpenAIFormatter
+from llaisys.server.openai.formatter import OpenAIFormatter, VerboseObject
 from llaisys.server.openai.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -60,6 +63,7 @@ async def chat_completions(request: Request, body: ChatCompletionRequest) -> Res
             session_id=body.session_id,
             new_reader=chat.new_reader,
             context_truncated=truncated,
+            verbose=await verbose_object(job, chat.prompt, chat.params),
         )
         response = await chat.run(formatter)
         if turn is not None and isinstance(response, EventStream):
@@ -85,7 +89,35 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     echoes = []
     if body.echo:
         echoes = [p if isinstance(p, str) else await decode(engine, p) for p in prompts]
-    return await job.run(encoded, params, OpenAIFormatter(job, False, encoded, params.n, echoes))
+    verbose = await verbose_object(job, encoded[0], params)
+    formatter = OpenAIFormatter(job, False, encoded, params.n, echoes, verbose=verbose)
+    return await job.run(encoded, params, formatter)
+
+
+async def verbose_object(
+    job: Job, prompt: list[int], params: SamplingParams
+) -> VerboseObject | None:
+    """Return what makes the `__verbose` object, if the request asks for it."""
+    if not job.body.verbose:
+        return None
+    engine = job.service.engine
+    text = await decode(engine, [token for token in prompt if token < job.service.info.vocab_size])
+
+    def make(output: CompletionOutput, stream: bool) -> dict[str, Any]:
+        return final_object(
+            params.with_defaults(engine.inputs.defaults),
+            output,
+            prompt=text,
+            num_prompt_tokens=len(prompt),
+            text=output.text,
+            model=job.model,
+            index=output.index,
+            stream=stream,
+            max_model_len=job.max_model_len,
+            eos_token_ids=engine.inputs.eos_token_ids,
+        )
+
+    return make
 
 
 @router.get("/v1/models", tags=["OpenAI"])

@@ -112,6 +112,7 @@ class SamplingFields(TableFields):
     # llama.cpp, of a stream
     timings_per_token: bool | None = None  # timings in every chunk
     return_progress: bool | None = None  # prompt progress chunks before the first text
+    verbose: bool | None = None  # `__verbose` in the response: prompt and settings
     # extension
     reuse_prefix: bool | None = None  # False: no prefix caching for this request
 

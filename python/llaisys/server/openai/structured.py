@@ -68,7 +68,9 @@ class Constraint(Kind):
     constraint: str
     lenient: bool = False
 
-    def check(self, name: str, value: Any) -> StructuredOutputs:
+    def check(self, name: str, value: Any) -> StructuredOutputs | str:
+        if self.constraint == "grammar" and value == "":  # llama.cpp's default
+            return TEXT
         fields = {self.constraint: value}
         return _structured(name, fields | ({"lenient": True} if self.lenient else {}))
 

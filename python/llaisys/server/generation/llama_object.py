@@ -1,0 +1,91 @@
+"""The result of a completion in the format of llama.cpp's server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from llaisys.common.sampling import BAN, SamplingParams
+from llaisys.common.types import CompletionOutput
+from llaisys.server.generation.timings import timings_object
+
+
+def settings_object(
+    params: SamplingParams,
+    stream: bool,
+    eos_token_ids: Iterable[int] = (),
+    seed: int | None = None,
+) -> dict[str, Any]:
+    """Return the sampling parameters under llama.cpp's names. `seed`: of the output."""
+    seed = params.seed if seed is None else seed
+    banned = eos_token_ids if params.ignore_eos else ()
+    values = params.to_dict()
+    shared = (
+        "temperature top_k top_p min_p xtc_probability xtc_threshold presence_penalty "
+        "frequency_penalty ignore_eos"
+    ).split()
+    return {
+        **{name: values[name] for name in shared},
+        "n_predict": -1 if params.max_tokens is None else params.max_tokens,
+        "seed": -1 if seed is None else seed,
+        "typical_p": params.typical_p,
+        "typ_p": params.typical_p,
+        "repeat_penalty": params.repetition_penalty,
+        "repeat_last_n": -1,
+        "stop": list(params.stop or ()),
+        "n_probs": params.logprobs or 0,
+        "samplers": list(params.samplers or ()),
+        "stream": stream,
+        # null: a banned token, or an ignored EOS token
+        "logit_bias": [
+            *({"token": token, "bias": finite_bias(bias)} for token, bias in params.bias_items),
+            *({"token": token, "bias": None} for token in sorted(banned)),
+        ],
+    }
+
+
+def finite_bias(bias: float) -> float | None:
+    return None if bias == BAN else bias
+
+
+def stop_type(output: CompletionOutput) -> str:
+    if output.finish_reason == "length":
+        return "limit"
+    if output.finish_reason != "stop":
+        return "none"
+    return "word" if isinstance(output.stop_reason, str) else "eos"
+
+
+def final_object(
+    params: SamplingParams,
+    output: CompletionOutput,
+    *,
+    prompt: str,
+    num_prompt_tokens: int,
+    text: str,
+    model: str,
+    index: int,
+    stream: bool,
+    max_model_len: int,
+    eos_token_ids: Iterable[int],
+) -> dict[str, Any]:
+    """Return the object of a finished choice, without token ids and logprobs."""
+    count = len(output.token_ids)
+    return {
+        "index": index,
+        "content": text,
+        "tokens": [],
+        "id_slot": -1,
+        "stop": True,
+        "model": model,
+        "tokens_predicted": count,
+        "tokens_evaluated": num_prompt_tokens,
+        "generation_settings": settings_object(params, stream, eos_token_ids, output.seed),
+        "prompt": prompt,
+        "has_new_line": "\n" in output.text,
+        "truncated": num_prompt_tokens + count >= max_model_len,
+        "stop_type": stop_type(output),
+        "stopping_word": output.stop_reason if stop_type(output) == "word" else "",
+        "tokens_cached": output.num_cached_tokens,
+        "timings": timings_object(output, num_prompt_tokens),
+    }
