@@ -102,9 +102,10 @@ def test_steps_without_drafts_are_scheduled_asynchronously(
     plans: list[SchedulerOutputs] = []
     launch = EngineCore._launch
 
-    def noted(core: EngineCore, plan: SchedulerOutputs, start: float) -> None:
-        plans.append(plan)
-        launch(core, plan, start)
+    def noted(core: EngineCore, plan: SchedulerOutputs, start: float, queued: bool) -> bool:
+        if queued:
+            plans.append(plan)
+        return launch(core, plan, start, queued)
 
     monkeypatch.setattr(EngineCore, "_launch", noted)
     drafts: dict[str, Any] = {"method": method, "num_speculative_tokens": 4}
