@@ -47,13 +47,19 @@ LLAISYS_API int32_t llaisysLinear(llaisysStream_t stream, llaisysTensor_t in, ll
 LLAISYS_API int32_t llaisysRmsNorm(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in,
                                    llaisysTensor_t weight, float epsilon);
 
+/* out[i] = (in[i] - mean) / sqrt(variance + epsilon) * weight + bias over the last dimension; in,
+ * out [n, d] real strided, weight, bias [d] real, bias NULL: none. out may be in. */
+LLAISYS_API int32_t llaisysLayerNorm(llaisysStream_t stream, llaisysTensor_t out,
+                                     llaisysTensor_t in, llaisysTensor_t weight,
+                                     llaisysTensor_t bias, float epsilon);
+
 /* residual += in, then out = rms_norm(residual). out may be in. */
 LLAISYS_API int32_t llaisysAddRmsNorm(llaisysStream_t stream, llaisysTensor_t out,
                                       llaisysTensor_t residual, llaisysTensor_t in,
                                       llaisysTensor_t weight, float epsilon);
 
 /* Rotary position embedding, halves paired (i, i + d/2): out, in [n, heads, d] real strided,
- * positions i64 [n], inv_freq f32 [d/2]. out may be in. */
+ * positions i64 [n], inv_freq f32 [d/2]. A pair with frequency 0 is copied. out may be in. */
 LLAISYS_API int32_t llaisysRope(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in,
                                 llaisysTensor_t positions, llaisysTensor_t inv_freq);
 
@@ -75,6 +81,14 @@ LLAISYS_API int32_t llaisysAttention(llaisysStream_t stream, llaisysTensor_t out
                                      llaisysTensor_t q_rows, llaisysTensor_t begin,
                                      llaisysTensor_t end, llaisysTensor_t tables,
                                      int32_t block_size, float scale);
+
+/* llaisysAttention with a soft cap: a score s becomes soft_cap * tanh(s / soft_cap). 0: none. */
+LLAISYS_API int32_t llaisysAttentionSoftCap(llaisysStream_t stream, llaisysTensor_t out,
+                                            llaisysTensor_t q, llaisysTensor_t k_cache,
+                                            llaisysTensor_t v_cache, llaisysTensor_t q_rows,
+                                            llaisysTensor_t begin, llaisysTensor_t end,
+                                            llaisysTensor_t tables, int32_t block_size, float scale,
+                                            float soft_cap);
 
 /* llaisysAttention with known runs, so that a GPU need not search for them: `runs` i32 [n_runs,
  * 2] is the first token and the length of each run of adjacent tokens with one table row, from 2
@@ -107,6 +121,16 @@ LLAISYS_API int32_t llaisysRearrange(llaisysStream_t stream, llaisysTensor_t out
 /* out = up * gate / (1 + exp(-gate)); all [n, d] real strided. out may be gate or up. */
 LLAISYS_API int32_t llaisysSwiGLU(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t gate,
                                   llaisysTensor_t up);
+
+/* out = up * gelu(gate) with the tanh approximation of gelu; up NULL: gelu(gate). All [n, d] real
+ * strided. out may be gate or up. */
+LLAISYS_API int32_t llaisysGeGLU(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t gate,
+                                 llaisysTensor_t up);
+
+/* out = in * factor; with a soft_cap above 0 soft_cap * tanh(in * factor / soft_cap). in, out [n,
+ * d] real strided. out may be in. */
+LLAISYS_API int32_t llaisysScale(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in,
+                                 float factor, float soft_cap);
 
 /* Over the last dimension; out f32, in real, [rows, n]. out may be in. A row whose largest value
  * is -inf gives zeros. */

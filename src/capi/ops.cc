@@ -3,11 +3,14 @@
 #include "ops/argmax/op.hpp"
 #include "ops/attention/op.hpp"
 #include "ops/embedding/op.hpp"
+#include "ops/geglu/op.hpp"
 #include "ops/kv_store/op.hpp"
+#include "ops/layer_norm/op.hpp"
 #include "ops/quantise/op.hpp"
 #include "ops/rearrange/op.hpp"
 #include "ops/rms_norm/op.hpp"
 #include "ops/rope/op.hpp"
+#include "ops/scale/op.hpp"
 #include "ops/self_attention_masked/op.hpp"
 #include "ops/softmax/op.hpp"
 #include "ops/swiglu/op.hpp"
@@ -105,6 +108,15 @@ int32_t llaisysRmsNorm(llaisysStream_t stream, llaisysTensor_t out, llaisysTenso
     });
 }
 
+int32_t llaisysLayerNorm(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in,
+                         llaisysTensor_t weight, llaisysTensor_t bias, float epsilon) {
+    return guard([&] {
+        ops::layer_norm(stream_of(stream), tensor_of(out, "layer_norm: out"),
+                        tensor_of(in, "layer_norm: in"), tensor_of(weight, "layer_norm: weight"),
+                        bias != nullptr ? &tensor_of(bias, "layer_norm: bias") : nullptr, epsilon);
+    });
+}
+
 int32_t llaisysAddRmsNorm(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t residual,
                           llaisysTensor_t in, llaisysTensor_t weight, float epsilon) {
     return guard([&] {
@@ -147,11 +159,12 @@ ops::AttentionLists lists_of(llaisysTensor_t q_rows, llaisysTensor_t begin, llai
 }
 
 void attend(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q, llaisysTensor_t k_cache,
-            llaisysTensor_t v_cache, const ops::AttentionLists &lists, float scale) {
+            llaisysTensor_t v_cache, const ops::AttentionLists &lists, float scale,
+            float soft_cap = 0.0f) {
     const ops::KvLayer kv = ops::slot_major(tensor_of(k_cache, "attention: k_cache"),
                                             tensor_of(v_cache, "attention: v_cache"));
     ops::attention(stream_of(stream), tensor_of(out, "attention: out"),
-                   tensor_of(q, "attention: q"), kv, lists, scale);
+                   tensor_of(q, "attention: q"), kv, lists, scale, soft_cap);
 }
 
 } // namespace
@@ -163,6 +176,17 @@ int32_t llaisysAttention(llaisysStream_t stream, llaisysTensor_t out, llaisysTen
     return guard([&] {
         attend(stream, out, q, k_cache, v_cache, lists_of(q_rows, begin, end, tables, block_size),
                scale);
+    });
+}
+
+int32_t llaisysAttentionSoftCap(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q,
+                                llaisysTensor_t k_cache, llaisysTensor_t v_cache,
+                                llaisysTensor_t q_rows, llaisysTensor_t begin, llaisysTensor_t end,
+                                llaisysTensor_t tables, int32_t block_size, float scale,
+                                float soft_cap) {
+    return guard([&] {
+        attend(stream, out, q, k_cache, v_cache, lists_of(q_rows, begin, end, tables, block_size),
+               scale, soft_cap);
     });
 }
 
@@ -220,6 +244,22 @@ int32_t llaisysSwiGLU(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor
     return guard([&] {
         ops::swiglu(stream_of(stream), tensor_of(out, "swiglu: out"),
                     tensor_of(gate, "swiglu: gate"), tensor_of(up, "swiglu: up"));
+    });
+}
+
+int32_t llaisysGeGLU(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t gate,
+                     llaisysTensor_t up) {
+    return guard([&] {
+        ops::geglu(stream_of(stream), tensor_of(out, "geglu: out"), tensor_of(gate, "geglu: gate"),
+                   up != nullptr ? &tensor_of(up, "geglu: up") : nullptr);
+    });
+}
+
+int32_t llaisysScale(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in, float factor,
+                     float soft_cap) {
+    return guard([&] {
+        ops::scale(stream_of(stream), tensor_of(out, "scale: out"), tensor_of(in, "scale: in"),
+                   factor, soft_cap);
     });
 }
 

@@ -17,6 +17,39 @@ void check_positive(const char *name, float value) {
             value);
 }
 
+void check_optional(const char *name, float value) {
+    require(std::isfinite(value) && value >= 0, "meta.", name,
+            " must be finite and at least 0, got ", value);
+}
+
+void check_kind(const char *name, int32_t value, int32_t limit) {
+    require(value >= 0 && value <= limit, "meta.", name, " must be in [0, ", limit, "], got ",
+            value);
+}
+
+// The fields after rope_attention_factor.
+void check_variants(const LlaisysDecoderMeta &meta) {
+    check_optional("rope_factor", meta.rope_factor);
+    check_optional("attention_scale", meta.attention_scale);
+    check_optional("attention_soft_cap", meta.attention_soft_cap);
+    check_optional("logit_scale", meta.logit_scale);
+    check_optional("logit_soft_cap", meta.logit_soft_cap);
+    check_optional("embedding_scale", meta.embedding_scale);
+    check_optional("residual_scale", meta.residual_scale);
+    check_kind("norm_kind", meta.norm_kind, LLAISYS_NORM_LAYER);
+    check_kind("norm_position", meta.norm_position, LLAISYS_NORM_BOTH);
+    check_kind("mlp_kind", meta.mlp_kind, LLAISYS_MLP_GELU);
+    check_kind("is_parallel", meta.is_parallel, 1);
+    check_kind("has_row_norms", meta.has_row_norms, 1);
+    require(meta.is_parallel == 0 || meta.norm_position == LLAISYS_NORM_BEFORE,
+            "meta.is_parallel needs norm_position 0, got ", meta.norm_position);
+    const size_t frequencies = meta.layer_inv_freqs != nullptr ? meta.nlayer * (meta.dh / 2) : 0;
+    for (size_t i = 0; i < frequencies; ++i) {
+        require(std::isfinite(meta.layer_inv_freqs[i]), "meta.layer_inv_freqs[", i,
+                "] must be finite, got ", meta.layer_inv_freqs[i]);
+    }
+}
+
 // Attention window of each layer; 0: none.
 std::vector<int64_t> windows_of(const LlaisysDecoderMeta &meta) {
     if (meta.layer_windows != nullptr) {
@@ -25,8 +58,19 @@ std::vector<int64_t> windows_of(const LlaisysDecoderMeta &meta) {
     return std::vector<int64_t>(meta.nlayer, meta.sliding_window);
 }
 
-// Inverse frequencies, f32 [dh / 2], divided by rope_divisors.
+Tensor float_tensor(const float *values, const Shape &shape, const ModelPlacement &placement) {
+    Tensor tensor = Tensor::create(shape, LLAISYS_DTYPE_F32, placement.device, placement.device_id);
+    tensor.load(values, size_t(tensor.elements()) * sizeof(float));
+    return tensor;
+}
+
+// Inverse frequencies: f32 [nlayer, dh / 2] from layer_inv_freqs, or [dh / 2] divided by
+// rope_divisors.
 Tensor rotary_frequencies(const LlaisysDecoderMeta &meta, const ModelPlacement &placement) {
+    if (meta.layer_inv_freqs != nullptr) {
+        return float_tensor(meta.layer_inv_freqs, {int64_t(meta.nlayer), int64_t(meta.dh / 2)},
+                            placement);
+    }
     std::vector<float> frequencies(meta.dh / 2);
     for (size_t i = 0; i < frequencies.size(); ++i) {
         const double divisor = meta.rope_divisors != nullptr ? meta.rope_divisors[i] : 1.0;
@@ -34,10 +78,7 @@ Tensor rotary_frequencies(const LlaisysDecoderMeta &meta, const ModelPlacement &
             std::pow(double(meta.theta), -2.0 * double(i) / double(meta.dh)) / divisor;
         frequencies[i] = float(frequency);
     }
-    Tensor tensor = Tensor::create({int64_t(frequencies.size())}, LLAISYS_DTYPE_F32,
-                                   placement.device, placement.device_id);
-    tensor.load(frequencies.data(), frequencies.size() * sizeof(float));
-    return tensor;
+    return float_tensor(frequencies.data(), {int64_t(frequencies.size())}, placement);
 }
 
 } // namespace
@@ -72,12 +113,14 @@ const LlaisysDecoderMeta &check_hyper_params(const LlaisysDecoderMeta &meta) {
     if (meta.rope_attention_factor != 0) {
         check_positive("rope_attention_factor", meta.rope_attention_factor);
     }
+    check_variants(meta);
     return meta;
 }
 
 LlaisysDecoderMeta without_pointers(LlaisysDecoderMeta meta) {
     meta.layer_windows = nullptr;
     meta.rope_divisors = nullptr;
+    meta.layer_inv_freqs = nullptr;
     return meta;
 }
 
@@ -96,6 +139,8 @@ LlaisysDecoderMeta shard_meta(const LlaisysDecoderMeta &meta, const ModelPlaceme
         check("nkvh", meta.nkvh);
     }
     check("di", meta.di);
+    require(meta.has_row_norms == 0 || ranks == 1,
+            "meta.has_row_norms is not supported with tensor parallelism, tp_size=", ranks);
     LlaisysDecoderMeta local = meta;
     local.nh = meta.nh / ranks;
     local.nkvh = has_copies ? 1 : meta.nkvh / ranks;
@@ -105,7 +150,9 @@ LlaisysDecoderMeta shard_meta(const LlaisysDecoderMeta &meta, const ModelPlaceme
 
 float attention_scale(const LlaisysDecoderMeta &meta) {
     const float factor = meta.rope_attention_factor != 0 ? meta.rope_attention_factor : 1.0f;
-    return 1.0f / std::sqrt(float(meta.dh)) * (factor * factor);
+    const float scale =
+        meta.attention_scale != 0 ? meta.attention_scale : 1.0f / std::sqrt(float(meta.dh));
+    return scale * (factor * factor);
 }
 
 ModelSpec spec_of(LlaisysModelType type, const LlaisysDecoderMeta &meta,

@@ -32,7 +32,8 @@ struct KvSpec {
     int64_t n_heads = 0; // key/value heads of this rank
     int64_t head_dim = 0;
     DType dtype = LLAISYS_DTYPE_INVALID; // default; the caller may choose another
-    Tensor inv_freq;                     // f32 [head_dim / 2]: rotates keys in a context shift
+    // f32 [head_dim / 2] or [n_layers, head_dim / 2]: rotates keys in a context shift
+    Tensor inv_freq;
 };
 
 // Properties of a model, fixed at construction.

@@ -33,6 +33,7 @@ class Case:
     block_size: int = 1
     dtypes: tuple[str, str, str] = ("f32", "f32", "f32")  # of q, the cache and out
     scale: float = 0.3
+    soft_cap: float = 0.0
 
     def run(self, tokens: Sequence[int] | None = None, stream: Stream | None = None) -> Array:
         """Return the results of these tokens, in this order."""
@@ -48,20 +49,24 @@ class Case:
         q_dtype, kv_dtype, out_dtype = self.dtypes
         with Natives() as native:
             out = native.strided(np.zeros((len(chosen), *self.q.shape[1:])), out_dtype)
-            op("Attention", out, native.strided(self.q[chosen], q_dtype, before=3),
+            op("AttentionSoftCap" if self.soft_cap else "Attention",
+               out, native.strided(self.q[chosen], q_dtype, before=3),
                native(self.k, kv_dtype), native(self.v, kv_dtype), native(q_rows, "i32"),
                native(begin, "i32"), native(end, "i32"), native(tables, "i32"), self.block_size,
-               self.scale, stream=stream)  # fmt: skip
+               self.scale, *([self.soft_cap] if self.soft_cap else []),
+               stream=stream)  # fmt: skip
             return array(out)
 
     def reference(self) -> Array:
         q_dtype, kv_dtype, _ = self.dtypes
         q, k, v = (rounded(self.q, q_dtype), rounded(self.k, kv_dtype), rounded(self.v, kv_dtype))
         slots = [list(self.lists[row][begin:end]) for row, begin, end in self.seen]
-        return np.stack([naive(q[i], k[s], v[s], self.scale) for i, s in enumerate(slots)])
+        return np.stack(
+            [naive(q[i], k[s], v[s], self.scale, self.soft_cap) for i, s in enumerate(slots)]
+        )
 
 
-def naive(q: Array, k: Array, v: Array, scale: float) -> Array:
+def naive(q: Array, k: Array, v: Array, scale: float, soft_cap: float = 0.0) -> Array:
     """q [heads, d], k and v [m, kv_heads, d]."""
     out = np.zeros(q.shape)
     if len(k) == 0:
@@ -69,6 +74,8 @@ def naive(q: Array, k: Array, v: Array, scale: float) -> Array:
     group = q.shape[0] // k.shape[1]
     for h in range(q.shape[0]):
         scores = k[:, h // group].astype(np.float64) @ q[h].astype(np.float64) * scale
+        if soft_cap:
+            scores = soft_cap * np.tanh(scores / soft_cap)
         weights = np.exp(scores - scores.max())
         out[h] = weights @ v[:, h // group].astype(np.float64) / weights.sum()
     return out

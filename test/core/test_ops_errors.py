@@ -37,6 +37,11 @@ GOOD: dict[str, tuple[str, dict[str, Any], set[str]]] = {
          "weight": ((4,), "f32"), "epsilon": 1e-6},
         {"out", "residual", "in"},
     ),
+    "Scale": (
+        "scale",
+        {"out": ((3, 4), "f32"), "in": ((3, 4), "bf16"), "factor": 2.0, "soft_cap": 1.0},
+        {"out", "in"},
+    ),
     "Rope": (
         "rope",
         {"out": ((3, 2, 4), "f32"), "in": ((3, 2, 4), "f32"), "positions": ((3,), "i64"),

@@ -1,10 +1,18 @@
-/* Hyper-parameters and weight slots of the decoder family: Qwen2, Llama (without q/k/v biases),
- * Qwen3 (with norms of q and k) and others. The mock model uses the same hyper-parameters and
- * only in_embed. */
+/* Hyper-parameters and weight slots of the decoder families: Qwen2, Llama (without q/k/v biases),
+ * Qwen3 (with norms of q and k), Gemma (norms before and after a block) and others. The mock model
+ * uses the same hyper-parameters and only in_embed. */
 #ifndef LLAISYS_MODELS_DECODER_H
 #define LLAISYS_MODELS_DECODER_H
 
 #include "llaisys/tensor.h"
+
+/* Norm of the residual stream. */
+enum { LLAISYS_NORM_RMS = 0, LLAISYS_NORM_LAYER = 1 };
+/* Position of the norms: before attention and MLP, after them, or both. */
+enum { LLAISYS_NORM_BEFORE = 0, LLAISYS_NORM_AFTER = 1, LLAISYS_NORM_BOTH = 2 };
+/* MLP: down(silu(gate) * up), down(gelu(gate) * up) or down(gelu(up)); gelu is the tanh
+ * approximation. */
+enum { LLAISYS_MLP_SWIGLU = 0, LLAISYS_MLP_GEGLU = 1, LLAISYS_MLP_GELU = 2 };
 
 typedef struct LlaisysDecoderMeta {
     llaisysDataType_t dtype;      /* of weights, and default of KV: f32, f16 or bf16 */
@@ -24,29 +32,53 @@ typedef struct LlaisysDecoderMeta {
     const float
         *rope_divisors; /* [dh / 2]: frequency i is theta^(-2i / dh) divided by it; NULL: 1 */
     float rope_attention_factor; /* q * k is multiplied by its square; 0: 1 */
+    /* Fields from here on: 0 or NULL is the behaviour of Llama. */
+    float rope_factor;            /* sines and cosines are multiplied by it; 0: 1 */
+    const float *layer_inv_freqs; /* [nlayer, dh / 2]: rotary frequencies, instead of theta and
+                           * rope_divisors; a pair with frequency 0 is not rotated; NULL: none */
+    float attention_scale;        /* of q * k; 0: dh^-0.5 */
+    float attention_soft_cap;     /* a score s becomes cap * tanh(s / cap); 0: none */
+    float logit_scale;            /* logits are multiplied by it; 0: 1 */
+    float logit_soft_cap;         /* after logit_scale; 0: none */
+    float embedding_scale;        /* embedding rows are multiplied by it; 0: 1 */
+    float residual_scale;         /* of what attention and MLP add to the residual stream; 0: 1 */
+    int32_t norm_kind;            /* LLAISYS_NORM_RMS or LLAISYS_NORM_LAYER */
+    int32_t norm_position;        /* LLAISYS_NORM_BEFORE, _AFTER or _BOTH */
+    int32_t mlp_kind;             /* LLAISYS_MLP_SWIGLU, _GEGLU or _GELU */
+    int32_t is_parallel;          /* attention and MLP have the same input; no mlp_norm_w */
+    int32_t has_row_norms;        /* attn_q_norm_w and attn_k_norm_w span all heads of a token */
 } LlaisysDecoderMeta;
 
 /* Slots. The model owns a handle in a slot; one handle may be in several slots (tied embeddings)
  * and is freed once. Per-layer arrays have nlayer entries. Shapes are [out, in]. */
 typedef struct LlaisysDecoderWeights {
-    llaisysTensor_t in_embed;       /* [voc, hs] */
-    llaisysTensor_t out_embed;      /* [voc, hs] */
-    llaisysTensor_t out_norm_w;     /* [hs] */
-    llaisysTensor_t *attn_norm_w;   /* [hs] */
-    llaisysTensor_t *attn_q_w;      /* [nh * dh, hs] */
-    llaisysTensor_t *attn_q_b;      /* [nh * dh], optional */
-    llaisysTensor_t *attn_k_w;      /* [nkvh * dh, hs] */
-    llaisysTensor_t *attn_k_b;      /* [nkvh * dh], optional */
-    llaisysTensor_t *attn_v_w;      /* [nkvh * dh, hs] */
-    llaisysTensor_t *attn_v_b;      /* [nkvh * dh], optional */
-    llaisysTensor_t *attn_o_w;      /* [hs, nh * dh] */
-    llaisysTensor_t *mlp_norm_w;    /* [hs] */
-    llaisysTensor_t *mlp_gate_w;    /* [di, hs] */
-    llaisysTensor_t *mlp_up_w;      /* [di, hs] */
-    llaisysTensor_t *mlp_down_w;    /* [hs, di] */
-    llaisysTensor_t *attn_o_b;      /* [hs], optional */
-    llaisysTensor_t *attn_q_norm_w; /* [dh], per head of q before RoPE; optional */
-    llaisysTensor_t *attn_k_norm_w; /* [dh], per head of k; both required for QWEN3 */
+    llaisysTensor_t in_embed;          /* [voc, hs] */
+    llaisysTensor_t out_embed;         /* [voc, hs] */
+    llaisysTensor_t out_norm_w;        /* [hs] */
+    llaisysTensor_t *attn_norm_w;      /* [hs] */
+    llaisysTensor_t *attn_q_w;         /* [nh * dh, hs] */
+    llaisysTensor_t *attn_q_b;         /* [nh * dh], optional */
+    llaisysTensor_t *attn_k_w;         /* [nkvh * dh, hs] */
+    llaisysTensor_t *attn_k_b;         /* [nkvh * dh], optional */
+    llaisysTensor_t *attn_v_w;         /* [nkvh * dh, hs] */
+    llaisysTensor_t *attn_v_b;         /* [nkvh * dh], optional */
+    llaisysTensor_t *attn_o_w;         /* [hs, nh * dh] */
+    llaisysTensor_t *mlp_norm_w;       /* [hs] */
+    llaisysTensor_t *mlp_gate_w;       /* [di, hs] */
+    llaisysTensor_t *mlp_up_w;         /* [di, hs] */
+    llaisysTensor_t *mlp_down_w;       /* [hs, di] */
+    llaisysTensor_t *attn_o_b;         /* [hs], optional */
+    llaisysTensor_t *attn_q_norm_w;    /* [dh], per head of q before RoPE; optional; with
+                                     * has_row_norms [nh * dh] */
+    llaisysTensor_t *attn_k_norm_w;    /* [dh], per head of k; both required for QWEN3; with
+                                     * has_row_norms [nkvh * dh] */
+    llaisysTensor_t *attn_post_norm_w; /* [hs], of the output of attention */
+    llaisysTensor_t *mlp_post_norm_w;  /* [hs], of the output of the MLP */
+    llaisysTensor_t *attn_norm_b;      /* [hs], of a layer norm; optional */
+    llaisysTensor_t *mlp_norm_b;       /* [hs], of a layer norm; optional */
+    llaisysTensor_t out_norm_b;        /* [hs], of a layer norm; optional */
+    llaisysTensor_t *mlp_up_b;         /* [di], optional */
+    llaisysTensor_t *mlp_down_b;       /* [hs], optional */
 } LlaisysDecoderWeights;
 
 #endif

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, c_float, c_int, c_int64, c_size_t, c_void_p
+from ctypes import Structure, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
+
+NORM_KINDS = {"rms": 0, "layer": 1}
+NORM_POSITIONS = {"before": 0, "after": 1, "both": 2}
+MLP_KINDS = {"swiglu": 0, "geglu": 1, "gelu": 2}
 
 
 class LlaisysDecoderMeta(Structure):
@@ -23,6 +27,19 @@ class LlaisysDecoderMeta(Structure):
         ("layer_windows", c_void_p),
         ("rope_divisors", c_void_p),
         ("rope_attention_factor", c_float),
+        ("rope_factor", c_float),
+        ("layer_inv_freqs", c_void_p),
+        ("attention_scale", c_float),
+        ("attention_soft_cap", c_float),
+        ("logit_scale", c_float),
+        ("logit_soft_cap", c_float),
+        ("embedding_scale", c_float),
+        ("residual_scale", c_float),
+        ("norm_kind", c_int32),
+        ("norm_position", c_int32),
+        ("mlp_kind", c_int32),
+        ("is_parallel", c_int32),
+        ("has_row_norms", c_int32),
     )
 
 
@@ -46,4 +63,11 @@ class LlaisysDecoderWeights(Structure):
         ("attn_o_b", c_void_p),
         ("attn_q_norm_w", c_void_p),
         ("attn_k_norm_w", c_void_p),
+        ("attn_post_norm_w", c_void_p),
+        ("mlp_post_norm_w", c_void_p),
+        ("attn_norm_b", c_void_p),
+        ("mlp_norm_b", c_void_p),
+        ("out_norm_b", c_void_p),
+        ("mlp_up_b", c_void_p),
+        ("mlp_down_b", c_void_p),
     )

@@ -10,10 +10,17 @@ from dataclasses import dataclass
 from math import prod
 from typing import Self
 
+import numpy as np
+
 from llaisys.common.progress import report
 from llaisys.common.validation import check_choice, invalid_value
 from llaisys.libllaisys import arrays
-from llaisys.libllaisys.decoder import LlaisysDecoderMeta
+from llaisys.libllaisys.decoder import (
+    MLP_KINDS,
+    NORM_KINDS,
+    NORM_POSITIONS,
+    LlaisysDecoderMeta,
+)
 from llaisys.libllaisys.handles import Stream, Tensor, dtype_code, linear_weight_bytes
 from llaisys.libllaisys.model import MODEL_TYPES
 from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
@@ -23,7 +30,7 @@ from llaisys.models.families.decoder_tensors import tensors, weight_field
 from llaisys.models.families.model_config import ModelConfig, decoder_config
 from llaisys.models.load_quantization import CHOICES, quantise, quantised_dtype
 from llaisys.models.loading.checkpoint import Checkpoint
-from llaisys.models.loading.convert import STORAGE
+from llaisys.models.loading.convert import STORAGE, convert
 from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.shard import Shard
 from llaisys.models.native import NativeAdapter, kv_head_bytes
@@ -273,8 +280,48 @@ def decoder_meta(config: ModelConfig, dtype: str, max_model_len: int) -> Llaisys
     )
     windows = [config.layer_window(layer) or 0 for layer in range(config.num_layers)]
     arrays.attach_int64(meta, "layer_windows", windows)
-    if config.rope_scaling is not None:
-        divisors = config.rope_scaling.divisors(config.rope_theta, config.head_dim, length)
-        arrays.attach_float(meta, "rope_divisors", divisors)
-        meta.rope_attention_factor = config.rope_scaling.attention_factor
+    _set_rope(meta, config, length)
+    variant = config.variant
+    for name in ("attention_scale", "attention_soft_cap", "logit_scale", "logit_soft_cap"):
+        setattr(meta, name, getattr(variant, name))
+    # transformers rounds the multiplier to the dtype of the embeddings.
+    scale = np.array([variant.embedding_scale], np.float32)
+    meta.embedding_scale = convert(convert(scale, "f32", dtype), dtype, "f32")[0]
+    meta.residual_scale = variant.residual_scale
+    meta.norm_kind = NORM_KINDS[variant.norm]
+    meta.norm_position = NORM_POSITIONS[variant.norm_position]
+    meta.mlp_kind = MLP_KINDS[variant.mlp]
+    meta.is_parallel = variant.is_parallel
+    meta.has_row_norms = variant.has_row_norms
     return meta
+
+
+def _set_rope(meta: LlaisysDecoderMeta, config: ModelConfig, length: int) -> None:
+    """`length`: the context that scalings of RoPE depend on."""
+    scaling, layout, rotary_dim = config.rope_scaling, config.rope, config.rotary_dim
+    divisors = [1.0] * (rotary_dim // 2)
+    if scaling is not None:
+        divisors = scaling.divisors(config.rope_theta, rotary_dim, length)
+    is_whole = rotary_dim == config.head_dim and not layout.layers_without
+    if is_whole and layout.window_theta is None:
+        if scaling is not None:
+            arrays.attach_float(meta, "rope_divisors", divisors)
+            meta.rope_attention_factor = scaling.attention_factor
+        return
+    if scaling is not None:  # the attention factor applies to rotated values only
+        meta.rope_factor = scaling.attention_factor
+    rest = [0.0] * ((config.head_dim - rotary_dim) // 2)  # values that are not rotated
+
+    def frequencies(theta: float, divisors: list[float]) -> list[float]:
+        own = (theta ** (-2 * i / rotary_dim) / divisor for i, divisor in enumerate(divisors))
+        return [*own, *rest]
+
+    plain = frequencies(config.rope_theta, divisors)
+    local = plain
+    if layout.window_theta is not None:
+        local = frequencies(layout.window_theta, [1.0] * len(divisors))
+    values: list[float] = []
+    for layer in range(config.num_layers):
+        of_layer = plain if config.layer_window(layer) is None else local
+        values += [0.0] * len(plain) if layer in layout.layers_without else of_layer
+    arrays.attach_float(meta, "layer_inv_freqs", values)

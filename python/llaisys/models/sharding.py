@@ -16,7 +16,7 @@ from llaisys.models.loading.shard import Shard
 # Field of LlaisysQwen2Weights -> sharded dimension.
 SHARD_DIMENSIONS = {
     "attn_q_w": 0, "attn_q_b": 0, "attn_k_w": 0, "attn_k_b": 0, "attn_v_w": 0, "attn_v_b": 0,
-    "attn_o_w": 1, "mlp_gate_w": 0, "mlp_up_w": 0, "mlp_down_w": 1,
+    "attn_o_w": 1, "mlp_gate_w": 0, "mlp_up_w": 0, "mlp_up_b": 0, "mlp_down_w": 1,
 }  # fmt: skip
 
 

@@ -5,11 +5,23 @@
 #include "ops/embedding/op.hpp"
 #include "ops/rearrange/op.hpp"
 #include "ops/rms_norm/op.hpp"
+#include "ops/rope/op.hpp"
+#include "ops/scale/op.hpp"
 #include "parallel/tensor_parallel.hpp"
 
 #include <algorithm>
 
 namespace llaisys::models {
+
+namespace {
+
+const Tensor *tensor_at(const llaisysTensor_t *slots, size_t i) {
+    return slots[i] != nullptr ? &slots[i]->tensor : nullptr;
+}
+
+float or_one(float factor) { return factor != 0 ? factor : 1.0f; }
+
+} // namespace
 
 DecoderModel::DecoderModel(const DecoderKind &kind, const LlaisysDecoderMeta &meta,
                            const ModelPlacement &placement)
@@ -24,6 +36,9 @@ DecoderModel::DecoderModel(const DecoderKind &kind, const LlaisysDecoderMeta &me
         require(vocabulary > (ranks - 1) * head_columns_, "meta.voc, ", vocabulary,
                 ", is too small: the last of ", ranks, " ranks has no row of the head");
     }
+    for (size_t i = 0; i < meta_.nlayer; ++i) {
+        inv_freqs_.push_back(ops::layer_frequencies(spec().kv.inv_freq, int64_t(i)));
+    }
     register_slots(kind);
 }
 
@@ -36,13 +51,14 @@ void DecoderModel::register_slots(const DecoderKind &kind) {
     const Shape embedding{int64_t(meta_.voc), hidden};
 
     table_.add_global("in_embed", &weights_.in_embed, embedding);
-    Shape head = embedding;
+    Shape head_shape = embedding;
     if (head_columns_ > 0) {
         const int64_t first = group_->rank() * head_columns_;
-        head[0] = std::min(head_columns_, embedding[0] - first);
+        head_shape[0] = std::min(head_columns_, embedding[0] - first);
     }
-    table_.add_global("out_embed", &weights_.out_embed, head);
+    table_.add_global("out_embed", &weights_.out_embed, head_shape);
     table_.add_global("out_norm_w", &weights_.out_norm_w, {hidden});
+    table_.add_global("out_norm_b", &weights_.out_norm_b, {hidden}, true);
     packed_.add_lookup(&weights_.in_embed, &in_embed_);
     packed_.add(&weights_.out_embed, &head_);
 
@@ -62,7 +78,11 @@ void DecoderModel::register_slots(const DecoderKind &kind) {
             }
         }
     };
-    add("attn_norm_w", &weights_.attn_norm_w, {hidden});
+    const bool has_norms_before = meta_.norm_position != LLAISYS_NORM_AFTER;
+    const bool has_norms_after = meta_.norm_position != LLAISYS_NORM_BEFORE;
+    add("attn_norm_w", &weights_.attn_norm_w, {hidden}, !has_norms_before);
+    add("attn_norm_b", &weights_.attn_norm_b, {hidden}, true);
+    add("attn_post_norm_w", &weights_.attn_post_norm_w, {hidden}, !has_norms_after);
     add_linear("attn_q_w", &weights_.attn_q_w, {q_size, hidden}, &Layer::q, &Layer::qkv);
     add("attn_q_b", &weights_.attn_q_b, {q_size}, true);
     add_linear("attn_k_w", &weights_.attn_k_w, {kv_size, hidden}, &Layer::k, &Layer::qkv);
@@ -71,12 +91,24 @@ void DecoderModel::register_slots(const DecoderKind &kind) {
     add("attn_v_b", &weights_.attn_v_b, {kv_size}, true);
     add_linear("attn_o_w", &weights_.attn_o_w, {hidden, q_size}, &Layer::o);
     add("attn_o_b", &weights_.attn_o_b, {hidden}, true);
-    add("attn_q_norm_w", &weights_.attn_q_norm_w, {int64_t(meta_.dh)}, !kind.needs_head_norms);
-    add("attn_k_norm_w", &weights_.attn_k_norm_w, {int64_t(meta_.dh)}, !kind.needs_head_norms);
-    add("mlp_norm_w", &weights_.mlp_norm_w, {hidden});
-    add_linear("mlp_gate_w", &weights_.mlp_gate_w, {inner, hidden}, &Layer::gate, &Layer::gate_up);
+    const bool has_row_norms = meta_.has_row_norms != 0;
+    const bool are_norms_optional = !kind.needs_head_norms && !has_row_norms;
+    const int64_t head = int64_t(meta_.dh);
+    add("attn_q_norm_w", &weights_.attn_q_norm_w, {has_row_norms ? q_size : head},
+        are_norms_optional);
+    add("attn_k_norm_w", &weights_.attn_k_norm_w, {has_row_norms ? kv_size : head},
+        are_norms_optional);
+    add("mlp_norm_w", &weights_.mlp_norm_w, {hidden}, !has_norms_before || meta_.is_parallel != 0);
+    add("mlp_norm_b", &weights_.mlp_norm_b, {hidden}, true);
+    add("mlp_post_norm_w", &weights_.mlp_post_norm_w, {hidden}, !has_norms_after);
+    if (meta_.mlp_kind != LLAISYS_MLP_GELU) {
+        add_linear("mlp_gate_w", &weights_.mlp_gate_w, {inner, hidden}, &Layer::gate,
+                   &Layer::gate_up);
+    }
     add_linear("mlp_up_w", &weights_.mlp_up_w, {inner, hidden}, &Layer::up, &Layer::gate_up);
+    add("mlp_up_b", &weights_.mlp_up_b, {inner}, true);
     add_linear("mlp_down_w", &weights_.mlp_down_w, {hidden, inner}, &Layer::down);
+    add("mlp_down_b", &weights_.mlp_down_b, {hidden}, true);
 }
 
 // Activations are f32 on the CPU and have the weights' dtype elsewhere; the residual stream and the
@@ -163,7 +195,7 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
                 return; // a prompt chunk without outputs: only its keys and values are needed
             }
             ops::attention(stream, act.attn_out, act.q.view(act.attn_out.shape()), attention.kv[i],
-                           attention.lists_of(i), scale_);
+                           attention.lists_of(i), scale_, meta_.attention_soft_cap);
             if (is_last && selects_output_rows(input)) {
                 tail = select_output_rows(stream, input, act, &residual);
             }
@@ -176,8 +208,7 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
     store_aux_hidden(stream, int32_t(layers_.size()), act, residual, output->aux_hidden);
     store_aux_hidden(stream, -1, act, residual, output->aux_hidden);
     if (input.hidden_rows.defined()) {
-        ops::hidden_rows(stream, output->hidden, &residual, norm(weights_.out_norm_w, act),
-                         input.hidden_rows);
+        ops::hidden_rows(stream, output->hidden, &residual, out_norm(act), input.hidden_rows);
     }
     if (input.output_rows.defined()) {
         run_head(stream, selects_output_rows(input) ? input.last_row_indices : input.output_rows,
@@ -211,12 +242,12 @@ DecoderModel::Activations DecoderModel::select_output_rows(const device::Stream 
 void DecoderModel::run_head(const device::Stream &stream, const Tensor &rows,
                             const Activations &act, ops::Residual *residual,
                             const Tensor &logits) const {
-    const ops::Norm last_norm = norm(weights_.out_norm_w, act);
+    const ops::Norm last_norm = out_norm(act);
     if (head_columns_ == 0) {
-        return ops::head(stream, logits, residual, last_norm, head_.weight, rows);
+        ops::head(stream, logits, residual, last_norm, head_.weight, rows);
     }
     const int64_t own = head_.weight.out_features;
-    for (int64_t first = 0; first < logits.size(0); first += kHeadRows) {
+    for (int64_t first = 0; head_columns_ > 0 && first < logits.size(0); first += kHeadRows) {
         const int64_t n = std::min(kHeadRows, logits.size(0) - first);
         // Contiguous for any n; every rank has the width of the widest shard.
         const Tensor part = act.own_logits.slice(0, 0, n);
@@ -227,6 +258,10 @@ void DecoderModel::run_head(const device::Stream &stream, const Tensor &rows,
         ops::head(stream, part.slice(1, 0, own), residual, last_norm, head_.weight,
                   rows.slice(0, first, first + n));
         parallel::gather_columns(stream, *group_, logits.slice(0, first, first + n), part, parts);
+    }
+    const float scale = or_one(meta_.logit_scale);
+    if (scale != 1.0f || meta_.logit_soft_cap != 0) {
+        ops::scale(stream, logits, logits, scale, meta_.logit_soft_cap);
     }
 }
 
@@ -255,15 +290,35 @@ void DecoderModel::store_aux_hidden(const device::Stream &stream, int32_t layer,
             ops::rearrange(stream, act.aux_hidden, residual.sum);
         }
         if (layer < 0) {
-            ops::rms_norm(stream, out, act.aux_hidden, weights_.out_norm_w->tensor, meta_.epsilon);
+            ops::norm_rows(stream, out, act.aux_hidden, out_norm(act));
         } else {
             ops::rearrange(stream, out, act.aux_hidden);
         }
     }
 }
 
-ops::Norm DecoderModel::norm(llaisysTensor_t weight, const Activations &act) const {
-    return {weight->tensor, meta_.epsilon, act.normed};
+ops::Norm DecoderModel::norm(llaisysTensor_t weight, llaisysTensor_t bias,
+                             const Tensor &normed) const {
+    static const Tensor no_weight;
+    if (weight == nullptr) {
+        return {no_weight, meta_.epsilon, normed, ops::NormKind::none};
+    }
+    const bool is_rms = meta_.norm_kind == LLAISYS_NORM_RMS;
+    return {weight->tensor, meta_.epsilon, normed,
+            is_rms ? ops::NormKind::rms : ops::NormKind::layer,
+            bias != nullptr ? &bias->tensor : nullptr};
+}
+
+ops::Norm DecoderModel::out_norm(const Activations &act) const {
+    return norm(weights_.out_norm_w, weights_.out_norm_b, act.normed);
+}
+
+ops::Norm DecoderModel::attn_norm(size_t i, const Activations &act) const {
+    return norm(weights_.attn_norm_w[i], weights_.attn_norm_b[i], act.normed);
+}
+
+ops::Norm DecoderModel::mlp_norm(size_t i, const Activations &act) const {
+    return norm(weights_.mlp_norm_w[i], weights_.mlp_norm_b[i], act.normed);
 }
 
 void DecoderModel::embed(const device::Stream &stream, const ModelInput &input,
@@ -275,42 +330,79 @@ void DecoderModel::embed(const device::Stream &stream, const ModelInput &input,
     } else {
         ops::embedding(stream, out, input.token_ids, weights_.in_embed->tensor);
     }
+    if (input.token_ids.defined() && or_one(meta_.embedding_scale) != 1.0f) {
+        ops::scale(stream, out, out, meta_.embedding_scale);
+    }
 }
 
 void DecoderModel::project(const device::Stream &stream, size_t i, const ModelInput &input,
                            const AttentionMetadata &attention, const Activations &act,
                            ops::Residual *residual) const {
     const Layer &layer = layers_[i];
-    const auto vector = [i](const llaisysTensor_t *slots) {
-        return slots[i] != nullptr ? &slots[i]->tensor : nullptr;
-    };
-    const ops::HeadNorms head_norms{vector(weights_.attn_q_norm_w), vector(weights_.attn_k_norm_w)};
-    ops::attention_input(stream, residual, norm(weights_.attn_norm_w[i], act),
-                         {&layer.q.weight, vector(weights_.attn_q_b), &act.q},
-                         {&layer.k.weight, vector(weights_.attn_k_b), &act.k},
-                         {&layer.v.weight, vector(weights_.attn_v_b), &act.v}, head_norms,
-                         {input.positions, spec().kv.inv_freq, attention.slots, attention.kv[i]});
+    const ops::HeadNorms head_norms{tensor_at(weights_.attn_q_norm_w, i),
+                                    tensor_at(weights_.attn_k_norm_w, i)};
+    ops::attention_input(stream, residual, attn_norm(i, act),
+                         {&layer.q.weight, tensor_at(weights_.attn_q_b, i), &act.q},
+                         {&layer.k.weight, tensor_at(weights_.attn_k_b, i), &act.k},
+                         {&layer.v.weight, tensor_at(weights_.attn_v_b, i), &act.v}, head_norms,
+                         {input.positions, inv_freqs_[i], attention.slots, attention.kv[i],
+                          or_one(meta_.rope_factor)});
+}
+
+void DecoderModel::mlp_input(const device::Stream &stream, size_t i, const ops::Norm &norm,
+                             const Activations &act, ops::Residual *residual) const {
+    const Layer &layer = layers_[i];
+    const Tensor *up_bias = tensor_at(weights_.mlp_up_b, i);
+    const auto activation =
+        meta_.mlp_kind == LLAISYS_MLP_SWIGLU ? ops::Activation::silu : ops::Activation::gelu_tanh;
+    if (meta_.mlp_kind == LLAISYS_MLP_GELU) {
+        return ops::mlp_input(stream, residual, norm, {&layer.up.weight, up_bias, &act.gate},
+                              {nullptr, nullptr, nullptr}, activation);
+    }
+    ops::mlp_input(stream, residual, norm, {&layer.gate.weight, nullptr, &act.gate},
+                   {&layer.up.weight, up_bias, &act.up}, activation);
 }
 
 void DecoderModel::feed_forward(const device::Stream &stream, size_t i, const Activations &act,
                                 ops::Residual *residual) const {
     const Layer &layer = layers_[i];
     const Tensor &attended = act.attn_out;
+    if (meta_.is_parallel != 0) { // both read the residual stream before either adds to it
+        mlp_input(stream, i, attn_norm(i, act), act, residual);
+    }
     add_product(stream, residual, attended.view({attended.size(0), act.q.size(1)}), layer.o.weight,
-                weights_.attn_o_b[i] != nullptr ? &weights_.attn_o_b[i]->tensor : nullptr,
-                act.normed);
-    ops::mlp_input(stream, residual, norm(weights_.mlp_norm_w[i], act),
-                   {&layer.gate.weight, nullptr, &act.gate}, {&layer.up.weight, nullptr, &act.up});
-    add_product(stream, residual, act.gate, layer.down.weight, nullptr, act.normed);
+                tensor_at(weights_.attn_o_b, i), weights_.attn_post_norm_w[i], act.normed);
+    if (meta_.is_parallel != 0) {
+        ops::settle(stream, residual);
+    } else {
+        mlp_input(stream, i, mlp_norm(i, act), act, residual);
+    }
+    add_product(stream, residual, act.gate, layer.down.weight, tensor_at(weights_.mlp_down_b, i),
+                weights_.mlp_post_norm_w[i], act.normed);
 }
 
 void DecoderModel::add_product(const device::Stream &stream, ops::Residual *residual,
                                const Tensor &in, const ops::LinearWeight &weight,
-                               const Tensor *bias, const Tensor &scratch) const {
-    if (group_->size() == 1) {
+                               const Tensor *bias, llaisysTensor_t post_norm,
+                               const Tensor &scratch) const {
+    const float scale = or_one(meta_.residual_scale);
+    const bool is_plain = post_norm == nullptr && scale == 1.0f;
+    if (group_->size() == 1 && is_plain) {
         return ops::add_product(stream, residual, in, weight, bias, scratch);
     }
-    parallel::row_parallel_linear(stream, *group_, scratch, in, weight, bias);
+    ops::settle(stream, residual);
+    if (group_->size() == 1) {
+        const ops::LinearPart part{&weight, bias, &scratch};
+        ops::linear(stream, in, &part, 1);
+    } else {
+        parallel::row_parallel_linear(stream, *group_, scratch, in, weight, bias);
+    }
+    if (post_norm != nullptr) {
+        ops::norm_rows(stream, scratch, scratch, norm(post_norm, nullptr, scratch));
+    }
+    if (scale != 1.0f) {
+        ops::scale(stream, scratch, scratch, scale);
+    }
     residual->addend = scratch;
 }
 

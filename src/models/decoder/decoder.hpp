@@ -1,6 +1,6 @@
-// The decoder of Qwen2, Llama, Qwen3 and other families. They differ in optional weights (q/k/v
-// biases of Qwen2, q and k norms of Qwen3), rotary frequencies and attention windows, which come
-// with the weights and the meta.
+// The decoder of Qwen2, Llama, Qwen3, Gemma and other families. They differ in optional weights
+// (q/k/v biases of Qwen2, q and k norms of Qwen3), norms, multipliers, rotary frequencies and
+// attention windows, which come with the weights and the meta.
 //
 // Tensor parallelism: every rank holds all embeddings and norms. q, k, v, gate and up are
 // column-parallel (sharded by output), o and down row-parallel (sharded by input), each followed by
@@ -75,7 +75,11 @@ private:
                           const ops::Residual &residual, const Tensor &hidden) const;
     void embed(const device::Stream &stream, const ModelInput &input, const Tensor &out) const;
     DType activation_dtype() const;
-    ops::Norm norm(llaisysTensor_t weight, const Activations &act) const;
+    ops::Norm norm(llaisysTensor_t weight, llaisysTensor_t bias, const Tensor &normed) const;
+    ops::Norm out_norm(const Activations &act) const;
+    // Norm of layer `index` before attention, or before the MLP. Without one: NormKind::none.
+    ops::Norm attn_norm(size_t index, const Activations &act) const;
+    ops::Norm mlp_norm(size_t index, const Activations &act) const;
     // Computes queries, and stores keys and values in the cache.
     void project(const device::Stream &stream, size_t index, const ModelInput &input,
                  const AttentionMetadata &attention, const Activations &act,
@@ -85,6 +89,9 @@ private:
     bool selects_output_rows(const ModelInput &input) const;
     Activations select_output_rows(const device::Stream &stream, const ModelInput &input,
                                    const Activations &act, ops::Residual *residual) const;
+    // gate = activation(gate) * up of the normalised residual stream.
+    void mlp_input(const device::Stream &stream, size_t index, const ops::Norm &norm,
+                   const Activations &act, ops::Residual *residual) const;
     // The output projection of attention, then the MLP.
     void feed_forward(const device::Stream &stream, size_t index, const Activations &act,
                       ops::Residual *residual) const;
@@ -92,9 +99,10 @@ private:
     // vocabulary-parallel head.
     void run_head(const device::Stream &stream, const Tensor &rows, const Activations &act,
                   ops::Residual *residual, const Tensor &logits) const;
-    // residual += in * weight^T + bias, summed over the ranks. Overwrites scratch with the product.
+    // residual += in * weight^T + bias, summed over the ranks, then normalised by post_norm (null:
+    // none) and multiplied by residual_scale. Overwrites scratch with the product.
     void add_product(const device::Stream &stream, ops::Residual *residual, const Tensor &in,
-                     const ops::LinearWeight &weight, const Tensor *bias,
+                     const ops::LinearWeight &weight, const Tensor *bias, llaisysTensor_t post_norm,
                      const Tensor &scratch) const;
 
     std::shared_ptr<const parallel::ProcessGroup> group_;
@@ -102,6 +110,7 @@ private:
     float scale_;                            // of attention
     std::vector<int32_t> aux_hidden_layers_; // -1: after the last norm
     std::vector<Layer> layers_;
+    std::vector<Tensor> inv_freqs_; // of each layer
     runtime::PackedWeight head_;
     runtime::PackedWeight in_embed_; // without storage: in_embed is read as a tensor
     int64_t head_columns_ = 0; // vocabulary rows per rank (the last may have fewer); 0: not sharded

@@ -39,6 +39,7 @@ struct Call {
     const Tensor &v_cache;
     const AttentionLists &lists;
     float scale;
+    float soft_cap; // 0: none
     int64_t kv_heads;
     int64_t group; // query heads of one KV head
     int64_t d;
@@ -167,6 +168,7 @@ AttentionTask make_task(const cpu::Kernels &kernels, const Call &call, const Blo
     task.table = call.lists.tables.as<int32_t>() + block.list * call.lists.tables.size(1);
     task.limit = block.end;
     task.block_size = call.lists.block_size;
+    task.soft_cap = call.soft_cap;
     task.scratch = scratch;
     return task;
 }
@@ -278,7 +280,7 @@ int64_t heads_together(const Call &call, int64_t chunks, int threads) {
 } // namespace
 
 void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor &q,
-                   const KvLayer &kv, const AttentionLists &lists, float scale) {
+                   const KvLayer &kv, const AttentionLists &lists, float scale, float soft_cap) {
     static thread_local cpu::Scratch scratch;
     static thread_local std::vector<Block> own_blocks;
     std::vector<Block> &blocks = own_blocks; // a lambda would refer to its own thread's vector
@@ -294,6 +296,7 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
                  kv.v,
                  lists,
                  scale,
+                 soft_cap,
                  kv_heads,
                  group,
                  q.size(2),

@@ -6,8 +6,8 @@
 //    single query tokens (decode)        cuda_decode.cuh, split-KV when there are few or they are
 //                                        long
 //    batch-invariant streams             cuda_decode.cuh for every token, with a fixed split
-//  everything else (f32, other sizes)    attention_reference_kernel below: one block per token and
-//                                        head, one warp per fourth key; for tests
+//  everything else (f32, other sizes,    attention_reference_kernel below: one block per token and
+//  soft caps)                            head, one warp per fourth key
 #include "ops/attention/cuda.hpp"
 
 #include "ops/attention/cuda_launch.cuh"
@@ -30,6 +30,7 @@ struct ReferenceArgs {
     cuda::Reals q, k, v, out;
     int64_t d;
     float scale;
+    float soft_cap; // 0: none
 };
 
 __global__ void attention_reference_kernel(AttentionArgs args, ReferenceArgs reference) {
@@ -53,6 +54,9 @@ __global__ void attention_reference_kernel(AttentionArgs args, ReferenceArgs ref
                      reference.k.load(at + i);
         }
         score = cuda::warp_sum(score) * reference.scale;
+        if (reference.soft_cap != 0) {
+            score = reference.soft_cap * tanhf(score / reference.soft_cap);
+        }
         const float now = fmaxf(max, score);
         const float rescale = now == -INFINITY ? 1.0f : expf(max - now);
         const float weight = now == -INFINITY ? 0.0f : expf(score - now);
@@ -94,14 +98,14 @@ __global__ void attention_reference_kernel(AttentionArgs args, ReferenceArgs ref
 }
 
 void run_reference(const device::CudaStream &stream, const AttentionArgs &args, const Tensor &out,
-                   const Tensor &q, const Tensor &k, const Tensor &v, float scale) {
+                   const Tensor &q, const Tensor &k, const Tensor &v, float scale, float soft_cap) {
     const int64_t d = q.size(2);
     if (d > kReferenceColumns * kWarpSize) {
         fail(LLAISYS_ERROR_UNSUPPORTED, "attention: heads of ", d, " values, at most ",
              kReferenceColumns * kWarpSize, " on this device");
     }
     const ReferenceArgs reference{
-        cuda::reals(q), cuda::reals(k), cuda::reals(v), cuda::reals(out), d, scale};
+        cuda::reals(q), cuda::reals(k), cuda::reals(v), cuda::reals(out), d, scale, soft_cap};
     const dim3 grid(unsigned(q.size(0)), unsigned(q.size(1)));
     cuda::launch(stream, attention_reference_kernel, grid, kReferenceWarps * kWarpSize,
                  size_t(kReferenceWarps * d) * sizeof(float), false, args, reference);
@@ -160,7 +164,7 @@ AttentionRuns runs_of(const device::Stream &stream, const AttentionLists &lists,
 } // namespace
 
 void attention_cuda(const device::Stream &stream, const Tensor &out, const Tensor &q,
-                    const KvLayer &kv, const AttentionLists &lists, float scale) {
+                    const KvLayer &kv, const AttentionLists &lists, float scale, float soft_cap) {
     const int64_t n = q.size(0);
     const int64_t d = q.size(2);
     if (q.elements() == 0) {
@@ -191,10 +195,11 @@ void attention_cuda(const device::Stream &stream, const Tensor &out, const Tenso
     device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     const bool is_fast = dtype != LLAISYS_DTYPE_F32 && kv.k.dtype() == dtype &&
                          kv.v.dtype() == dtype && out.dtype() == dtype && args.group <= 16 &&
-                         scale > 0 && is_16_byte_aligned(q) && is_16_byte_aligned(out);
+                         scale > 0 && soft_cap == 0 && is_16_byte_aligned(q) &&
+                         is_16_byte_aligned(out);
     const LaunchAttention launch = is_fast ? kernels_of(cuda_stream, d) : nullptr;
     if (launch == nullptr) {
-        return run_reference(cuda_stream, args, out, q, kv.k, kv.v, scale);
+        return run_reference(cuda_stream, args, out, q, kv.k, kv.v, scale, soft_cap);
     }
     if (cuda_stream.is_exact) {
         return launch({cuda_stream, args, dtype, n, kv.n_slots, nullptr});

@@ -7,6 +7,6 @@
 namespace llaisys::ops {
 
 void attention_cuda(const device::Stream &stream, const Tensor &out, const Tensor &q,
-                    const KvLayer &kv, const AttentionLists &lists, float scale);
+                    const KvLayer &kv, const AttentionLists &lists, float scale, float soft_cap);
 
 } // namespace llaisys::ops

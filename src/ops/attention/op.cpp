@@ -31,7 +31,7 @@ void find_attention_runs(const int32_t *q_rows, int64_t n, std::vector<int32_t> 
 }
 
 void attention(const device::Stream &stream, const Tensor &out, const Tensor &q, const KvLayer &kv,
-               const AttentionLists &lists, float scale) {
+               const AttentionLists &lists, float scale, float soft_cap) {
     const Checks check{"attention", stream};
     check.real_rows("q", q, 3);
     const int64_t n = q.size(0);
@@ -58,13 +58,16 @@ void attention(const device::Stream &stream, const Tensor &out, const Tensor &q,
         fail(LLAISYS_ERROR_INVALID, "attention: block_size: got ", lists.block_size,
              ", expected at least 1");
     }
+    if (!(soft_cap >= 0)) {
+        fail(LLAISYS_ERROR_INVALID, "attention: soft_cap: got ", soft_cap, ", expected at least 0");
+    }
     check.index_range("q_rows", lists.q_rows, lists.tables.size(0));
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
-        return attention_cpu(stream, out, q, kv, lists, scale);
+        return attention_cpu(stream, out, q, kv, lists, scale, soft_cap);
 #if defined(LLAISYS_HAVE_CUDA)
     case LLAISYS_DEVICE_NVIDIA:
-        return attention_cuda(stream, out, q, kv, lists, scale);
+        return attention_cuda(stream, out, q, kv, lists, scale, soft_cap);
 #endif
     default:
         check.no_kernel();

@@ -49,7 +49,8 @@ struct AttentionLists {
     bool are_settled = false;
 };
 
+// soft_cap: a score s becomes soft_cap * tanh(s / soft_cap); 0: none.
 void attention(const device::Stream &stream, const Tensor &out, const Tensor &q, const KvLayer &kv,
-               const AttentionLists &lists, float scale);
+               const AttentionLists &lists, float scale, float soft_cap = 0.0f);
 
 } // namespace llaisys::ops

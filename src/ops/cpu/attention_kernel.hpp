@@ -223,6 +223,9 @@ inline void attention_tile(const AttentionTask &task, const AttentionScratch &sc
             if (!kScoresAreScaled && has_scales(task)) {
                 scale_rows(scratch.scores, n, scratch.k_scales);
             }
+            if (task.soft_cap != 0) {
+                soft_cap_row(scratch.scores, task.soft_cap, n * kTile);
+            }
             weigh_rows(task, scratch, state, rows, fetch);
             sum_rows(task, scratch, state, places, rows, fetch);
         };

@@ -20,8 +20,10 @@ constexpr ops::cpu::Kernels make_table() {
     table.dequantise = dequantise_row;
     table.add = add_rows;
     table.swiglu = swiglu_row;
+    table.geglu = geglu_row;
     table.scale = scale_row;
     table.scale_in_place = scale_in_place;
+    table.soft_cap = soft_cap_row;
     table.sum_squares = sum_squares;
     table.max = max_of;
     table.exp_sum = exp_sum;

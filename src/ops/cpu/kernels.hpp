@@ -82,6 +82,7 @@ struct AttentionTask {
     const int32_t *table; // block table of the sequence
     int64_t limit;        // entries from here on must not be read
     int64_t block_size;
+    float soft_cap; // scores become soft_cap * tanh(score / soft_cap); 0: none
     float *scratch; // attention_scratch() floats, of this thread
 };
 
@@ -112,9 +113,13 @@ struct Kernels {
     // Elementwise over n values; out may be an input.
     void (*add)(float *out, const float *a, const float *b, int64_t n);
     void (*swiglu)(float *out, const float *gate, const float *up, int64_t n);
+    // gelu(gate), tanh approximation, times up; up null: 1.
+    void (*geglu)(float *out, const float *gate, const float *up, int64_t n);
     // out = in * factor * weight
     void (*scale)(float *out, const float *in, float factor, const float *weight, int64_t n);
     void (*scale_in_place)(float *x, float factor, int64_t n);
+    // x = cap * tanh(x / cap)
+    void (*soft_cap)(float *x, float cap, int64_t n);
 
     // Reductions over n values, in one fixed order.
     float (*sum_squares)(const float *x, int64_t n);

@@ -66,6 +66,31 @@ inline void swiglu_row(float *out, const float *gate, const float *up, int64_t n
     });
 }
 
+// gelu(g) = g / (1 + exp(-2 u)) with the u of the tanh approximation: 1 + tanh(u) = 2 / (1 + exp(-2
+// u)).
+inline void geglu_row(float *out, const float *gate, const float *up, int64_t n) {
+    for_vectors(n, [=](int64_t i, int64_t k) {
+        const vf g = load_up_to(gate + i, k);
+        const vf cube = mul(mul(g, g), mul(g, set1(0.044715f)));
+        const vf u2 = mul(add(g, cube), set1(-1.5957691216057308f)); // -2 sqrt(2 / pi) (g + ...)
+        const vf gelu = div(g, add(set1(1.0f), exp(u2)));
+        store_up_to(out + i, up == nullptr ? gelu : mul(gelu, load_up_to(up + i, k)), k);
+    });
+}
+
+// cap * tanh(x / cap), tanh(u) = 1 - 2 / (exp(2 u) + 1).
+inline vf soft_capped(vf x, float cap) {
+    const vf e = exp(mul(x, set1(2.0f / cap)));
+    const vf tanh = sub(set1(1.0f), div(set1(2.0f), add(e, set1(1.0f))));
+    return mul(tanh, set1(cap));
+}
+
+inline void soft_cap_row(float *x, float cap, int64_t n) {
+    for_vectors(n, [=](int64_t i, int64_t k) {
+        store_up_to(x + i, soft_capped(load_up_to(x + i, k), cap), k);
+    });
+}
+
 inline void scale_row(float *out, const float *in, float factor, const float *weight, int64_t n) {
     for_vectors(n, [=](int64_t i, int64_t k) {
         const vf x = mul(load_up_to(in + i, k), set1(factor));

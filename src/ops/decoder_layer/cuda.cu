@@ -31,10 +31,11 @@ bool is_bias_16_byte_aligned(const LinearPart &part) {
 
 bool is_fast(const Tensor &residual, const Norm &norm, const LinearPart &part) {
     const DType dtype = part.weight->bytes.dtype();
-    return dtype != LLAISYS_DTYPE_F32 && norm.normed.dtype() == dtype &&
-           residual.dtype() == LLAISYS_DTYPE_F32 && residual.size(1) % 8 == 0 &&
-           residual.stride(0) % 4 == 0 && is_16_byte_aligned(residual) &&
-           is_16_byte_aligned(norm.normed) && is_16_byte_aligned(part.weight->bytes);
+    return norm.kind == NormKind::rms && dtype != LLAISYS_DTYPE_F32 &&
+           norm.normed.dtype() == dtype && residual.dtype() == LLAISYS_DTYPE_F32 &&
+           residual.size(1) % 8 == 0 && residual.stride(0) % 4 == 0 &&
+           is_16_byte_aligned(residual) && is_16_byte_aligned(norm.normed) &&
+           is_16_byte_aligned(part.weight->bytes);
 }
 
 // Input of a small-M GEMM: residual rows for a fused norm, otherwise normalized rows.
@@ -233,6 +234,7 @@ bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, 
     const bool has_qk_norm = head_norms.q != nullptr || head_norms.k != nullptr;
     if (has_qk_norm && (head_norms.q == nullptr || head_norms.k == nullptr ||
                         !cuda::can_fuse_qk_norm(placement.kv.head_dim) ||
+                        head_norms.q->size(0) != placement.kv.head_dim ||
                         !is_16_byte_aligned(*head_norms.q) || !is_16_byte_aligned(*head_norms.k))) {
         return false;
     }
@@ -241,7 +243,7 @@ bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, 
     if (!is_fast(residual, norm, q) || !is_fast(residual, norm, k) || !is_fast(residual, norm, v) ||
         k.weight->bytes.dtype() != dtype || v.weight->bytes.dtype() != dtype ||
         q.out->dtype() != dtype || placement.kv.k.dtype() != dtype ||
-        placement.kv.head_dim != 2 * placement.inv_freq.size(0) ||
+        placement.rope_factor != 1.0f || placement.kv.head_dim != 2 * placement.inv_freq.size(0) ||
         placement.kv.head_dim % 16 != 0 || placement.kv.head_dim > 2 * cuda::kMaxPairs ||
         (has_rope_kernel && !(is_adjacent(*q.out, *k.out) && is_adjacent(*k.out, *v.out) &&
                               is_16_byte_aligned(*q.out) && q.out->stride(0) % 8 == 0 &&

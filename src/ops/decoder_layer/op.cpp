@@ -3,9 +3,12 @@
 #include "ops/add/op.hpp"
 #include "ops/decoder_layer/cuda.hpp"
 #include "ops/embedding/op.hpp"
+#include "ops/geglu/op.hpp"
 #include "ops/kv_store/op.hpp"
+#include "ops/layer_norm/op.hpp"
 #include "ops/rms_norm/op.hpp"
 #include "ops/rope/op.hpp"
+#include "ops/scale/op.hpp"
 #include "ops/swiglu/op.hpp"
 
 namespace llaisys::ops {
@@ -19,16 +22,37 @@ Tensor heads_of(const Tensor &rows, int64_t d) {
 
 // norm.normed = the normalised residual stream, with the pending addend applied.
 void normalise(const device::Stream &stream, Residual *residual, const Norm &norm) {
-    if (!residual->addend.defined()) {
-        return rms_norm(stream, norm.normed, residual->sum, norm.weight, norm.epsilon);
+    if (norm.kind != NormKind::rms || !residual->addend.defined()) {
+        return norm_rows(stream, norm.normed, settle(stream, residual), norm);
     }
     add_rms_norm(stream, norm.normed, residual->sum, residual->addend, norm.weight, norm.epsilon);
     residual->addend = Tensor();
 }
 
-// Apply the pending addend for kernels without one. On a device that fuses the addition, only an
-// all-reduce leaves an addend.
-const Tensor &settled(const device::Stream &stream, Residual *residual) {
+// RMS norms of the heads [n, heads, d] of q or k in place. weight: [d] or [heads * d]; null: none.
+void norm_heads(const device::Stream &stream, const Tensor &rows, int64_t d, const Tensor *weight,
+                float epsilon) {
+    if (weight == nullptr) {
+        return;
+    }
+    if (weight->size(0) == rows.size(1)) { // all heads together
+        return rms_norm(stream, rows, rows, *weight, epsilon);
+    }
+    const Tensor heads = heads_of(rows, d);
+    if (heads.is_contiguous()) {
+        const Tensor all = heads.view({heads.size(0) * heads.size(1), d});
+        return rms_norm(stream, all, all, *weight, epsilon);
+    }
+    for (int64_t h = 0; h < heads.size(1); ++h) {
+        const Tensor one = heads.slice(1, h, h + 1).view({heads.size(0), d});
+        rms_norm(stream, one, one, *weight, epsilon);
+    }
+}
+
+} // namespace
+
+// On a device that fuses the addition, only an all-reduce or a post norm leaves an addend.
+const Tensor &settle(const device::Stream &stream, Residual *residual) {
     if (residual->addend.defined()) {
         add(stream, residual->sum, residual->sum, residual->addend);
         residual->addend = Tensor();
@@ -36,14 +60,24 @@ const Tensor &settled(const device::Stream &stream, Residual *residual) {
     return residual->sum;
 }
 
-} // namespace
+void norm_rows(const device::Stream &stream, const Tensor &out, const Tensor &in,
+               const Norm &norm) {
+    switch (norm.kind) {
+    case NormKind::rms:
+        return rms_norm(stream, out, in, norm.weight, norm.epsilon);
+    case NormKind::layer:
+        return layer_norm(stream, out, in, norm.weight, norm.bias, norm.epsilon);
+    case NormKind::none:
+        return scale(stream, out, in, 1.0f);
+    }
+}
 
 void attention_input(const device::Stream &stream, Residual *residual, const Norm &norm,
                      const LinearPart &q, const LinearPart &k, const LinearPart &v,
                      const HeadNorms &head_norms, const Placement &placement) {
 #if defined(LLAISYS_HAVE_CUDA)
     if (stream.type() == LLAISYS_DEVICE_NVIDIA &&
-        attention_input_cuda(stream, settled(stream, residual), norm, q, k, v, head_norms,
+        attention_input_cuda(stream, settle(stream, residual), norm, q, k, v, head_norms,
                              placement)) {
         return;
     }
@@ -52,39 +86,33 @@ void attention_input(const device::Stream &stream, Residual *residual, const Nor
     const LinearPart parts[] = {q, k, v};
     normalise(stream, residual, norm);
     linear(stream, norm.normed, parts, 3);
+    norm_heads(stream, *q.out, d, head_norms.q, norm.epsilon);
+    norm_heads(stream, *k.out, d, head_norms.k, norm.epsilon);
     const Tensor queries = heads_of(*q.out, d);
     const Tensor keys = heads_of(*k.out, d);
     const Tensor values = heads_of(*v.out, d);
-    const auto norm_heads = [&](const Tensor &heads, const Tensor *weight) {
-        if (weight == nullptr) {
-            return;
-        }
-        if (heads.is_contiguous()) {
-            const Tensor rows = heads.view({heads.size(0) * heads.size(1), d});
-            return rms_norm(stream, rows, rows, *weight, norm.epsilon);
-        }
-        for (int64_t h = 0; h < heads.size(1); ++h) {
-            const Tensor rows = heads.slice(1, h, h + 1).view({heads.size(0), d});
-            rms_norm(stream, rows, rows, *weight, norm.epsilon);
-        }
-    };
-    norm_heads(queries, head_norms.q);
-    norm_heads(keys, head_norms.k);
-    rope_both(stream, queries, keys, placement.positions, placement.inv_freq);
+    rope_both(stream, queries, keys, placement.positions, placement.inv_freq,
+              placement.rope_factor);
     kv_store(stream, placement.kv, keys, &values, placement.slots);
 }
 
 void mlp_input(const device::Stream &stream, Residual *residual, const Norm &norm,
-               const LinearPart &gate, const LinearPart &up) {
+               const LinearPart &gate, const LinearPart &up, Activation activation) {
 #if defined(LLAISYS_HAVE_CUDA)
-    if (stream.type() == LLAISYS_DEVICE_NVIDIA &&
-        mlp_input_cuda(stream, settled(stream, residual), norm, gate, up)) {
+    if (stream.type() == LLAISYS_DEVICE_NVIDIA && activation == Activation::silu &&
+        up.weight != nullptr && gate.bias == nullptr && up.bias == nullptr &&
+        mlp_input_cuda(stream, settle(stream, residual), norm, gate, up)) {
         return;
     }
 #endif
     const LinearPart parts[] = {gate, up};
     normalise(stream, residual, norm);
-    linear(stream, norm.normed, parts, 2);
+    const bool is_gated = up.weight != nullptr;
+    linear(stream, norm.normed, parts, is_gated ? 2 : 1);
+    if (activation == Activation::gelu_tanh) {
+        return geglu(stream, *gate.out, *gate.out, is_gated ? up.out : nullptr);
+    }
+    require(is_gated, "mlp_input: silu needs a gate");
     swiglu(stream, *gate.out, *gate.out, *up.out);
 }
 
@@ -92,7 +120,7 @@ void add_product(const device::Stream &stream, Residual *residual, const Tensor 
                  const LinearWeight &weight, const Tensor *bias, const Tensor &scratch) {
 #if defined(LLAISYS_HAVE_CUDA)
     if (stream.type() == LLAISYS_DEVICE_NVIDIA) {
-        return linear_add(stream, settled(stream, residual), in, weight, bias);
+        return linear_add(stream, settle(stream, residual), in, weight, bias);
     }
 #endif
     const LinearPart part{&weight, bias, &scratch};
@@ -102,15 +130,15 @@ void add_product(const device::Stream &stream, Residual *residual, const Tensor 
 
 void hidden_rows(const device::Stream &stream, const Tensor &out, Residual *residual,
                  const Norm &norm, const Tensor &rows) {
-    embedding(stream, out, rows, settled(stream, residual));
-    rms_norm(stream, out, out, norm.weight, norm.epsilon);
+    embedding(stream, out, rows, settle(stream, residual));
+    norm_rows(stream, out, out, norm);
 }
 
 void head(const device::Stream &stream, const Tensor &logits, Residual *residual, const Norm &norm,
           const LinearWeight &weight, const Tensor &rows) {
 #if defined(LLAISYS_HAVE_CUDA)
     if (stream.type() == LLAISYS_DEVICE_NVIDIA &&
-        head_cuda(stream, logits, settled(stream, residual), norm, weight, rows)) {
+        head_cuda(stream, logits, settle(stream, residual), norm, weight, rows)) {
         return;
     }
 #endif

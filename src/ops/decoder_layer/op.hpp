@@ -4,7 +4,7 @@
 //   attention_input   norm, q/k/v products and biases, QK norms, RoPE, KV store
 //   attention         ops/attention
 //   add_product       output projection, to the residual stream
-//   mlp_input         norm, gate and up products, swiglu
+//   mlp_input         norm, gate and up products, activation
 //   add_product       down projection, to the residual stream
 //   head              final norm and vocabulary product, for selected rows
 //   hidden_rows       final norm only, for selected rows; before head, if used
@@ -22,12 +22,16 @@ struct Residual {
     Tensor addend; // real [n, hs]; undefined: nothing is pending
 };
 
-// RMS norm of a residual row before a product.
+enum class NormKind { rms, layer, none };
+
+// Norm of a residual row before a product.
 struct Norm {
-    const Tensor &weight; // [hs] real
+    const Tensor &weight; // [hs] real; not used by NormKind::none
     float epsilon;
     const Tensor &normed; // scratch [n, hs] in the dtype of the products, may be the addend;
                           // undefined afterwards
+    NormKind kind = NormKind::rms;
+    const Tensor *bias = nullptr; // [hs] real, of a layer norm; null: none
 };
 
 // Positions of the rotary embedding and slots of the KV store.
@@ -36,10 +40,11 @@ struct Placement {
     const Tensor &inv_freq;  // f32 [d / 2]
     const Tensor &slots;     // i32 [n]
     const KvLayer &kv;
+    float rope_factor = 1.0f; // see ops::rope
 };
 
-// QK norms: RMS norms of each query and key head before RoPE (Qwen3), [d] each; null: none. They
-// use the epsilon of the layer's norm.
+// QK norms: RMS norms of each query and key head before RoPE (Qwen3), [d] each, or of all heads of
+// a token together (OLMo 2), [heads * d]; null: none. They use the epsilon of the layer's norm.
 struct HeadNorms {
     const Tensor *q;
     const Tensor *k;
@@ -51,9 +56,19 @@ void attention_input(const device::Stream &stream, Residual *residual, const Nor
                      const LinearPart &q, const LinearPart &k, const LinearPart &v,
                      const HeadNorms &head_norms, const Placement &placement);
 
-// gate.out = up * silu(gate) of the normalised rows; up.out is undefined afterwards. No biases.
+enum class Activation { silu, gelu_tanh };
+
+// gate.out = up * activation(gate) of the normalised rows; up.out is undefined afterwards. An MLP
+// without a gate has no up.weight (null): gate.out = activation(gate).
 void mlp_input(const device::Stream &stream, Residual *residual, const Norm &norm,
-               const LinearPart &gate, const LinearPart &up);
+               const LinearPart &gate, const LinearPart &up,
+               Activation activation = Activation::silu);
+
+// Adds a pending product to the sum; returns the sum.
+const Tensor &settle(const device::Stream &stream, Residual *residual);
+
+// out = norm(in); norm.normed is not used.
+void norm_rows(const device::Stream &stream, const Tensor &out, const Tensor &in, const Norm &norm);
 
 // residual += in * weight^T + bias; bias null: none. scratch: real [n, hs] for a pending product.
 // No other product may be pending.

@@ -31,7 +31,7 @@ void rope_pairs(const cpu::Kernels &kernels, const Tensor &out, const Tensor &in
 } // namespace
 
 void rope_cpu(const device::Stream &stream, const Rotation *rotations, int count,
-              const Tensor &positions, const Tensor &inv_freq) {
+              const Tensor &positions, const Tensor &inv_freq, float factor) {
     const int64_t n = positions.size(0);
     const int64_t d = 2 * inv_freq.size(0);
     int64_t heads = 0;
@@ -47,6 +47,11 @@ void rope_cpu(const device::Stream &stream, const Rotation *rotations, int count
                 const int64_t pairs = std::min(kAngles, d / 2 - p);
                 kernels.angles(cos, sin, positions.as<int64_t>()[i], inv_freq.as<float>() + p,
                                pairs);
+                for (int64_t j = 0; factor != 1.0f && j < pairs; ++j) {
+                    const float times = inv_freq.as<float>()[p + j] != 0 ? factor : 1.0f;
+                    cos[j] *= times;
+                    sin[j] *= times;
+                }
                 for (int r = 0; r < count; ++r) {
                     rope_pairs(kernels, rotations[r].out, rotations[r].in, i, p, pairs, cos, sin);
                 }

@@ -12,6 +12,6 @@ struct Rotation {
 
 // All tensors have the same tokens and d.
 void rope_cpu(const device::Stream &stream, const Rotation *rotations, int count,
-              const Tensor &positions, const Tensor &inv_freq);
+              const Tensor &positions, const Tensor &inv_freq, float factor);
 
 } // namespace llaisys::ops

@@ -27,16 +27,16 @@ void check_rope(const Checks &check, const Tensor &out, const Tensor &in, const 
 } // namespace
 
 void rope(const device::Stream &stream, const Tensor &out, const Tensor &in,
-          const Tensor &positions, const Tensor &inv_freq) {
+          const Tensor &positions, const Tensor &inv_freq, float factor) {
     const Checks check{"rope", stream};
     check_rope(check, out, in, positions, inv_freq);
     const Rotation rotation{out, in};
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
-        return rope_cpu(stream, &rotation, 1, positions, inv_freq);
+        return rope_cpu(stream, &rotation, 1, positions, inv_freq, factor);
 #if defined(LLAISYS_HAVE_CUDA)
     case LLAISYS_DEVICE_NVIDIA:
-        return rope_cuda(stream, out, in, positions, inv_freq);
+        return rope_cuda(stream, out, in, positions, inv_freq, factor);
 #endif
     default:
         check.no_kernel();
@@ -44,16 +44,23 @@ void rope(const device::Stream &stream, const Tensor &out, const Tensor &in,
 }
 
 void rope_both(const device::Stream &stream, const Tensor &q, const Tensor &k,
-               const Tensor &positions, const Tensor &inv_freq) {
+               const Tensor &positions, const Tensor &inv_freq, float factor) {
     if (stream.type() != LLAISYS_DEVICE_CPU) {
-        rope(stream, q, q, positions, inv_freq);
-        return rope(stream, k, k, positions, inv_freq);
+        rope(stream, q, q, positions, inv_freq, factor);
+        return rope(stream, k, k, positions, inv_freq, factor);
     }
     const Checks check{"rope", stream};
     check_rope(check, q, q, positions, inv_freq);
     check_rope(check, k, k, positions, inv_freq);
     const Rotation rotations[] = {{q, q}, {k, k}};
-    rope_cpu(stream, rotations, 2, positions, inv_freq);
+    rope_cpu(stream, rotations, 2, positions, inv_freq, factor);
+}
+
+Tensor layer_frequencies(const Tensor &inv_freq, int64_t layer) {
+    if (inv_freq.ndim() == 1) {
+        return inv_freq;
+    }
+    return inv_freq.slice(0, layer, layer + 1).view({inv_freq.size(1)});
 }
 
 } // namespace llaisys::ops

@@ -83,9 +83,10 @@ void KvStorage::shift_slots(const device::Stream &stream, const int32_t *slots,
         Tensor angles = shift_deltas_.slice(0, 0, count);
         targets.load(stream, slots + first, size_t(count) * sizeof(int32_t));
         angles.load(stream, delta + first, size_t(count) * sizeof(int64_t));
-        for (const ops::KvLayer &layer : layers_) {
+        for (size_t i = 0; i < layers_.size(); ++i) {
+            const ops::KvLayer &layer = layers_[i];
             ops::kv_load(stream, rows, nullptr, layer, targets);
-            ops::rope(stream, rows, rows, angles, inv_freq_);
+            ops::rope(stream, rows, rows, angles, ops::layer_frequencies(inv_freq_, int64_t(i)));
             ops::kv_store(stream, layer, rows, nullptr, targets);
         }
     }

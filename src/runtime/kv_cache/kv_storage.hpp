@@ -10,7 +10,7 @@ namespace llaisys::runtime {
 
 class KvStorage {
 public:
-    // inv_freq: f32 [head_dim / 2], the rotary frequencies of the keys.
+    // inv_freq: f32 [head_dim / 2] or [n_layers, head_dim / 2], the rotary frequencies of the keys.
     KvStorage(const device::Stream &stream, int64_t n_layers, int64_t n_slots, int64_t n_heads,
               int64_t head_dim, DType dtype, Tensor inv_freq);
 

@@ -32,8 +32,9 @@ void destroy_unique(const std::vector<llaisysTensor_t *> &slots) {
     }
 }
 
-void WeightTable::add_global(const std::string &name, llaisysTensor_t *slot, const Shape &shape) {
-    fields_.push_back({name, slot, 1, false, false, shape});
+void WeightTable::add_global(const std::string &name, llaisysTensor_t *slot, const Shape &shape,
+                             bool is_optional) {
+    fields_.push_back({name, slot, 1, false, is_optional, shape});
 }
 
 void WeightTable::add_layers(const std::string &name, llaisysTensor_t *slots, int n_layers,

@@ -39,7 +39,8 @@ public:
     WeightTable(const WeightTable &) = delete;
     WeightTable &operator=(const WeightTable &) = delete;
 
-    void add_global(const std::string &name, llaisysTensor_t *slot, const Shape &shape);
+    void add_global(const std::string &name, llaisysTensor_t *slot, const Shape &shape,
+                    bool is_optional = false);
     void add_layers(const std::string &name, llaisysTensor_t *slots, int n_layers,
                     const Shape &shape, bool is_optional = false);
     // The same with empty slots owned by the table; returns their stable address.

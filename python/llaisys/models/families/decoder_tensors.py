@@ -4,10 +4,11 @@ config determines which of them a model has."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from llaisys.models.families.model_config import ModelConfig
+from llaisys.models.loading.tensor_source import TensorSource
 
 _GGUF_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
 
@@ -19,31 +20,43 @@ class WeightSpec:
     hf: str  # name within a layer, without '.weight'
     gguf: str
     field: str  # of LlaisysDecoderWeights, without '_w'
-    shape: tuple[str, ...]  # of 'hidden', 'inner', 'vocab', 'q', 'kv', 'head'
-    bias: str = ""  # field of ModelConfig: has a bias
-    only_if: str = ""  # field of ModelConfig: has this weight
+    shape: tuple[str, ...]  # of 'hidden', 'inner', 'vocab', 'q', 'kv', 'q_norm', 'k_norm'
+    bias: str = ""  # field or property of ModelConfig: has a bias
+    only_if: str = ""  # field or property of ModelConfig: has this weight
 
 
 _LAYER = (
-    WeightSpec("input_layernorm", "attn_norm", "attn_norm", ("hidden",)),
+    WeightSpec(
+        "input_layernorm", "attn_norm", "attn_norm", ("hidden",), "norm_bias", "has_attn_norm"
+    ),
     WeightSpec("self_attn.q_proj", "attn_q", "attn_q", ("q", "hidden"), "attention_bias"),
     WeightSpec("self_attn.k_proj", "attn_k", "attn_k", ("kv", "hidden"), "attention_bias"),
     WeightSpec("self_attn.v_proj", "attn_v", "attn_v", ("kv", "hidden"), "attention_bias"),
-    WeightSpec("self_attn.q_norm", "attn_q_norm", "attn_q_norm", ("head",), only_if="qk_norm"),
-    WeightSpec("self_attn.k_norm", "attn_k_norm", "attn_k_norm", ("head",), only_if="qk_norm"),
+    WeightSpec("self_attn.q_norm", "attn_q_norm", "attn_q_norm", ("q_norm",), only_if="qk_norm"),
+    WeightSpec("self_attn.k_norm", "attn_k_norm", "attn_k_norm", ("k_norm",), only_if="qk_norm"),
     WeightSpec("self_attn.o_proj", "attn_output", "attn_o", ("hidden", "q"), "output_bias"),
-    WeightSpec("post_attention_layernorm", "ffn_norm", "mlp_norm", ("hidden",)),
-    WeightSpec("mlp.gate_proj", "ffn_gate", "mlp_gate", ("inner", "hidden")),
-    WeightSpec("mlp.up_proj", "ffn_up", "mlp_up", ("inner", "hidden")),
-    WeightSpec("mlp.down_proj", "ffn_down", "mlp_down", ("hidden", "inner")),
+    WeightSpec(
+        *("self_attn.post_norm", "post_attention_norm", "attn_post_norm", ("hidden",)),
+        only_if="has_post_norms",
+    ),
+    WeightSpec(
+        *("post_attention_layernorm", "ffn_norm", "mlp_norm", ("hidden",)),
+        *("norm_bias", "has_mlp_norm"),
+    ),
+    WeightSpec("mlp.gate_proj", "ffn_gate", "mlp_gate", ("inner", "hidden"), only_if="has_gate"),
+    WeightSpec("mlp.up_proj", "ffn_up", "mlp_up", ("inner", "hidden"), "mlp_bias"),
+    WeightSpec("mlp.down_proj", "ffn_down", "mlp_down", ("hidden", "inner"), "mlp_bias"),
+    WeightSpec(
+        "mlp.post_norm", "post_ffw_norm", "mlp_post_norm", ("hidden",), only_if="has_post_norms"
+    ),
 )
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
-FIRST_PROJECTION = "model.layers.0.self_attn.q_proj.weight"
 # Hugging Face name -> (GGUF name, native weight field)
 _GLOBAL = {
     EMBEDDING: ("token_embd.weight", "in_embed"),
     "model.norm.weight": ("output_norm.weight", "out_norm_w"),
+    "model.norm.bias": ("output_norm.bias", "out_norm_b"),
     OUTPUT: ("output.weight", "out_embed"),
 }
 
@@ -55,8 +68,11 @@ def tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         "inner": config.intermediate_size,
         "q": config.num_heads * config.head_dim,
         "kv": config.num_kv_heads * config.head_dim,
-        "head": config.head_dim,
+        "q_norm": config.head_dim,
+        "k_norm": config.head_dim,
     }
+    if config.variant.has_row_norms:
+        sizes |= {"q_norm": sizes["q"], "k_norm": sizes["kv"]}
     yield EMBEDDING, (config.vocab_size, config.hidden_size)
     for layer in range(config.num_layers):
         for spec in _LAYER:
@@ -67,11 +83,26 @@ def tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
             if spec.bias and getattr(config, spec.bias):
                 yield f"model.layers.{layer}.{spec.hf}.bias", shape[:1]
     yield "model.norm.weight", (config.hidden_size,)
+    if config.norm_bias:
+        yield "model.norm.bias", (config.hidden_size,)
     if not config.tie_word_embeddings:
         yield OUTPUT, (config.vocab_size, config.hidden_size)
 
 
-def name_from_gguf(name: str, has_qk_norm: bool) -> str | None:
+@dataclass(frozen=True, slots=True)
+class TensorNames:
+    """Tensor names and fused tensors of a family's files, where they differ from Llama's."""
+
+    hf: Mapping[str, str] = field(default_factory=dict)  # name within a layer: ours -> the file's
+    has_fused_qkv: bool = False  # self_attn.qkv_proj has the rows of q, k and v
+    has_fused_gate_up: bool = False  # mlp.gate_up_proj has the rows of gate and up
+
+
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+
+
+def name_from_gguf(name: str, has_qk_norm: bool, names: TensorNames) -> str | None:
     """The Hugging Face name of a GGUF tensor; None: not part of a decoder."""
     for hf, (gguf, _) in _GLOBAL.items():
         if name == gguf:
@@ -79,10 +110,54 @@ def name_from_gguf(name: str, has_qk_norm: bool) -> str | None:
     match = _GGUF_LAYER.fullmatch(name)
     if match is None:
         return None
+    layer, kind = f"model.layers.{match[1]}", match[3]
+    if names.has_fused_qkv and match[2] == "attn_qkv":
+        return f"{layer}.self_attn.qkv_proj.{kind}"
+    if names.has_fused_gate_up and match[2] == "ffn_up":
+        return f"{layer}.mlp.gate_up_proj.{kind}"
     for spec in _LAYER:
         if spec.gguf == match[2] and (has_qk_norm or spec.only_if != "qk_norm"):
-            return f"model.layers.{match[1]}.{spec.hf}.{match[3]}"
+            return f"{layer}.{names.hf.get(spec.hf, spec.hf)}.{kind}"
     return None
+
+
+def source_of(name: str, config: ModelConfig, names: TensorNames, norm_add: float) -> TensorSource:
+    """Where the tensor `name` of the model is in the files. `norm_add`: added to norm weights."""
+    is_norm = name.endswith("norm.weight")
+    add = norm_add if is_norm else 0.0
+    if name in _GLOBAL:
+        return TensorSource(name, add=add)
+    _, _, layer, rest = name.split(".", 3)
+    hf, kind = rest.rsplit(".", 1)
+    prefix, order = f"model.layers.{layer}", None
+    if hf in (*QKV[:2], "self_attn.q_norm", "self_attn.k_norm"):
+        order = head_order(config)
+    q, kv, inner = (
+        config.num_heads * config.head_dim,
+        config.num_kv_heads * config.head_dim,
+        config.intermediate_size,
+    )
+    if names.has_fused_qkv and hf in QKV:
+        rows = {QKV[0]: (0, q), QKV[1]: (q, q + kv), QKV[2]: (q + kv, q + 2 * kv)}[hf]
+        return TensorSource(f"{prefix}.self_attn.qkv_proj.{kind}", rows, order)
+    if names.has_fused_gate_up and hf in GATE_UP:
+        rows = (0, inner) if hf == GATE_UP[0] else (inner, 2 * inner)
+        return TensorSource(f"{prefix}.mlp.gate_up_proj.{kind}", rows)
+    return TensorSource(f"{prefix}.{names.hf.get(hf, hf)}.{kind}", None, order, add)
+
+
+def head_order(config: ModelConfig) -> tuple[int, ...] | None:
+    """Order of a head's rows such that RoPE rotates pairs (i, i + head_dim / 2): the rotated pairs
+    first, then the other rows, whose frequency is 0. None: the order of the files."""
+    d, r = config.head_dim, config.rotary_dim
+    is_interleaved = config.rope.is_interleaved
+    if d == r and not is_interleaved:
+        return None
+    step, second = (2, 1) if is_interleaved else (1, r // 2)
+    low = [step * i for i in range(r // 2)]
+    high = [step * i + second for i in range(r // 2)]
+    middle = r + (d - r) // 2
+    return (*low, *range(r, middle), *high, *range(middle, d))
 
 
 def weight_field(name: str) -> tuple[str, int]:

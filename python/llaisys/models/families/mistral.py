@@ -5,7 +5,8 @@ Their GGUF files have the architecture "llama".
 
 from __future__ import annotations
 
-from llaisys.models.families.decoder import DecoderFamily, Windows
+from llaisys.models.families.decoder import DecoderFamily
+from llaisys.models.families.windows import Windows
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.limits import MAX_POSITIONS
 

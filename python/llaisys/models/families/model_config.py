@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.families.rope import RopeScaling
+from llaisys.models.families.variant import RopeLayout, Variant
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.family import CheckpointConfig
 from llaisys.models.loading.limits import MAX_PARAMETERS
@@ -34,6 +35,37 @@ class ModelConfig(CheckpointConfig):
     window_layers: tuple[int, ...]
     bos_token_id: int | None
     quantization: WeightScheme | None = None  # of the matrices of a quantised directory
+    variant: Variant = Variant()
+    rope: RopeLayout = RopeLayout()
+
+    # The properties from here to has_gate determine which tensors a layer has.
+    @property
+    def has_attn_norm(self) -> bool:
+        return self.variant.norm_position != "after"
+
+    @property
+    def has_mlp_norm(self) -> bool:
+        return self.has_attn_norm and not self.variant.is_parallel
+
+    @property
+    def has_post_norms(self) -> bool:
+        return self.variant.norm_position != "before"
+
+    @property
+    def norm_bias(self) -> bool:
+        return self.variant.norm_bias
+
+    @property
+    def mlp_bias(self) -> bool:
+        return self.variant.mlp_bias
+
+    @property
+    def has_gate(self) -> bool:
+        return self.variant.mlp != "gelu"
+
+    @property
+    def rotary_dim(self) -> int:
+        return self.rope.rotary_dim or self.head_dim
 
     def layer_window(self, layer: int) -> int | None:
         """The attention window of one layer in tokens; None: full attention."""
@@ -48,6 +80,11 @@ class ModelConfig(CheckpointConfig):
             )
         if self.head_dim % 2:
             raise ModelLoadError(f"{where}: head_dim {self.head_dim} is odd; RoPE needs even")
+        if self.rotary_dim % 2 or self.rotary_dim > self.head_dim:
+            raise ModelLoadError(
+                f"{where}: RoPE of {self.rotary_dim} values is not even or more than head_dim "
+                f"{self.head_dim}"
+            )
         per_layer = self.hidden_size * (
             2 * self.head_dim * (self.num_heads + self.num_kv_heads) + 3 * self.intermediate_size
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from llaisys.models.families.decoder import DecoderFamily, Windows
+from llaisys.models.families.decoder import DecoderFamily
+from llaisys.models.families.windows import Windows, window_layers, with_layers
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.limits import MAX_POSITIONS
 
@@ -14,19 +15,11 @@ def qwen_windows(fields: Fields, layers: int) -> Windows:
     window = fields.integer("sliding_window", 1, MAX_POSITIONS, None)
     if window is None:
         return None, ()
-    types = fields.values.get("layer_types")
-    if types is None:
+    chosen = window_layers(fields, layers)
+    if chosen is None:
         first = fields.integer("max_window_layers", 0, MAX_POSITIONS, 28)
         chosen = tuple(range(min(first, layers), layers))
-    else:
-        known = ("full_attention", "sliding_attention")
-        if not isinstance(types, list) or len(types) != layers:
-            raise fields.fail("layer_types", f"must be a list of {layers} names")
-        for item in types:
-            if item not in known:
-                raise fields.fail("layer_types", f"holds {item!r}; known: {', '.join(known)}")
-        chosen = tuple(i for i, item in enumerate(types) if item == "sliding_attention")
-    return (window, chosen) if chosen else (None, ())
+    return with_layers(window, chosen)
 
 
 QWEN2 = DecoderFamily(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from llaisys.common.errors import ModelLoadError
@@ -17,7 +18,7 @@ from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.limits import MAX_POSITIONS
 
 MAX_FACTOR = 1e6
-KNOWN = "default, linear, dynamic, yarn, llama3"
+KNOWN = "default, linear, dynamic, yarn, llama3, longrope"
 KNOWN_IN_GGUF = "none, linear, yarn"
 
 
@@ -135,19 +136,56 @@ class GivenRopeScaling(RopeScaling):
         return list(self.values)
 
 
-def parse_rope(fields: Fields, head_dim: int) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling) from `rope_parameters` (transformers 5) or `rope_theta`/`rope_scaling`."""
+@dataclass(frozen=True, slots=True)
+class LongRopeScaling(RopeScaling):
+    """LongRoPE (Phi-3): one list of divisors for contexts up to the original, one for longer ones.
+    transformers chooses by the current length; here it is max_model_len, so that cached keys stay
+    valid."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention: float  # the attention factor
+
+    @property
+    def attention_factor(self) -> float:
+        return self.attention
+
+    def divisors(self, theta: float, head_dim: int, length: int) -> list[float]:
+        is_long = length > self.original_max_position_embeddings
+        return list(self.long if is_long else self.short)
+
+
+def rope_section(fields: Fields) -> Fields:
+    """`rope_parameters` (transformers 5) or `rope_scaling`; empty when absent."""
     section = fields.section("rope_parameters")
-    if not section.values:
-        section = fields.section("rope_scaling")
+    return section if section.values else fields.section("rope_scaling")
+
+
+def partial_rotary_factor(fields: Fields) -> float:
+    section = rope_section(fields)
+    holder = section if section.has("partial_rotary_factor") else fields
+    return float(holder.number("partial_rotary_factor", 0.0, 1.0, 1.0))
+
+
+def parse_rope(
+    fields: Fields, head_dim: int, has_layer_types: bool = False, is_partial: bool = False
+) -> tuple[float, RopeScaling | None]:
+    """(theta, scaling) from `rope_parameters` (transformers 5) or `rope_theta`/`rope_scaling`.
+
+    `has_layer_types`: the family reads RoPE of layers with a window elsewhere; this is that of the
+    others. `is_partial`: the family supports partial_rotary_factor; head_dim is the rotated part.
+    """
+    section = rope_section(fields)
     for name in ("full_attention", "sliding_attention"):
-        if section.has(name):
+        if section.has(name) and not has_layer_types:
             raise section.fail(name, "sets RoPE per layer type, which is not supported")
+    if section.has("full_attention"):
+        section = section.section("full_attention")
     theta_from = section if section.has("rope_theta") else fields
     theta = theta_from.number("rope_theta", 1e-3, 1e12, 10000.0)
-    partial = section if section.has("partial_rotary_factor") else fields
-    if partial.number("partial_rotary_factor", 0.0, 1.0, 1.0) != 1.0:
-        raise partial.fail("partial_rotary_factor", "below 1 is not supported")
+    if not is_partial and partial_rotary_factor(fields) != 1.0:
+        raise fields.fail("partial_rotary_factor", "below 1 is not supported")
     kind = section.string("rope_type", None) or section.string("type", "default")
     if kind == "default":
         return theta, None
@@ -171,6 +209,8 @@ def parse_rope(fields: Fields, head_dim: int) -> tuple[float, RopeScaling | None
             high_freq_factor=high,
             original_max_position_embeddings=_original(fields, section),
         )
+    if kind in ("longrope", "su"):
+        return theta, _longrope(fields, section, head_dim)
     raise section.fail("rope_type", f"{kind!r} is not supported; known: {KNOWN}")
 
 
@@ -214,6 +254,42 @@ def _original(fields: Fields, section: Fields) -> int:
     if not holder.has(name):
         holder, name = fields, "max_position_embeddings"
     return int(holder.integer(name, 1, MAX_POSITIONS))
+
+
+def long_rope(
+    where: Fields,
+    short: Iterable[float],
+    long: Iterable[float],
+    original: int,
+    factor: float,
+    attention: float | None,
+) -> LongRopeScaling:
+    """`factor`: context divided by the original; `attention` None: the paper's."""
+    lists = []
+    for name, values in (("short_factor", short), ("long_factor", long)):
+        found = tuple(float(value) for value in values)
+        if not all(math.isfinite(value) and 1e-3 <= value <= MAX_FACTOR for value in found):
+            raise where.fail(name, "holds a value outside 0.001..1e6")
+        lists.append(found)
+    if attention is None:
+        is_scaled = factor > 1.0 and original > 1
+        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if is_scaled else 1.0
+    return LongRopeScaling(lists[0], lists[1], original, attention)
+
+
+def _longrope(fields: Fields, section: Fields, rotary_dim: int) -> LongRopeScaling:
+    original = _original(fields, section)
+    factor = fields.integer("max_position_embeddings", 1, MAX_POSITIONS) / original
+    lists = []
+    for name in ("short_factor", "long_factor"):
+        values = section.values.get(name)
+        is_list = isinstance(values, list) and len(values) == rotary_dim // 2
+        found = values if is_list and values is not None else []
+        if not found or not all(isinstance(value, int | float) for value in found):
+            raise section.fail(name, f"must be a list of {rotary_dim // 2} numbers")
+        lists.append(found)
+    attention = section.number("attention_factor", 1e-3, 1e3, None)
+    return long_rope(section, lists[0], lists[1], original, factor, attention)
 
 
 def _yarn(fields: Fields, section: Fields, theta: float) -> YarnRopeScaling:

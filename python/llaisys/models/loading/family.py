@@ -6,12 +6,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.loading.convert import Array
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.gguf_reader import GgufTensor
+from llaisys.models.loading.tensor_source import TensorSource
+
+GUIDE = "docs/internals/adding_a_model.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,9 @@ class GgufContents:
 
     metadata: Fields
     tensors: Mapping[str, GgufTensor]  # known tensors, by Hugging Face name
-    # Reads rope_freqs.weight, which must have the given shape; None: no such tensor.
-    read_rope_factors: Callable[[tuple[int, ...]], Array] | None
+    # Reads a small tensor by its name in the file; it must have the given shape. None: no such
+    # tensor.
+    read_vector: Callable[[str, tuple[int, ...]], Array | None]
 
     def unsupported(self, family: str) -> ModelLoadError:
         """The error of a family without GGUF support."""
@@ -64,6 +69,14 @@ class Family(ABC):
         """From a GGUF file; ModelLoadError for a family without GGUF support."""
         raise contents.unsupported(self.name)
 
+    def architecture(self) -> str:
+        """general.architecture of GGUF files."""
+        return self.name
+
+    def source(self, name: str, config: Any, is_gguf: bool) -> TensorSource:
+        """Where the tensor `name` of `tensors` is in the files."""
+        return TensorSource(name)
+
     def name_from_gguf(self, name: str) -> str | None:
         """The Hugging Face name of a GGUF tensor; None for an unknown tensor."""
         return None
@@ -74,9 +87,15 @@ class Family(ABC):
 
 
 def find_family(families: Mapping[str, Family], model_type: object, where: str) -> Family:
-    """The family of a model_type; the ModelLoadError lists the known ones."""
+    """The family of a model_type. The ModelLoadError names the known ones, the nearest of them
+    and the guide."""
     family = families.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         known = ", ".join(sorted(families))
-        raise ModelLoadError(f"{where}: unknown architecture {model_type!r}; known: {known}")
+        near = get_close_matches(str(model_type).lower(), families, n=1, cutoff=0.5)
+        nearest = f"; nearest: {near[0]}" if near else ""
+        raise ModelLoadError(
+            f"{where}: unknown architecture {str(model_type)[:80]!r}; known: {known}{nearest}; to "
+            f"add one: {GUIDE}"
+        )
     return family

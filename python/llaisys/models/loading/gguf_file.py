@@ -65,15 +65,14 @@ class GgufCheckpoint(Checkpoint):
         self._closed = False
         metadata = Fields(header.metadata, self.where)
         architecture = metadata.string("general.architecture")
-        self.family = find_family(families, architecture, self.where)
+        by_architecture = {family.architecture(): family for family in families.values()}
+        self.family = find_family(by_architecture, architecture, self.where)
         self._tensors: dict[str, GgufTensor] = {}
         for tensor in header.tensors.values():
             name = self.family.name_from_gguf(tensor.name)
             if name is not None:
                 self._tensors[name] = tensor
-        factors = header.tensors.get("rope_freqs.weight")
-        read_factors = None if factors is None else partial(self._read_shaped, factors)
-        contents = GgufContents(metadata, self._tensors, read_factors)
+        contents = GgufContents(metadata, self._tensors, partial(self._read_vector, header.tensors))
         self.config = self.family.config_from_gguf(contents)
         self._check_layers(header.tensors)
         self.tokenizer_source = tokenizer_from_gguf(
@@ -172,8 +171,13 @@ class GgufCheckpoint(Checkpoint):
         except (OSError, ValueError, KeyError, NotImplementedError) as error:
             raise ModelLoadError(f"{self.path}: tensor {tensor.name!r}: {error}") from error
 
-    def _read_shaped(self, tensor: GgufTensor, shape: tuple[int, ...]) -> Array:
+    def _read_vector(
+        self, tensors: Mapping[str, GgufTensor], name: str, shape: tuple[int, ...]
+    ) -> Array | None:
         """A small tensor as f32; another shape is rejected before any read."""
+        tensor = tensors.get(name)
+        if tensor is None:
+            return None
         if tensor.shape != shape or tensor.type_name not in PLAIN:
             raise ModelLoadError(
                 f"{self.path}: tensor {tensor.name!r} is {tensor.type_name} of shape "

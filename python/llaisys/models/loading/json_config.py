@@ -11,6 +11,7 @@ from llaisys.common.options import Integer, Number
 from llaisys.common.sampling import FIELDS
 from llaisys.models.loading.family import CheckpointConfig, Family, find_family
 from llaisys.models.loading.fields import Fields
+from llaisys.models.loading.text_tower import language_config
 from llaisys.tokenization.json_file import read_json_object, read_optional_json_object
 
 DTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
@@ -32,7 +33,7 @@ def parse_config(
     families: Mapping[str, Family],
 ) -> tuple[Family, CheckpointConfig]:
     """The family and config of a Hugging Face model."""
-    fields = Fields(config, where)
+    fields = Fields(language_config(config, where), where)
     extra = Fields(generation or {}, "generation_config.json")
     family = find_family(families, fields.string("model_type"), where)
     return family, family.config_from_json(fields, extra)

@@ -28,6 +28,7 @@ from llaisys.models.loading.gguf_file import GgufCheckpoint
 from llaisys.models.loading.json_config import read_config
 from llaisys.models.loading.known_models import known_names, known_spec, split_short_name
 from llaisys.models.loading.local_models import find_in_lm_studio, find_in_ollama, is_later_part
+from llaisys.models.loading.mapped import mapped
 from llaisys.models.loading.quantised_dir import QuantisedCheckpoint
 from llaisys.models.loading.safetensors_dir import INDEX_NAME, SafetensorsCheckpoint
 from llaisys.tokenization.json_file import resolve_inside
@@ -103,12 +104,12 @@ def open_files(path: str | Path, families: Mapping[str, Family]) -> Checkpoint:
             family, config = read_config(path, families)
             is_quantised = getattr(config, "quantization", None) is not None
             kind = QuantisedCheckpoint if is_quantised else SafetensorsCheckpoint
-            return kind(path, family, config)
+            return mapped(kind(path, family, config), is_gguf=False)
         if len(ggufs) > 1:
             raise ModelLoadError(f"{path}: {len(ggufs)} .gguf files; name one of them")
-        return GgufCheckpoint(resolve_inside(ggufs[0]), families)
+        return mapped(GgufCheckpoint(resolve_inside(ggufs[0]), families), is_gguf=True)
     if path.is_file():
-        return GgufCheckpoint(path, families)
+        return mapped(GgufCheckpoint(path, families), is_gguf=True)
     raise ModelLoadError(f"{path}: no such file or directory")
 
 

@@ -1,0 +1,22 @@
+"""Where a tensor of a model is in the files of a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llaisys.models.loading.shard import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """Where a tensor of the model is in the checkpoint."""
+
+    name: str
+    rows: tuple[int, int] | None = None  # [start, stop) of a fused tensor
+    # Row i of a head is row head_order[i] of the file, for every head.
+    head_order: tuple[int, ...] | None = None
+    add: float = 0.0  # to every element
+
+    @property
+    def shard(self) -> Shard | None:
+        return None if self.rows is None else Shard(0, *self.rows)

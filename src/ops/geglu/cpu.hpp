@@ -1,0 +1,11 @@
+#pragma once
+
+#include "device/runtime.hpp"
+#include "tensor/tensor.hpp"
+
+namespace llaisys::ops {
+
+void geglu_cpu(const device::Stream &stream, const Tensor &out, const Tensor &gate,
+               const Tensor *up);
+
+} // namespace llaisys::ops

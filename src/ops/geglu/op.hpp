@@ -1,0 +1,12 @@
+// GELU activation of the MLP (tanh approximation), gated or alone. Contract: llaisysGeGLU.
+#pragma once
+
+#include "device/runtime.hpp"
+#include "tensor/tensor.hpp"
+
+namespace llaisys::ops {
+
+// up null: no gate, out = gelu(gate).
+void geglu(const device::Stream &stream, const Tensor &out, const Tensor &gate, const Tensor *up);
+
+} // namespace llaisys::ops

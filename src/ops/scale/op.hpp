@@ -1,0 +1,13 @@
+// Multiplication by a constant, with an optional soft cap. Contract: llaisysScale.
+#pragma once
+
+#include "device/runtime.hpp"
+#include "tensor/tensor.hpp"
+
+namespace llaisys::ops {
+
+// soft_cap 0: none. Converts if the dtypes differ.
+void scale(const device::Stream &stream, const Tensor &out, const Tensor &in, float factor,
+           float soft_cap = 0.0f);
+
+} // namespace llaisys::ops

@@ -1,0 +1,136 @@
+"""Every dense family against transformers: logits, greedy tokens, batches, chunks and the prefix
+cache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from family_gguf import write_family_gguf
+from family_models import MODELS, VOCAB, make_model
+from reference_models import BLOCK, Piece, opened, random_tokens, reference_logits, run_block, save
+
+from llaisys import LLM, SamplingParams
+
+pytestmark = pytest.mark.parity
+
+# As close as f32 sums in another order: relative to the largest logit.
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Path]:
+    """A transformers model and its directory."""
+    model = make_model(request.param)
+    return model, save(model, tmp_path_factory.mktemp(request.param))
+
+
+def check(got: Any, expected: Any) -> None:
+    largest = float(np.abs(expected).max())
+    np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE * largest)
+
+
+def test_logits_of_prompts_chunks_and_batches(pair: tuple[Any, Path]) -> None:
+    model, directory = pair
+    first, second = random_tokens(41, VOCAB, 1), random_tokens(23, VOCAB, 2)
+    expected = reference_logits(model, first), reference_logits(model, second)
+    blocks = {0: [0, 1, 2], 1: [5, 3]}
+    with opened(directory, kv_cache_capacity_tokens=8 * BLOCK, max_model_len=60) as adapter:
+        got = run_block(adapter, [Piece(0, first)], blocks)
+        check(got, expected[0])
+    with opened(directory, kv_cache_capacity_tokens=8 * BLOCK, max_model_len=60) as adapter:
+        # Chunks of two sequences in one step, then single tokens.
+        step = run_block(adapter, [Piece(0, first[:19]), Piece(1, second[:7])], blocks)
+        check(step, np.concatenate([expected[0][:19], expected[1][:7]]))
+        step = run_block(adapter, [Piece(1, second[7:22], 7), Piece(0, first[19:20], 19)], blocks)
+        check(step, np.concatenate([expected[1][7:22], expected[0][19:20]]))
+        step = run_block(adapter, [Piece(0, first[20:21], 20), Piece(1, second[22:], 22)], blocks)
+        check(step, np.concatenate([expected[0][20:21], expected[1][22:]]))
+
+
+def greedy(model: Any, prompt: list[int], n: int) -> list[int]:
+    with torch.no_grad():
+        made = model.generate(
+            torch.tensor([prompt]), max_new_tokens=n, min_new_tokens=n, do_sample=False
+        )
+    tokens: list[int] = made[0, len(prompt) :].tolist()
+    return tokens
+
+
+def test_greedy_tokens_alone_batched_and_with_prefix_cache(pair: tuple[Any, Path]) -> None:
+    model, directory = pair
+    n = 24
+    model.generation_config.eos_token_id = None
+    prompts = [random_tokens(length, VOCAB, length) for length in (5, 33, 18)]
+    prompts.append([*prompts[1][:32], 7])  # shares two blocks with another prompt
+    expected = [greedy(model, prompt, n) for prompt in prompts]
+    params = SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False)
+    with LLM(str(directory), max_model_len=64, max_num_batched_tokens=16, max_num_seqs=16) as llm:
+        for _ in range(2):  # the second time from the prefix cache
+            together = llm.generate(prompts, params)
+            assert [out.token_ids for out in together] == expected
+        alone = [llm.generate([prompt], params)[0] for prompt in prompts]
+        assert [out.token_ids for out in alone] == expected
+
+
+def test_longrope_of_a_context_above_the_original(tmp_path: Path) -> None:
+    model = make_model("phi4-longrope")
+    directory = save(model, tmp_path)
+    tokens = random_tokens(90, VOCAB)  # transformers chooses the long factors above 64
+    blocks = {0: list(range(6))}
+    with opened(directory, kv_cache_capacity_tokens=8 * BLOCK, max_model_len=128) as adapter:
+        check(run_block(adapter, [Piece(0, tokens)], blocks), reference_logits(model, tokens))
+
+
+# name in MODELS -> architecture of the GGUF file
+ARCHITECTURES = {
+    "phi3": "phi3",
+    "phi4-longrope": "phi3",
+    "smollm3": "smollm3",
+    "granite": "granite",
+    "olmo2": "olmo2",
+    "glm4": "glm4",
+    "gemma": "gemma",
+    "gemma2": "gemma2",
+    "gemma3": "gemma3",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "starcoder2": "starcoder2",
+    "stablelm": "stablelm",
+}
+# Rows of whole Q8_0 blocks. llama.cpp derives the attention scale of Gemma from the head size.
+GGUF_SIZES = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 160}
+GGUF_CHANGES = {
+    "gemma2": {"query_pre_attn_scalar": 16},
+    "gemma3": {"query_pre_attn_scalar": 16},
+    "cohere2": {"head_dim": 16},
+}
+
+GEMMA3_ROPE = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 1e5, "factor": 2.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_q8_0_gguf_file_equals_transformers(name: str, tmp_path: Path) -> None:
+    model = make_model(name, **GGUF_SIZES, **GGUF_CHANGES.get(name, {}))
+    if name == "gemma3":  # the RoPE base of layers with a window is not in the metadata
+        model = make_model(name, **GGUF_SIZES, **GGUF_CHANGES[name], rope_parameters=GEMMA3_ROPE)
+    path = tmp_path / "model.gguf"
+    write_family_gguf(model, path, ARCHITECTURES[name])
+    tokens = random_tokens(37, 160)
+    expected = reference_logits(model, tokens)
+    blocks = {0: [0, 1, 2]}
+    with opened(path, kv_cache_capacity_tokens=4 * BLOCK, max_model_len=60, dtype="f32") as adapter:
+        check(run_block(adapter, [Piece(0, tokens)], blocks), expected)
+    with opened(path, kv_cache_capacity_tokens=4 * BLOCK, max_model_len=60) as adapter:
+        # Blocks as stored: products round activations to 8 bits.
+        got = run_block(adapter, [Piece(0, tokens)], blocks)
+        difference = np.linalg.norm(got - expected) / np.linalg.norm(expected)
+        assert difference < 0.1
