@@ -23,11 +23,12 @@ def pages() -> dict[str, str]:
     from reference_pages.families import families_page
     from reference_pages.http_api import http_pages
     from reference_pages.metrics import metrics_page
-    from reference_pages.options import bench_page, cli_page, configuration_page
+    from reference_pages.options import bench_page, cli_page, configuration_page, tools_page
 
     return {
         "cli.md": cli_page(),
         "cli_bench.md": bench_page(),
+        "cli_tools.md": tools_page(),
         "configuration.md": configuration_page(),
         **http_pages(),
         "metrics.md": metrics_page(),

@@ -12,6 +12,7 @@ PY_LAYERS: dict[str, list[str]] = {
                                "tokenization", "common",
                                "-engine/worker"],
     "diagnostics":            ["models", "libllaisys", "common"],
+    "diagnostics/check_model": ["models", "libllaisys", "common"],
     "bench":                  ["entrypoints/llm", "engine", "models", "libllaisys", "common"],
     "server":                 ["engine", "processes", "chat", "tokenization", "common",
                                "-engine/worker"],
@@ -64,8 +65,8 @@ PY_EXTERNAL_ONLY: dict[str, list[str]] = {
     "ctypes": ["libllaisys"],
     "_ctypes": ["libllaisys"],
     "cffi": ["libllaisys"],
-    "torch": [],
-    "transformers": [],
+    "torch": ["diagnostics/check_model"],
+    "transformers": ["diagnostics/check_model"],
 }
 
 # Layer -> external modules that it must not import.

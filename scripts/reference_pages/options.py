@@ -16,6 +16,7 @@ from llaisys.server.options import CONFIG, serve_rows
 from reference_pages.markdown import code, page, prose, table
 
 BENCH = "llaisys bench"
+CLIENTS = ("llaisys generate", "llaisys chat")
 ENGINE = {name for name, _, _ in engine_rows()}
 SAMPLING_ROWS = options_of(SamplingParams)
 SAMPLING = {name for name, _, _ in SAMPLING_ROWS}
@@ -77,7 +78,8 @@ def cli_page() -> str:
             "`--help` shows the common options of a command, `--help-all` every option. Flags may "
             "be written with underscores; a switch `--x` has the form `--no-x`. Ranges, longer "
             "descriptions and other accepted names: [configuration.md](configuration.md). "
-            "Benchmarks: [cli_bench.md](cli_bench.md)."
+            "Models and this machine: [cli_tools.md](cli_tools.md). Benchmarks: "
+            "[cli_bench.md](cli_bench.md)."
         ),
         table(
             ["Command", "Description"],
@@ -102,9 +104,23 @@ def cli_page() -> str:
         flag_table(options_of(SamplingParams)),
     ]
     for name, child in found.items():
-        if name != "llaisys serve" and not name.startswith(BENCH):
+        if name in CLIENTS:
             parts += command_parts(child)
     return page("Command line", *parts)
+
+
+def tools_page() -> str:
+    """Commands without engine options."""
+    found = [
+        child
+        for child in commands(build_parser())
+        if not child.prog.startswith(BENCH) and child.prog not in ("llaisys serve", *CLIENTS)
+    ]
+    return page(
+        "Command line: models and this machine",
+        prose("Commands that run no engine. The others: [cli.md](cli.md)."),
+        *[part for child in found for part in command_parts(child)],
+    )
 
 
 def bench_page() -> str:

@@ -169,11 +169,41 @@ def test_rms_norm_and_add_rms_norm(streams: dict[str, Stream], dtype: str, out_d
         compare(streams, added, out_dtype)
 
 
+@pytest.mark.parametrize(("dtype", "out_dtype"), list(product(REALS, REALS)))
+def test_layer_norm_geglu_scale(streams: dict[str, Stream], dtype: str, out_dtype: str) -> None:
+    for n, d in ((1, 1), (5, 33), (3, 512), (7, 1031)):
+        x, y, w = normal(n, d) * 3 + 1, normal(n, d, seed=1), normal(d, seed=2)
+
+        def norm(side: Side, x: Array = x, w: Array = w) -> Array:
+            out, other = side.empty(x.shape, out_dtype), side.empty(x.shape, out_dtype)
+            weight = side.tensor(w, "f32")
+            side.run("LayerNorm", out, side.strided(x, dtype, 3), weight, None, 1e-5)
+            side.run("LayerNorm", other, side.tensor(x, dtype), weight, weight, 1e-5)
+            return np.concatenate([side.array(out), side.array(other)])
+
+        def geglu(side: Side, x: Array = x, y: Array = y) -> Array:
+            out, alone = side.empty(x.shape, out_dtype), side.empty(x.shape, out_dtype)
+            side.run("GeGLU", out, side.strided(x, dtype, 3), side.tensor(y, dtype))
+            side.run("GeGLU", alone, side.tensor(x, dtype), None)
+            return np.concatenate([side.array(out), side.array(alone)])
+
+        def scale(side: Side, x: Array = x) -> Array:
+            out, capped = side.empty(x.shape, out_dtype), side.empty(x.shape, out_dtype)
+            side.run("Scale", out, side.strided(x, dtype, 3), 0.3, 0.0)
+            side.run("Scale", capped, side.tensor(x, dtype), 1.5, 2.0)
+            return np.concatenate([side.array(out), side.array(capped)])
+
+        compare(streams, norm, out_dtype, scale=16)
+        compare(streams, geglu, out_dtype, scale=8)
+        compare(streams, scale, out_dtype, scale=8)
+
+
 @pytest.mark.parametrize("dtype", REALS)
 def test_rope(streams: dict[str, Stream], dtype: str) -> None:
     for n, heads, d in ((1, 1, 2), (5, 3, 10), (9, 2, 128)):
         positions = np.random.default_rng(n).integers(0, 30000, n)
         inv_freq = (1e4 ** (-2.0 * np.arange(d // 2) / d)).astype(np.float32)
+        inv_freq[2::3] = 0.0  # copied
 
         def body(
             side: Side, shape: tuple[int, ...] = (n, heads, d), at: Array = positions,
@@ -339,9 +369,16 @@ if IS_SMALL:
     ATTENTION = [case for case in ATTENTION if sum(case[0]) * case[1] * case[2] < 3000]
 
 
-@pytest.mark.parametrize("case", ATTENTION)
+SOFT_CAPS = ATTENTION[:9:3]
+
+
+@pytest.mark.parametrize(
+    ("case", "cap"), [*((case, 0.0) for case in ATTENTION), *((case, 1.5) for case in SOFT_CAPS)]
+)
 @pytest.mark.parametrize("dtype", REALS)
-def test_attention(streams: dict[str, Stream], dtype: str, case: tuple[Any, ...]) -> None:
+def test_attention(
+    streams: dict[str, Stream], dtype: str, case: tuple[Any, ...], cap: float
+) -> None:
     lengths, fresh, heads, kv_heads, d, block, window = case
     rng = np.random.default_rng(7)
     n_blocks = sum(-(-length // block) for length in lengths) + 3
@@ -363,9 +400,10 @@ def test_attention(streams: dict[str, Stream], dtype: str, case: tuple[Any, ...]
     def body(side: Side) -> Array:
         out = side.empty(q.shape, dtype)
         side.run(
-            "Attention", out, side.strided(q, dtype, 8), side.tensor(k, dtype),
-            side.tensor(v, dtype), *(side.tensor(t, "i32") for t in (rows, begin, end, tables)),
-            block, 0.1,
+            "AttentionSoftCap" if cap else "Attention", out, side.strided(q, dtype, 8),
+            side.tensor(k, dtype), side.tensor(v, dtype),
+            *(side.tensor(t, "i32") for t in (rows, begin, end, tables)), block, 0.1,
+            *([cap] if cap else []),
         )  # fmt: skip
         return side.array(out)
 

@@ -1,4 +1,5 @@
-"""`llaisys pull`, `models`, `rm` and `env`: the models of this machine, and the machine itself."""
+"""`llaisys pull`, `models`, `rm`, `check-model` and `env`: the models of this machine, their
+comparison with transformers, and the machine itself."""
 
 from __future__ import annotations
 
@@ -26,6 +27,27 @@ def add_commands(commands: Any) -> None:
     rm = commands.add_parser("rm", help="Delete a downloaded model")
     rm.add_argument("model", metavar="MODEL", help="As `llaisys models` lists it")
     rm.set_defaults(run=_rm)
+
+    check = commands.add_parser(
+        "check-model",
+        help="Load a model and compare its layers with transformers",
+        description="Run a prompt of random tokens and compare the input of every layer and the "
+        "logits with transformers, if it is installed. The exit status is 1 when they differ.",
+    )
+    add_model_argument(check)
+    check.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="Device to run on")
+    check.add_argument(
+        "--dtype", default="f32", choices=("auto", "f32", "f16", "bf16"), help="Compute dtype"
+    )
+    check.add_argument("--tokens", type=int, default=48, metavar="N", help="Tokens of the prompt")
+    check.add_argument(
+        "--tolerance",
+        type=float,
+        default=1e-3,
+        metavar="X",
+        help="Largest accepted difference, relative to the largest value",
+    )
+    check.set_defaults(run=_check)
 
     env = commands.add_parser("env", help="Print versions and hardware, for bug reports")
     env.set_defaults(run=_env)
@@ -58,6 +80,20 @@ def _rm(options: argparse.Namespace) -> int:
 
     print(f"deleted {delete_model(options.model)}")
     return 0
+
+
+def _check(options: argparse.Namespace) -> int:
+    from llaisys.common.validation import invalid_value
+    from llaisys.diagnostics.check_model import CheckOptions, check_model
+
+    if options.model is None:
+        raise invalid_value("model", None, "a directory, a GGUF file or a model id")
+    if not 1 <= options.tokens <= 1 << 16:
+        raise invalid_value("tokens", options.tokens, "in 1..65536")
+    given = CheckOptions(
+        options.model, options.device, options.dtype, options.tokens, options.tolerance
+    )
+    return 0 if check_model(given, print) else 1
 
 
 def _env(options: argparse.Namespace) -> int:
