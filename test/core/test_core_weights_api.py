@@ -44,7 +44,10 @@ def decoder_shapes() -> dict[str, tuple[int, ...]]:
 
 
 GLOBAL = ("in_embed", "out_embed", "out_norm_w")
-OPTIONAL = ("attn_q_b", "attn_k_b", "attn_v_b", "attn_o_b", "attn_q_norm_w", "attn_k_norm_w")
+OPTIONAL = (
+    *("attn_q_b", "attn_k_b", "attn_v_b", "attn_o_b", "attn_q_norm_w", "attn_k_norm_w"),
+    *("attn_post_norm_w", "mlp_post_norm_w", "attn_norm_b", "mlp_norm_b", "mlp_up_b", "mlp_down_b"),
+)
 
 
 class Decoder(MockModel):
@@ -333,6 +336,8 @@ def test_per_layer_slots_are_arrays_of_layers(decoder: Decoder) -> None:
     for field, _ in LlaisysDecoderWeights._fields_:
         if field in GLOBAL:
             assert getattr(slots, field)
+        elif field == "out_norm_b":
+            assert getattr(slots, field) is None
         else:
             handles = (ctypes.c_void_p * N_LAYERS).from_address(getattr(slots, field))
             assert all(handles) != (field in OPTIONAL)

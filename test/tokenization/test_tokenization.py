@@ -19,7 +19,7 @@ from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.common.packed_strings import PackedStrings
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
-from llaisys.tokenization import BpeVocabulary, Tokenizer, TokenizerSource
+from llaisys.tokenization import BpeVocabulary, Tokenizer, TokenizerSource, build
 from llaisys.tokenization.detokenizer import WindowDetokenizer
 
 NUM_STRINGS = 10_000
@@ -325,3 +325,20 @@ def test_tokenizing_a_long_text_releases_the_gil(tiny: Tokenizer) -> None:
         wakes += 1
     thread.join()
     assert wakes > 20
+
+
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("smaug-bpe", ["Hello", "World", " don", "'t", " x", "123", "4", "!/", " ", " y"]),
+        ("stablelm2", ["Hello", "World", " don", "'t", " x", "1", "2", "3", "4", "!/", " ", " y"]),
+        ("gpt-4o", ["Hello", "World", " don't", " x", "123", "4", "!/", " ", " y"]),
+        ("tekken", ["Hello", "World", " don", "'t", " x", "1", "2", "3", "4", "!/", " ", " y"]),
+    ],
+)
+def test_pre_tokenizers_of_gguf_files(pre: str, words: list[str]) -> None:
+    kind = build._pre_tokenizer(build.PRE_TOKENIZERS[pre])
+    text = "HelloWorld don't x1234!/  y"
+    found = [text[begin:end] for _, (begin, end) in kind.pre_tokenize_str(text)]
+    whole_words = ["HelloWorld", *words[2:]]  # letters of both cases are one word
+    assert found == (words if pre in ("gpt-4o", "tekken") else whole_words)

@@ -68,8 +68,7 @@ def train(**options: Any) -> sentencepiece.SentencePieceProcessor:
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(sentences),
         model_writer=model,
-        model_type="bpe",
-        **{**settings, **options},
+        **{"model_type": "bpe", **settings, **options},
     )
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
 

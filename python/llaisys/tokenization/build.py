@@ -15,6 +15,7 @@ from llaisys.common.errors import ModelLoadError
 from llaisys.common.validation import is_int
 from llaisys.tokenization.json_file import read_bytes, read_json_object
 from llaisys.tokenization.sentencepiece_bpe import default_kinds, sentencepiece_bpe
+from llaisys.tokenization.sentencepiece_file import read_sentencepiece
 from llaisys.tokenization.source import BpeVocabulary
 
 T = TypeVar("T")
@@ -31,14 +32,37 @@ _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 QWEN2_PATTERN = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _TAIL
 LLAMA3_PATTERN = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _TAIL
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_LEAD = r"[^\r\n\p{L}\p{N}]?"
+_SLASH_TAIL = _TAIL.replace(r"[\r\n]*", r"[\r\n/]*", 1)
+TEKKEN_PATTERN = (
+    rf"{_LEAD}{_UPPER}*{_LOWER}+|{_LEAD}{_UPPER}+{_LOWER}*|\p{{N}}" + _SLASH_TAIL
+)  # Mistral Nemo
+GPT4O_PATTERN = (
+    rf"{_LEAD}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_LEAD}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    r"|\p{N}{1,3}" + _SLASH_TAIL
+)  # o200k
 
 # llama.cpp's pre-tokenizer names -> kind of splitting.
 PRE_TOKENIZERS = {
     **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo", "roberta-bpe"), "gpt2"),
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), "digits"),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), "qwen2"),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), "llama3"),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), "llama3"),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), "gpt4"),
+    "stablelm2": "stablelm2",
+    "tekken": "tekken",
+    **dict.fromkeys(("gpt-4o", "llama4"), "gpt4o"),
 }
+_PATTERNS = {
+    "qwen2": QWEN2_PATTERN,
+    "stablelm2": QWEN2_PATTERN,
+    "llama3": LLAMA3_PATTERN,
+    "gpt4": LLAMA3_PATTERN,
+    "tekken": TEKKEN_PATTERN,
+    "gpt4o": GPT4O_PATTERN,
+}
+_WHOLE_WORDS = ("llama3", "tekken")  # a word that is a token is not divided by merges
 _TOKENIZER_CLASSES = {
     "Qwen2Tokenizer": "qwen2",
     "Qwen2TokenizerFast": "qwen2",
@@ -87,10 +111,8 @@ def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 
 def _pre_tokenizer(kind: str) -> pre_tokenizers.PreTokenizer:
-    if kind == "qwen2":
-        return _split(QWEN2_PATTERN)
-    if kind == "llama3":
-        return _split(LLAMA3_PATTERN)
+    if kind in _PATTERNS:
+        return _split(_PATTERNS[kind])
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if kind == "digits":
         digits = pre_tokenizers.Digits(individual_digits=True)
@@ -106,7 +128,7 @@ def byte_level_bpe(
     if kind is None:
         known = ", ".join(PRE_TOKENIZERS)
         raise ModelLoadError(f"tokenizer: unknown pre-tokenizer {pre_name!r}; known: {known}")
-    model = models.BPE(vocab=vocab, merges=merges, ignore_merges=kind == "llama3")
+    model = models.BPE(vocab=vocab, merges=merges, ignore_merges=kind in _WHOLE_WORDS)
     result = tokenizers.Tokenizer(model)
     if kind == "qwen2":
         result.normalizer = normalizers.NFC()
@@ -172,7 +194,8 @@ def _post_processor(
 
 
 def from_directory(directory: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
-    """From tokenizer.json, or vocab.json + merges.txt with tokenizer_config.json."""
+    """From tokenizer.json, tokenizer.model (SentencePiece), or vocab.json + merges.txt with
+    tokenizer_config.json."""
     path = directory / "tokenizer.json"
     if path.is_file():
         text = read_bytes(path, MAX_TOKENIZER_BYTES)
@@ -186,13 +209,28 @@ def from_directory(directory: Path, settings: dict[str, Any]) -> tokenizers.Toke
         result.no_truncation()
         result.no_padding()
         return result
+    if (directory / "tokenizer.model").is_file() and not (directory / "vocab.json").is_file():
+        return _from_sentencepiece(directory, settings)
     return _from_vocab_files(directory, settings)
+
+
+def _from_sentencepiece(directory: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
+    """tokenizer.model, with the added tokens of tokenizer_config.json."""
+    add_bos, add_eos = settings.get("add_bos_token", True), settings.get("add_eos_token", False)
+    file = read_sentencepiece(directory / "tokenizer.model", add_bos is True, add_eos is True)
+    result = from_vocabulary(file.vocabulary, file.special_ids)
+    entries = _added_entries(settings.get("added_tokens_decoder"))
+    check_added([str(entry.get("content", "")) for _, entry in entries], str(directory))
+    as_load_error(str(directory), lambda: _add_tokens(result, entries))
+    return result
 
 
 def _from_vocab_files(directory: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
     vocab_path, merges_path = directory / "vocab.json", directory / "merges.txt"
     if not vocab_path.is_file() or not merges_path.is_file():
-        raise ModelLoadError(f"{directory}: neither tokenizer.json nor vocab.json + merges.txt")
+        raise ModelLoadError(
+            f"{directory}: neither tokenizer.json nor tokenizer.model nor vocab.json + merges.txt"
+        )
     kind = settings.get("tokenizer_class")
     if not isinstance(kind, str) or kind not in _TOKENIZER_CLASSES:
         known = ", ".join(_TOKENIZER_CLASSES)

@@ -41,7 +41,7 @@ _HUB_ID = re.compile(r"([\w.-]{1,96}/[\w.-]{1,96})(?::([\w.*?-]{1,200}))?")
 _HUB_FILES = (
     *("*.safetensors", "config.json", "generation_config.json", INDEX_NAME),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
-    *("merges.txt", "chat_template.jinja"),
+    *("merges.txt", "tokenizer.model", "chat_template.jinja"),
 )
 
 
