@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from http_helpers import error_of
 from script import ASK_COUNT, COUNT, HELLO
 from scripted_server import scripted_server
 from server_helpers import ServerProcess
@@ -36,6 +37,13 @@ def create(client: httpx.Client, status: int = 200, **fields: Any) -> dict[str, 
     assert response.status_code == status, response.text
     found: dict[str, Any] = response.json()
     return found
+
+
+def events(client: httpx.Client, **fields: Any) -> list[dict[str, Any]]:
+    with client.stream("POST", PATH, json={**fields, "stream": True}) as response:
+        assert response.status_code == 200, response.read()
+        lines = list(response.iter_lines())
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
 
 
 def text_of(response: dict[str, Any]) -> str:
@@ -225,3 +233,61 @@ def test_two_continuations_of_one_response_are_separate(tmp_path: Path) -> None:
         sessions.close()
 
     asyncio.run(run())
+
+
+# ---- logprobs, sampling, input items, cancellation -----------------------------------------------
+
+
+def test_logprobs_of_the_text(client: httpx.Client) -> None:
+    body = {"top_k": 5, "top_logprobs": 2, "include": ["message.output_text.logprobs"]}
+    found = create(client, input="hi", store=False, **body)
+    (part,) = found["output"][-1]["content"]
+    assert part["logprobs"] and all(len(entry["top_logprobs"]) == 2 for entry in part["logprobs"])
+    assert found["top_logprobs"] == 2
+    assert create(client, input="hi", store=False)["output"][-1]["content"][0]["logprobs"] == []
+    streamed = events(client, input="hi", store=False, **body)
+    deltas = [e for e in streamed if e["type"] == "response.output_text.delta"]
+    sent = [entry for delta in deltas for entry in delta["logprobs"]]
+    assert [entry["token"] for entry in sent] == [entry["token"] for entry in part["logprobs"]]
+    (done,) = [e for e in streamed if e["type"] == "response.output_text.done"]
+    assert done["logprobs"] == sent
+
+
+def test_timings_and_progress_in_events(client: httpx.Client) -> None:
+    fields = {"timings_per_token": True, "return_progress": True}
+    streamed = events(client, input="hi " * 20, store=False, **fields)
+    assert any("prompt_progress" in e for e in streamed if e["type"] == "response.in_progress")
+    deltas = [e for e in streamed if e["type"] == "response.output_text.delta"]
+    assert all("prompt_per_second" in e["timings"] for e in deltas)
+    assert streamed[-1]["timings"]["predicted_n"] >= 1
+    assert not any("timings" in e for e in events(client, input="hi", store=False))
+
+
+def test_input_tokens_are_counted(client: httpx.Client) -> None:
+    counted = client.post("/v1/responses/input_tokens", json={"input": "hi"}).json()
+    usage = create(client, input="hi", store=False)["usage"]
+    expected = {"object": "response.input_tokens", "input_tokens": usage["input_tokens"]}
+    assert counted == expected
+
+
+def test_input_items_of_a_chain(client: httpx.Client) -> None:
+    first = create(client, input="one")
+    second = create(client, input="two", previous_response_id=first["id"])
+    path = f"/v1/responses/{second['id']}/input_items"
+    listed = client.get(path, params={"order": "asc"}).json()
+    texts = [item["content"][0]["text"] for item in listed["data"]]
+    assert [texts[0], texts[-1]] == ["one", "two"] and len(texts) == 3
+    assert [item["role"] for item in listed["data"]] == ["user", "assistant", "user"]
+    latest = client.get(path, params={"limit": 1}).json()
+    assert latest["data"] == listed["data"][-1:] and latest["has_more"] is True
+    after = client.get(path, params={"after": latest["last_id"]}).json()
+    assert after["data"] == listed["data"][-2::-1] and after["has_more"] is False
+    error_of(client.get(path, params={"after": "msg_none"}), 400)
+    error_of(client.get("/v1/responses/resp_none/input_items"), 404)
+
+
+def test_complete_response_cannot_be_cancelled(client: httpx.Client) -> None:
+    stored = create(client, input="hi")
+    error = error_of(client.post(f"/v1/responses/{stored['id']}/cancel"), 400)
+    assert error["code"] == "response_not_cancellable"
+    error_of(client.post("/v1/responses/resp_none/cancel"), 404)

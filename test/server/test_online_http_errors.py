@@ -17,9 +17,7 @@ from server_helpers import ServerProcess
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("functions", [{}]),
         ("chat_template", "{{ 7 * 7 }}"),
-        ("truncate_prompt_tokens", 5),
         ("best_of", 4),
         ("lora", [{"id": 0, "scale": 1}]),
         ("use_beam_search", True),
@@ -73,7 +71,7 @@ def test_neutral_values_of_unsupported_fields_pass(client: httpx.Client) -> None
         ({"temperature": 101}, "100"),
         ({"samplers": ["magic"]}, "top_k"),
         ({"messages": []}, "1"),
-        ({"messages": [{"role": "wizard", "content": "x"}]}, "user"),
+        ({"messages": [{"role": "<user>", "content": "x"}]}, "A-Z"),
         ({"messages": [{"role": "user"}]}, "content"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "2047"),
         ({"messages": [{"role": "user", "content": "x" * 2047}]}, "2047"),
@@ -149,10 +147,9 @@ def test_errors_state_the_limit(client: httpx.Client, fields: dict[str, Any], nu
         ({"messages": [{"content": "x"}]}, "messages[0].role", "messages[0].role is missing"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "messages[0].content is missing"),
         (
-            {"messages": [{"role": "wizard", "content": "x"}]},
+            {"messages": [{"role": "<user>", "content": "x"}]},
             "messages[0].role",
-            "messages[0].role is \"wizard\"; it must be 'system', 'developer', 'user', "
-            "'assistant' or 'tool'",
+            "messages[0].role is a string; it must be a string like",
         ),
         ({"session_id": "a/b"}, "session_id", "session_id is a string; it must be a string like"),
         ({"top_logprobs": 2}, "top_logprobs", "is 2; it must be left out unless logprobs is true"),

@@ -44,6 +44,7 @@ def test_every_sampling_field_crosses_the_wire() -> None:
         n_keep=7, priority=3, timeout=2.5,
         skip_special_tokens=False, typical_p=0.9, xtc_probability=0.5, xtc_threshold=0.2,
         samplers=["top_k", "temperature"], top_n_sigma=1.5, thinking_budget=9,
+        repetition_detection={"max_pattern_size": 4, "min_count": 3},
         structured_outputs={"choice": ["a", "b"]}, prompt_logprobs=2, logprob_token_ids=[3, 4],
     )  # fmt: skip
     assert set(params.to_wire()) == set(FIELDS) - {"detokenize", "pooling"}

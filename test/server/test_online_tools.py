@@ -295,7 +295,6 @@ def test_tokenize_prompt_with_tools(client: httpx.Client) -> None:
             {"messages": [{"role": "user", "content": "a", "tool_calls": [{"function": {}}]}]},
             "messages[0].tool_calls[0].function.name",
         ),
-        ({"functions": [{"name": "f"}]}, "functions"),
     ],
 )
 def test_what_is_wrong_is_named(client: httpx.Client, fields: dict[str, Any], param: str) -> None:
@@ -417,3 +416,45 @@ def test_openai_client_streams_tools(sdk: openai.OpenAI) -> None:
     assert "tool_calls.function.arguments.delta" in kinds
     assert message.content == "So." and message.tool_calls is not None
     assert message.tool_calls[0].function.arguments == ARGUMENTS
+
+
+# ---- legacy functions and allowed tools ----------------------------------------------------------
+
+
+def test_legacy_functions(client: httpx.Client) -> None:
+    body = ask("What is the weather?", functions=[WEATHER["function"]], function_call="auto")
+    choice = answer(client, body)
+    assert choice["finish_reason"] == "function_call"
+    message = choice["message"]
+    assert "tool_calls" not in message and message["content"] is None
+    assert message["function_call"] == {"name": "weather", "arguments": ARGUMENTS}
+    parts = deltas(client, body)
+    calls = [part["function_call"] for part in parts if "function_call" in part]
+    assert calls[0]["name"] == "weather" and not any("tool_calls" in part for part in parts)
+    assert "".join(call["arguments"] for call in calls) == ARGUMENTS
+    body["messages"] += [message, {"role": "function", "name": "weather", "content": "sunny"}]
+    assert answer(client, body)["message"]["content"] == "It is sunny."
+
+
+def test_legacy_function_choice(client: httpx.Client) -> None:
+    functions = [WEATHER["function"], {"name": "other"}]
+    none = answer(client, ask("hello", functions=functions, function_call="none"))
+    assert none["message"]["content"] == "Hello."
+    body = ask("hello", functions=functions, function_call={"name": "weather"})
+    assert answer(client, body)["message"]["function_call"]["name"] == "weather"
+    body = ask("hello", functions=functions, tools=[WEATHER])
+    assert error_of(client.post(CHAT, json=body), 400)["param"] == "functions"
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_allowed_tools_limit_the_tools(client: httpx.Client, mode: str) -> None:
+    other = {"type": "function", "function": {"name": "other"}}
+    allowed = {"type": "function", "function": {"name": "weather"}}
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [allowed]}}
+    body = ask("hello", tools=[WEATHER, other], tool_choice=choice, verbose=True, max_tokens=200)
+    response = client.post(CHAT, json=body).json()
+    assert '"other"' not in response["__verbose"]["prompt"]
+    calls = response["choices"][0]["message"]["tool_calls"]
+    assert {call["function"]["name"] for call in calls} == {"weather"}
+    choice["allowed_tools"]["tools"] = [{"type": "function", "function": {"name": "none"}}]
+    error_of(client.post(CHAT, json=body), 400)

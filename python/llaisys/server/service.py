@@ -140,6 +140,8 @@ class Service:
             "object": "model",
             "created": self.created,
             "owned_by": "llaisys",
+            "root": name,
+            "parent": None,
             "max_model_len": info.max_model_len if info is not None else None,
             "default_sampling_params": self._defaults,
         }

@@ -16,7 +16,13 @@ from llaisys.chat.records import (
     ContentText,
     ReasoningText,
 )
-from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, Usage
+from llaisys.common.types import (
+    CompletionOutput,
+    PromptProgress,
+    RequestOutput,
+    StreamOutput,
+    Usage,
+)
 from llaisys.server.generation.formatter import PARSE_COST, AnswerFormatter
 from llaisys.server.http.payload import json_bytes
 
@@ -41,6 +47,7 @@ class BlockFormatter(AnswerFormatter):
         self.output: CompletionOutput | None = None  # when complete
         self._begun = False
         self.was_cut = False  # finish reason `length`
+        self.delta: StreamOutput | None = None  # the latest one of a stream
 
     # ---- formatting, by subclasses -------------------------------------------------------------
 
@@ -65,6 +72,10 @@ class BlockFormatter(AnswerFormatter):
     @abstractmethod
     def close(self, output: CompletionOutput, usage: Usage) -> list[bytes]: ...
 
+    def progress(self, progress: PromptProgress) -> list[bytes]:
+        """Format the prompt progress, which is reported if the request asks for it."""
+        return []
+
     # ---- interface of AnswerFormatter ----------------------------------------------------------
 
     def format_whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
@@ -74,6 +85,9 @@ class BlockFormatter(AnswerFormatter):
 
     def format_delta(self, number: int, delta: StreamOutput) -> list[bytes]:
         found = self._begin()
+        self.delta = delta
+        if delta.progress is not None:
+            found += self.progress(delta.progress)
         self.was_cut = delta.finish_reason == "length"
         events = self.reader.feed(delta.text)
         if delta.finish_reason is not None:

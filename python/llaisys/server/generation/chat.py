@@ -125,7 +125,7 @@ async def open_chat(
     if drops:
         prompt, num_dropped = await recent_prompt(job, body, found, num_new, options)
     else:
-        prompt = await chat_prompt(job, body, found, options)
+        prompt = job.truncate(await chat_prompt(job, body, found, options))
     params = await _keep_system(job, params, found, prompt, options)
     opened = bool(options.get("add_generation_prompt", True)) and (
         style.opens_reasoning(tokenizer, prompt)

@@ -14,7 +14,7 @@ from fastapi.responses import Response
 
 from llaisys.common.sampling import MAX_LOGPROBS, SamplingParams
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, Usage
-from llaisys.common.validation import check_count, check_int
+from llaisys.common.validation import check_count, check_int, invalid_value
 from llaisys.engine.output_processor import OutputOptions
 from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError, is_fault
@@ -23,6 +23,7 @@ from llaisys.server.generation.generation import ClientDisconnected, Generation,
 from llaisys.server.generation.prompts import PromptLimit
 from llaisys.server.http.error_handlers import to_api_error
 from llaisys.server.http.event_stream import EventStream
+from llaisys.server.http.limits import CHARS_PER_TOKEN
 from llaisys.server.http.payload import body_response, join_chunks
 from llaisys.server.openai.fields import FieldNotes, Ignored
 from llaisys.server.openai.schemas import SamplingFields
@@ -84,10 +85,26 @@ class Job:
 
     @property
     def prompt_limit(self) -> PromptLimit:
-        most = self.max_model_len - int(self.body.generates)
-        if self.service.config.limits.max_prompt_tokens:
-            most = min(most, self.service.config.limits.max_prompt_tokens)
+        most = self.max_prompt_tokens
+        if self.body.truncate_prompt_tokens:  # the text itself is limited
+            most = CHARS_PER_TOKEN * self.max_model_len
         return PromptLimit(self.prompt_name, self.max_model_len, most)
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        most = self.max_model_len - int(self.body.generates)
+        limit = self.service.config.limits.max_prompt_tokens
+        return min(most, limit) if limit else most
+
+    def truncate(self, prompt: list[int]) -> list[int]:
+        """Return the tokens of a prompt that `truncate_prompt_tokens` keeps."""
+        count, most = self.body.truncate_prompt_tokens, self.max_prompt_tokens
+        if not count:
+            return prompt
+        if count > most:
+            raise invalid_value("truncate_prompt_tokens", count, f"at most {most}")
+        count = most if count < 0 else count
+        return prompt[:count] if self.body.truncation_side == "right" else prompt[-count:]
 
     async def sampling(self, to_sampling: Callable[[], SamplingParams]) -> SamplingParams:
         """Return the validated sampling parameters; in a thread if they name many tokens."""

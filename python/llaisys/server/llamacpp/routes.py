@@ -57,6 +57,7 @@ async def completion(request: Request, body: LlamaCompletionRequest) -> Response
     check_count("prompt", len(prompts), job.service.config.limits.max_prompts, "prompts")
     special = body.add_special_tokens is not False
     encoded = await encode_prompts(job.service.engine, prompts, special, job.prompt_limit)
+    encoded = [job.truncate(prompt) for prompt in encoded]
     return await _answer(job, body, encoded, params)
 
 

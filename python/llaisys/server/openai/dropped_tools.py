@@ -51,6 +51,8 @@ def check_choice(choice: Any, kept: list[Any], dropped: dict[int, dict[str, Any]
         )
     if not isinstance(choice, dict):
         return
+    if kind == "allowed_tools":  # named tools are checked with the others
+        return
     name = name_of(choice)
     if name is not None and name in {name_of(tool) for tool in kept}:
         return

@@ -26,7 +26,6 @@ from llaisys.server.openai.response_objects import (
     ResponseBuilder,
     TextOffsets,
     delta_object,
-    finish_reason_of,
     plain_reader,
     usage_object,
 )
@@ -68,7 +67,9 @@ class OpenAIFormatter(AnswerFormatter):
             job.service.fingerprint,
             self.body.prompt_logprobs or 0,
             context_truncated,
+            bool(getattr(self.body, "functions", None)),
         )
+        self._prompts = prompts
         self.char_cost = PARSE_COST if chat else 1
         self._readers: dict[int, AnswerReader] = {}
         self._verbose = verbose
@@ -93,6 +94,7 @@ class OpenAIFormatter(AnswerFormatter):
                 self.echoes[number] if self.echoes else "",
                 self._echo_logprobs(output.prompt_logprobs),
                 output.prompt_logprobs if self.body.prompt_logprobs is not None else None,
+                list(self._prompts[number]) if self.builder.token_ids else None,
             )
             for number, output in enumerate(outputs)
             for choice in output.outputs
@@ -107,7 +109,7 @@ class OpenAIFormatter(AnswerFormatter):
 
     def _echo_logprobs(self, logprobs: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:
         """Return the logprobs of an echo if requested, with as many top entries as requested."""
-        if not self.echoes or logprobs is None or self.body.logprobs is None:
+        if not self.echoes or logprobs is None or self.body.logprobs is None or self.builder.chat:
             return None
         most = int(self.body.logprobs)
         return [replace(entry, top=entry.top[:most]) for entry in logprobs]
@@ -126,7 +128,8 @@ class OpenAIFormatter(AnswerFormatter):
         if delta.finish_reason is not None:
             self.open.pop(index)
             reader = self._readers.pop(index, None)
-            reason = finish_reason_of(delta.finish_reason, reader is not None and reader.has_calls)
+            has_calls = reader is not None and reader.has_calls
+            reason = self.builder.finish_reason(delta.finish_reason, has_calls)
             chunk = self.builder.chunk(
                 index, "", finish_reason=reason, stop_reason=delta.stop_reason
             )
@@ -153,7 +156,7 @@ class OpenAIFormatter(AnswerFormatter):
         found = reader.feed(delta.text)
         if delta.finish_reason is not None:
             found += reader.finish()
-        deltas = [delta_object(event) for event in found]
+        deltas = [delta_object(event, self.builder.uses_functions) for event in found]
         if not deltas and (delta.logprobs or (delta.token_ids and self.builder.token_ids)):
             deltas = [{}]
         events = []
@@ -185,7 +188,13 @@ class OpenAIFormatter(AnswerFormatter):
         if self.builder.chat:
             self._readers[index] = self.builder.new_reader(index)
             begin = {"role": "assistant", "content": None}
-            return [self._event(self.builder.chunk(index, "", delta=begin))]
+            first = self.builder.chunk(index, "", delta=begin)
+            if self.builder.token_ids:
+                first["prompt_token_ids"] = list(self._prompts[number])
+            events = [self._event(first)]
+            if echo:
+                events.append(self._event(self.builder.chunk(index, "", delta={"content": echo})))
+            return events
         if not echo:
             return []
         chunk = self.builder.chunk(index, echo, logprobs=logprobs, offsets=offsets)

@@ -41,18 +41,24 @@ def plain_reader(_: int) -> AnswerReader:
     return AnswerReader()
 
 
-def message_object(answer: ChatAnswer) -> dict[str, Any]:
+def message_object(answer: ChatAnswer, uses_functions: bool = False) -> dict[str, Any]:
     """Return the message of a chat. Reasoning has both names that clients use."""
     message = {**answer.to_message(), "refusal": None}
+    if uses_functions and answer.tool_calls:
+        message["function_call"] = message.pop("tool_calls")[0]["function"]
     if answer.reasoning:
         message["reasoning"] = answer.reasoning
     return message
 
 
-def delta_object(event: AnswerEvent) -> dict[str, Any]:
+def delta_object(event: AnswerEvent, uses_functions: bool = False) -> dict[str, Any]:
     """Return the delta of a chunk for a parsed event."""
     if isinstance(event, ContentText):
         return {"content": event.text}
+    if uses_functions and isinstance(event, CallStart):
+        return {"function_call": {"name": event.name, "arguments": ""}}
+    if uses_functions and isinstance(event, CallArguments):
+        return {"function_call": {"arguments": event.text}}
     if isinstance(event, CallStart):
         function = {"name": event.name, "arguments": ""}
         call = {"index": event.index, "id": event.id, "type": "function", "function": function}
@@ -61,10 +67,6 @@ def delta_object(event: AnswerEvent) -> dict[str, Any]:
         call = {"index": event.index, "function": {"arguments": event.text}}
         return {"tool_calls": [call]}
     return {"reasoning_content": event.text, "reasoning": event.text}
-
-
-def finish_reason_of(reason: str | None, has_calls: bool) -> str | None:
-    return "tool_calls" if has_calls and reason == "stop" else reason
 
 
 def chat_logprobs(
@@ -104,11 +106,20 @@ def completion_logprobs(
         "tokens": tokens,
         "token_logprobs": [finite(entry.logprob) for entry in entries],
         "top_logprobs": [
-            {names.text(token): finite(value) for token, value in entry.top} if entry.rank else None
+            {names.text(token): finite(value) for token, value in with_sampled(entry)}
+            if entry.rank
+            else None
             for entry in entries
         ],
         "text_offset": [offsets.next(entry.token_id) for entry in entries],
     }
+
+
+def with_sampled(entry: TokenLogprobs) -> list[tuple[int, float]]:
+    """Return the top logprobs, followed by that of the sampled token if it is not among them."""
+    if any(token == entry.token_id for token, _ in entry.top):
+        return entry.top
+    return [*entry.top, (entry.token_id, entry.logprob)]
 
 
 def prompt_entries(
@@ -138,6 +149,7 @@ class Choice:
     echo: str = ""  # prefix of the text
     echoed: Sequence[TokenLogprobs] | None = None  # logprobs of the echo
     prompt: Sequence[TokenLogprobs] | None = None  # for `prompt_logprobs`
+    prompt_token_ids: list[int] | None = None  # if requested
 
     @property
     def logprobs(self) -> Sequence[TokenLogprobs] | None:
@@ -166,6 +178,7 @@ class ResponseBuilder:
     num_prompt_logprobs: int = 0  # top logprobs per prompt token
     # Whether old turns were dropped; None: not possible. In the last chunk of a choice.
     context_truncated: bool | None = None
+    uses_functions: bool = False  # calls in the format of `functions`, which `tools` replaced
 
     def _head(self, chunk: bool) -> dict[str, Any]:
         kind = "text_completion"
@@ -194,15 +207,16 @@ class ResponseBuilder:
         choices: Sequence[Choice],
         usage: Usage,
         timings: dict[str, Any],
-        more: dict[str, Any],
+        more: dict[str, Any] | None = None,
     ) -> Iterator[bytes]:
         """Yield the body in pieces that are each cheap to make. `more`: further fields."""
-        head = {**self._head(False), "usage": usage_object(usage), "timings": timings, **more}
+        head = {**self._head(False), "usage": usage_object(usage), "timings": timings}
+        head |= more or {}
         if self.context_truncated is not None:
             head["context_truncated"] = self.context_truncated
         yield json_bytes(head)[:-1]
         if self.chat:
-            yield from self._prompt_pieces(choices[0].prompt)
+            yield from self._prompt_pieces(choices[0])
         yield b',"choices":['
         for number, choice in enumerate(choices):
             if number:
@@ -211,13 +225,16 @@ class ResponseBuilder:
             yield json_bytes(head_object)[:-1] + b',"logprobs":'
             yield from self._logprobs_pieces(choice.logprobs, choice.offsets(self.names))
             if not self.chat:
-                yield from self._prompt_pieces(choice.prompt)
+                yield from self._prompt_pieces(choice)
             yield b"}"
         yield b"]}"
 
-    def _prompt_pieces(self, entries: Sequence[TokenLogprobs] | None) -> Iterator[bytes]:
-        """Yield the field `prompt_logprobs` if requested."""
+    def _prompt_pieces(self, choice: Choice) -> Iterator[bytes]:
+        """Yield vLLM's fields `prompt_token_ids` and `prompt_logprobs`, null unless requested."""
+        entries = choice.prompt
+        yield b',"prompt_token_ids":' + json_bytes(choice.prompt_token_ids)
         if entries is None:
+            yield b',"prompt_logprobs":null'
             return
         yield b',"prompt_logprobs":['
         for start in range(0, len(entries), LOGPROBS_PER_CHUNK):
@@ -257,8 +274,9 @@ class ResponseBuilder:
         }
         if self.chat:
             answer = self.new_reader(index).read(output.text)
-            choice["message"] = message_object(answer)
-            choice["finish_reason"] = finish_reason_of(
+            answer.content = echo + answer.content
+            choice["message"] = message_object(answer, self.uses_functions)
+            choice["finish_reason"] = self.finish_reason(
                 output.finish_reason, bool(answer.tool_calls)
             )
         else:
@@ -266,6 +284,11 @@ class ResponseBuilder:
         if self.token_ids:
             choice["token_ids"] = output.token_ids
         return choice
+
+    def finish_reason(self, reason: str | None, has_calls: bool) -> str | None:
+        if not has_calls or reason != "stop":
+            return reason
+        return "function_call" if self.uses_functions else "tool_calls"
 
     def chunk(
         self,

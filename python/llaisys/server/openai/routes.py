@@ -54,12 +54,14 @@ async def chat_completions(request: Request, body: ChatCompletionRequest) -> Res
         n = chat.params.n
         if turn is not None:
             turn.new_reader = chat.new_reader
+        echoes = [found[-1]["content"] or ""] * bool(body.echo and found[-1]["role"] == "assistant")
         truncated = chat.context_truncated if turn is not None or body.drop_old_turns else None
         formatter = OpenAIFormatter(
             job,
             True,
             [chat.prompt],
             n,
+            echoes,
             session_id=body.session_id,
             new_reader=chat.new_reader,
             context_truncated=truncated,
@@ -86,6 +88,7 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
         return await job.run(encoded, params, OpenAIFormatter(job, False, encoded, params.n))
     special = body.add_special_tokens is not False
     encoded = await encode_prompts(engine, prompts, special, job.prompt_limit)
+    encoded = [job.truncate(prompt) for prompt in encoded]
     echoes = []
     if body.echo:
         echoes = [p if isinstance(p, str) else await decode(engine, p) for p in prompts]

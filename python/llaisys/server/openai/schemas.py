@@ -47,12 +47,17 @@ from llaisys.server.openai.structured import (
 )
 from llaisys.server.openai.tool_schemas import (
     FUNCTION_TOOLS,
+    AllowedChoice,
+    CalledFunction,
+    FunctionDefinition,
     NamedChoice,
+    NamedFunction,
     ToolCall,
     ToolDefinition,
     tool_set_of,
 )
 
+ROLE_PATTERN = r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$"  # templates may know further roles
 SESSION_PATTERN = r"^[A-Za-z0-9_.:-]{1,128}$"
 
 
@@ -109,6 +114,10 @@ class SamplingFields(TableFields):
     request_id: RequestId | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: Annotated[
+        int | None, Checked("truncate_prompt_tokens", Integer(-1, MAX_TOKENS))
+    ] = None
+    truncation_side: Literal["left", "right"] | None = None
     # llama.cpp, of a stream
     timings_per_token: bool | None = None  # timings in every chunk
     return_progress: bool | None = None  # prompt progress chunks before the first text
@@ -205,11 +214,12 @@ class TextPart(Schema):
 class ChatMessage(Schema):
     path: ClassVar[str] = "messages[]."
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Annotated[str, Field(pattern=ROLE_PATTERN)]
     content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
     name: Text | None = Field(None, max_length=256)
     tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
     tool_call_id: Text | None = Field(None, max_length=256)
+    function_call: CalledFunction | None = None  # with `functions`
     reasoning_content: Text | None = None
     reasoning: Text | None = None  # alias of reasoning_content
 
@@ -217,6 +227,7 @@ class ChatMessage(Schema):
 def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """Convert to the messages of templates and sessions: text, `developer` as `system`."""
     plain = []
+    call_id = ""  # of the last `function_call`
     for number, given in enumerate(messages):
         content: Any = given.content
         if isinstance(content, list):
@@ -228,6 +239,12 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
                 raise conflicting_field(where, "given", "left out unless role is 'assistant'")
             fields["tool_calls"] = [call.to_dict() for call in given.tool_calls]
         fields["tool_call_id"] = given.tool_call_id
+        if given.function_call is not None and given.role == "assistant":
+            call_id = f"call_{number}"
+            call = ToolCall.model_construct(id=call_id, function=given.function_call)
+            fields["tool_calls"] = [call.to_dict()]
+        if given.role == "function":  # the result of a function_call
+            fields |= {"role": "tool", "tool_call_id": call_id or None}
         fields["reasoning_content"] = (given.reasoning_content or given.reasoning) or None
         message = normalize_message({k: v for k, v in fields.items() if v is not None}, number)
         if message["role"] == "developer":
@@ -272,13 +289,17 @@ class ChatCompletionRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     session_id: SessionId | None = None
     tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = None
-    tool_choice: Literal["auto", "none", "required"] | NamedChoice | None = None
+    tool_choice: Literal["auto", "none", "required"] | NamedChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
+    # Names of `tools` and `tool_choice` before 2024; calls are then in `function_call`.
+    functions: Annotated[list[FunctionDefinition], Field(fail_fast=True)] | None = None
+    function_call: Literal["auto", "none"] | NamedFunction | None = None
     reasoning_effort: Literal[*REASONING_EFFORTS] | None = None  # type: ignore[valid-type]
     include_reasoning: bool | None = None  # vLLM; False: omit reasoning from the response
     reasoning: ReasoningField | None = None
     thinking: ThinkingField | bool | None = None
     enable_thinking: bool | None = None
+    echo: bool | None = None  # repeat a last assistant message before its continuation
     # Drop the oldest turns when the context is too small; None: only in a session.
     drop_old_turns: bool | None = None
     _tool_set: ToolSet | None = PrivateAttr(None)
@@ -288,7 +309,16 @@ class ChatCompletionRequest(SamplingFields):
     @model_validator(mode="after")
     def check_tools(self) -> ChatCompletionRequest:
         """Build the tool set during validation, which runs in a thread for large bodies."""
-        self._tool_set = tool_set_of(self.tools, self.tool_choice, self.parallel_tool_calls)
+        if not self.functions:
+            self._tool_set = tool_set_of(self.tools, self.tool_choice, self.parallel_tool_calls)
+            return self
+        if self.tools:
+            raise conflicting_field("functions", "given", "left out with tools")
+        tools = [ToolDefinition.model_construct(function=given) for given in self.functions]
+        choice: Any = self.function_call
+        if isinstance(choice, NamedFunction):
+            choice = NamedChoice.model_construct(function=choice)
+        self._tool_set = tool_set_of(tools, choice, False)
         return self
 
     @property

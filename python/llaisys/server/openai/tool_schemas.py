@@ -8,6 +8,7 @@ from pydantic import Field
 
 from llaisys.chat.records import Tool
 from llaisys.chat.tools import ToolSet
+from llaisys.common.validation import invalid_value
 from llaisys.server.openai.base_schema import Schema, Text
 
 FUNCTION_TOOLS = frozenset({"function"})  # supported tool types
@@ -47,6 +48,22 @@ class NamedChoice(Schema):
     function: NamedFunction
 
 
+class AllowedTools(Schema):
+    path: ClassVar[str] = "tool_choice.allowed_tools."
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedChoice] = Field(min_length=1)
+
+
+class AllowedChoice(Schema):
+    """A choice among some of the tools; the others are not in the prompt."""
+
+    path: ClassVar[str] = "tool_choice."
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class CalledFunction(Schema):
     path: ClassVar[str] = "messages[].tool_calls[].function."
 
@@ -73,10 +90,17 @@ class ToolCall(Schema):
 
 
 def tool_set_of(
-    tools: list[ToolDefinition] | None, choice: str | NamedChoice | None, parallel: bool | None
+    tools: list[ToolDefinition] | None,
+    choice: str | NamedChoice | AllowedChoice | None,
+    parallel: bool | None,
 ) -> ToolSet | None:
     """Build the tool set. Raises InvalidInputError."""
     found = [tool.to_tool() for tool in tools or ()]
+    if isinstance(choice, AllowedChoice):
+        names = {tool.function.name for tool in choice.allowed_tools.tools}
+        for name in names - {tool.name for tool in found}:
+            raise invalid_value("tool_choice.allowed_tools.tools", name, "tools of the request")
+        found, choice = [tool for tool in found if tool.name in names], choice.allowed_tools.mode
     named = choice.function.name if isinstance(choice, NamedChoice) else None
     kind = None if isinstance(choice, NamedChoice) else choice
     return ToolSet.of(found, kind, named, parallel is not False)

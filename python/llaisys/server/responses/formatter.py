@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llaisys.chat.reader import AnswerReader
 from llaisys.chat.records import ChatAnswer
-from llaisys.common.types import CompletionOutput, Usage
+from llaisys.common.types import (
+    CompletionOutput,
+    PromptProgress,
+    StreamOutput,
+    TokenLogprobs,
+    Usage,
+)
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.block_formatter import Block, BlockFormatter
+from llaisys.server.generation.timings import (
+    PromptProgressReporter,
+    StreamTimings,
+    timings_object,
+)
+from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import json_bytes, named_event
+from llaisys.server.openai.response_objects import chat_logprobs
 from llaisys.server.responses.schemas import ResponsesRequest
 
 PREFIXES = {Block.REASONING: "rs", Block.TEXT: "msg", Block.CALL: "fc"}
@@ -40,8 +53,16 @@ class ResponsesFormatter(BlockFormatter):
         defaults: Mapping[str, Any],
         request_id: str,
         context_truncated: bool,
+        names: TokenNames,
+        num_prompt_tokens: int,
     ) -> None:
         super().__init__(reader)
+        self._names = names
+        self._has_logprobs = bool(body.chat.logprobs)
+        self._logprobs: list[dict[str, Any]] = []  # of the open text block
+        self._progress = PromptProgressReporter()
+        self._timings = StreamTimings(num_prompt_tokens) if body.timings_per_token else None
+        self._num_prompt_tokens = num_prompt_tokens
         self.key = uuid.uuid4().hex
         self.response_id = f"resp_{self.key}"
         self.request_id = request_id
@@ -101,13 +122,15 @@ class ResponsesFormatter(BlockFormatter):
         if block is Block.CALL:
             names = {"call_id": call.id, "name": call.name, "arguments": text}
             return {**item, "type": "function_call", **names}
-        content = [text_part(text)] if status != "in_progress" else []
+        content = [text_part(text, self._logprobs)] if status != "in_progress" else []
         return {**item, "type": "message", "role": "assistant", "content": content}
 
     def body(self, answer: ChatAnswer, output: CompletionOutput, usage: Usage) -> dict[str, Any]:
         status = "incomplete" if output.finish_reason == "length" else "completed"
         if answer.reasoning:
             self.items.append(self._item(Block.REASONING, answer.reasoning, status))
+        entries = (output.logprobs or [])[usage.reasoning_tokens :]
+        self._logprobs = self._entries(entries, output)
         if answer.content or not answer.tool_calls:
             self.items.append(self._item(Block.TEXT, answer.content, status))
         for call in answer.tool_calls:
@@ -138,15 +161,43 @@ class ResponsesFormatter(BlockFormatter):
             self._sse_event("response.output_item.added", output_index=len(self.items), item=item)
         ]
         if block is not Block.CALL:
-            part = part_of(block, "")
+            part = part_of(block, "", [])
             found.append(
                 self._item_event("response.content_part.added", content_index=0, part=part)
             )
         return found
 
+    def progress(self, progress: PromptProgress) -> list[bytes]:
+        response = self._response("in_progress")
+        return [
+            self._sse_event("response.in_progress", response=response, prompt_progress=found)
+            for found in self._progress.objects(progress)
+        ]
+
+    def format_delta(self, number: int, delta: StreamOutput) -> list[bytes]:
+        if self._timings is not None:
+            self._timings.add(len(delta.token_ids))
+        return super().format_delta(number, delta)
+
+    def _entries(
+        self, logprobs: Sequence[TokenLogprobs], source: CompletionOutput | StreamOutput
+    ) -> list[dict[str, Any]]:
+        """Return the logprob objects of a text, if requested, without that of a stop token."""
+        if source.finish_reason == "stop" and not isinstance(source.stop_reason, str):
+            logprobs = logprobs[:-1]
+        entries: Any = chat_logprobs(logprobs if self._has_logprobs else [], self._names)
+        found: list[dict[str, Any]] = entries["content"]
+        return found
+
     def add(self, block: Block, text: str) -> list[bytes]:
         if block is Block.TEXT:
-            more = {"content_index": 0, "logprobs": []}
+            # The tokens of a delta belong to its first text.
+            delta, self.delta = self.delta, None
+            logprobs = [] if delta is None else self._entries(delta.logprobs or [], delta)
+            self._logprobs += logprobs
+            more: dict[str, Any] = {"content_index": 0, "logprobs": logprobs}
+            if self._timings is not None:
+                more["timings"] = self._timings.object()
             return [self._item_event("response.output_text.delta", delta=text, **more)]
         if block is Block.REASONING:
             return [self._item_event("response.reasoning_text.delta", delta=text, content_index=0)]
@@ -161,8 +212,10 @@ class ResponsesFormatter(BlockFormatter):
             found = [self._item_event("response.function_call_arguments.done", **done)]
         else:
             kind = "output_text" if block is Block.TEXT else "reasoning_text"
-            done = {"text": text, **index, **({"logprobs": []} if block is Block.TEXT else {})}
-            part = part_of(block, text)
+            done = {"text": text, **index}
+            if block is Block.TEXT:
+                done["logprobs"] = self._logprobs
+            part = part_of(block, text, self._logprobs)
             found = [
                 self._item_event(f"response.{kind}.done", **done),
                 self._item_event("response.content_part.done", part=part, **index),
@@ -170,6 +223,7 @@ class ResponsesFormatter(BlockFormatter):
         item = self._item(block, text, "incomplete" if self.was_cut else "completed", self.call)
         index_of_item = len(self.items)
         self.items.append(item)
+        self._logprobs = []
         return [
             *found,
             self._sse_event("response.output_item.done", output_index=index_of_item, item=item),
@@ -184,7 +238,10 @@ class ResponsesFormatter(BlockFormatter):
     def _last_event(self, response: dict[str, Any]) -> bytes:
         is_complete = response["status"] == "completed"
         kind = "response.completed" if is_complete else "response.incomplete"
-        return self._sse_event(kind, response=response)
+        more = {}
+        if self._timings is not None and self.output is not None:
+            more["timings"] = timings_object(self.output, self._num_prompt_tokens)
+        return self._sse_event(kind, response=response, **more)
 
     def format_error(self, error: ApiError) -> list[bytes]:
         code = ERROR_CODES.get(error.status, "server_error")
@@ -194,12 +251,14 @@ class ResponsesFormatter(BlockFormatter):
         ]
 
 
-def text_part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def part_of(block: Block, text: str) -> dict[str, Any]:
-    return text_part(text) if block is Block.TEXT else {"type": "reasoning_text", "text": text}
+def part_of(block: Block, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+    if block is Block.TEXT:
+        return text_part(text, logprobs)
+    return {"type": "reasoning_text", "text": text}
 
 
 def response_head(
@@ -236,7 +295,7 @@ def response_head(
         "text": {"format": format},
         "tool_choice": body.tool_choice or "auto",
         "tools": body.tools or [],
-        "top_logprobs": 0,
+        "top_logprobs": body.top_logprobs or 0,
         "truncation": "auto" if body.drops_old_turns else "disabled",
         "usage": None,
         "user": body.user,

@@ -180,3 +180,24 @@ def with_resolved(items: Sequence[Any], known: dict[str, Item]) -> list[Any]:
         known[item["id"]] if isinstance(item, dict) and item.get("type") == REFERENCE else item
         for item in items
     ]
+
+
+def input_items(messages: Iterable[Message], key: str) -> list[Item]:
+    """Return messages as items. `key`: part of the item ids, which are only those of this list."""
+    found: list[Item] = []
+
+    def add(prefix: str, kind: str, **fields: Any) -> None:
+        name = f"{prefix}_{key}_in{len(found)}"
+        found.append({"id": name, "type": kind, "status": "completed", **fields})
+
+    for message in messages:
+        role, text = message["role"], message.get("content") or ""
+        if role == "tool":
+            add("fco", "function_call_output", call_id=message.get("tool_call_id"), output=text)
+            continue
+        if text:
+            kind = "output_text" if role == "assistant" else "input_text"
+            add("msg", "message", role=role, content=[{"type": kind, "text": text}])
+        for call in message.get("tool_calls") or ():
+            add("fc", "function_call", call_id=call.get("id"), **call["function"])
+    return found

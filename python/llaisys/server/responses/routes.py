@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi import Path as PathParameter
 from fastapi.responses import Response
 
 from llaisys.common.types import CompletionOutput
 from llaisys.common.validation import check_count
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.chat import open_chat
+from llaisys.server.generation.chat import Chat, open_chat
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.messages import convert_messages
+from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes, json_response
 from llaisys.server.responses.formatter import ResponsesFormatter
-from llaisys.server.responses.items import references, with_resolved
+from llaisys.server.responses.items import input_items, references, with_resolved
 from llaisys.server.responses.schemas import ResponsesRequest
 from llaisys.server.service import Service, service_of
 from llaisys.server.sessions.file import SessionLimitError, SessionStorageError
@@ -29,12 +31,23 @@ logger = logging.getLogger("llaisys.server")
 
 router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], route_class=CheckedRoute)
 
+MAX_LISTED = 100  # OpenAI's
+
 ResponseId = Annotated[str, PathParameter(min_length=1, max_length=128)]
 
 
-@router.post("")
-async def create_response(request: Request, body: ResponsesRequest) -> Response:
-    """Answer a text or items. The response is stored unless `store` is false."""
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A request with its prompt, ready to run."""
+
+    body: ResponsesRequest
+    before: ResponsePosition | None  # of `previous_response_id`
+    new: list[dict[str, Any]]  # messages of the request
+    job: Job
+    chat: Chat
+
+
+async def open_response(request: Request, body: ResponsesRequest, stores: bool) -> Opened:
     service, owner = service_of(request), owner_of(request)
     max_messages = service.config.limits.max_messages
     check_count("input", len(body.chat.messages), max_messages, "messages")
@@ -44,18 +57,41 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
     messages = [*(before.messages if before is not None else ()), *new]
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
-    stores = body.store is not False
     if stores:
         await service.responses.make_room(owner, new)
     job = await Job.of(request, body.chat, "input")
     chat = await open_chat(job, body.chat, messages, len(new) if before is not None else 1)
-    defaults = job.service.engine.inputs.defaults
+    return Opened(body, before, new, job, chat)
+
+
+@router.post("")
+async def create_response(request: Request, body: ResponsesRequest) -> Response:
+    """Answer a text or items. The response is stored unless `store` is false."""
+    stores = body.store is not False
+    found = await open_response(request, body, stores)
+    job, chat, engine = found.job, found.chat, found.job.service.engine
     formatter = ResponsesFormatter(
-        chat.new_reader(), body, job.model, defaults, job.request_id, chat.context_truncated
+        chat.new_reader(),
+        found.body,
+        job.model,
+        engine.inputs.defaults,
+        job.request_id,
+        chat.context_truncated,
+        TokenNames(engine.tokenizer),
+        len(chat.prompt),
     )
     if stores:
-        job.turn = ResponseTurn(service, owner, formatter, before, new, job.request_id)
+        service, owner = service_of(request), owner_of(request)
+        job.turn = ResponseTurn(service, owner, formatter, found.before, found.new, job.request_id)
     return await chat.run(formatter)
+
+
+@router.post("/input_tokens")
+async def count_input_tokens(request: Request, body: ResponsesRequest) -> Response:
+    """Return the number of prompt tokens of a request."""
+    found = await open_response(request, body, stores=False)
+    count = len(found.chat.prompt)
+    return json_response({"object": "response.input_tokens", "input_tokens": count})
 
 
 async def resolve_references(
@@ -158,6 +194,51 @@ async def get_response(request: Request, response_id: ResponseId) -> Response:
     if found is None:
         raise not_found()
     return json_response(found)
+
+
+@router.get("/{response_id}/input_items")
+async def get_input_items(
+    request: Request,
+    response_id: ResponseId,
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: str | None = None,
+) -> Response:
+    """List the input of a stored response, with the turns before it."""
+    found = await service_of(request).responses.position(owner_of(request), response_id)
+    if found is None:
+        raise not_found()
+    listed = input_items(found.messages[:-1], response_id.removeprefix("resp_"))
+    if order == "desc":
+        listed.reverse()
+    names = [item["id"] for item in listed]
+    if after is not None and after not in names:
+        raise ApiError(400, "after is not an item of this response", param="after")
+    start = 0 if after is None else names.index(after) + 1
+    data = listed[start : start + limit]
+    return json_response(
+        {
+            "object": "list",
+            "data": data,
+            "first_id": data[0]["id"] if data else None,
+            "last_id": data[-1]["id"] if data else None,
+            "has_more": start + limit < len(listed),
+        }
+    )
+
+
+@router.post("/{response_id}/cancel")
+async def cancel_response(request: Request, response_id: ResponseId) -> Response:
+    """Cancel a response that is being generated."""
+    service, owner = service_of(request), owner_of(request)
+    running = service.registry.find(response_id, owner)
+    if not running:
+        if await service.responses.get(owner, response_id) is None:
+            raise not_found()
+        raise ApiError(400, "the response is complete", code="response_not_cancellable")
+    for generation in running:
+        await generation.cancel()
+    return json_response({"id": response_id, "object": "response", "status": "cancelled"})
 
 
 @router.delete("/{response_id}")

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.sampling import FIELDS
 from llaisys.common.validation import check_count, invalid_value
 from llaisys.server.generation.chat import ProtocolRequest
 from llaisys.server.openai.field_kinds import Checked
@@ -19,16 +20,16 @@ from llaisys.server.openai.fields import (
     Reasons,
     filter_object,
 )
-from llaisys.server.openai.schemas import NEW_TOKENS, ModelName, Schema, Text
+from llaisys.server.openai.schemas import LOGPROBS, NEW_TOKENS, ModelName, Schema, Text
 from llaisys.server.openai.tool_schemas import FUNCTION_TOOLS
 from llaisys.server.responses import items
 
 RESPONSE_ID = r"^resp_[0-9a-f]{32}$"
 MAX_METADATA = 16  # OpenAI's
 
-# Accepted values of `include`, which have no effect.
-INCLUDED = frozenset({"reasoning.encrypted_content"})
-LOGPROBS = "message.output_text.logprobs"  # rejected: the response would lack it
+INCLUDED_LOGPROBS = "message.output_text.logprobs"
+# Accepted values of `include`; only that of logprobs has an effect.
+INCLUDED = frozenset({"reasoning.encrypted_content", INCLUDED_LOGPROBS})
 TOOL_NAMES = frozenset({"type", "name", "description", "parameters", "strict"})
 REASONING_EFFORTS = {"minimal": "low", "xhigh": "high"}
 
@@ -102,7 +103,12 @@ class ResponsesRequest(ProtocolRequest):
     prompt_cache_retention: Text | None = None
     safety_identifier: Text | None = None
     max_tool_calls: int | None = None  # of built-in tools, which this server lacks
-    top_logprobs: Literal[0] | None = None
+    top_logprobs: Annotated[int | None, Checked("top_logprobs", LOGPROBS)] = None
+    # vLLM
+    top_k: Annotated[int | None, Checked("top_k", FIELDS["top_k"].kind)] = None
+    # llama.cpp, of a stream
+    timings_per_token: bool | None = None
+    return_progress: bool | None = None
 
     @classmethod
     def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
@@ -151,7 +157,12 @@ class ResponsesRequest(ProtocolRequest):
             "user": self.user,
             "response_format": self._format(),
             "drop_old_turns": self.drops_old_turns,
+            "top_k": self.top_k,
+            "timings_per_token": self.timings_per_token,
+            "return_progress": self.return_progress,
         }
+        if self.top_logprobs or INCLUDED_LOGPROBS in (self.include or ()):
+            values |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
         if self.reasoning is not None and self.reasoning.effort is not None:
             effort = self.reasoning.effort
             values["reasoning_effort"] = REASONING_EFFORTS.get(effort, effort)
@@ -190,9 +201,7 @@ class ResponsesRequest(ProtocolRequest):
         }
         choice = self.tool_choice
         if isinstance(choice, dict):
-            if choice.get("type") != "function":
-                raise invalid_value("tool_choice.type", choice.get("type"), "function")
-            choice = {"type": "function", "function": {"name": choice.get("name")}}
+            choice = chat_choice(choice)
         if choice is not None:
             fields["tool_choice"] = choice
         if self.parallel_tool_calls is not None:
@@ -200,11 +209,29 @@ class ResponsesRequest(ProtocolRequest):
         return fields
 
 
+def chat_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    """Translate a choice that names one tool or the allowed ones."""
+    if choice.get("type") == "function":
+        return {"type": "function", "function": {"name": choice.get("name")}}
+    tools = choice.get("tools")
+    if choice.get("type") != "allowed_tools" or not isinstance(tools, list):
+        raise invalid_value("tool_choice.type", choice.get("type"), "function or allowed_tools")
+    named = [
+        {"type": "function", "function": {"name": tool.get("name")}}
+        for tool in tools
+        if isinstance(tool, dict) and tool.get("type") == "function"
+    ]
+    return {
+        "type": "allowed_tools",
+        "allowed_tools": {"mode": choice.get("mode", "auto"), "tools": named},
+    }
+
+
 def with_known_parts(include: list[Any], notes: FieldNotes) -> list[Any]:
     """Return `include` without unknown values, which are added to `notes`."""
     kept = []
     for number, name in enumerate(include):
-        if isinstance(name, str) and name not in INCLUDED and name != LOGPROBS:
+        if isinstance(name, str) and name not in INCLUDED:
             notes.ignore(f"include[{number}]", Ignored.UNKNOWN)
         else:
             kept.append(name)
