@@ -42,6 +42,32 @@ LLAISYS_API int32_t llaisysLinear(llaisysStream_t stream, llaisysTensor_t in, ll
                                   int32_t n, const llaisysLinearWeight_t *weight,
                                   const llaisysTensor_t *bias, const llaisysTensor_t *out);
 
+/* Selects the experts of each token: experts i32 [n, k] and weights f32 [n, k], best first, lowest
+ * index first on a tie, from logits f32 [n, E]. The scores are the softmax of a row, or the sigmoid
+ * of each logit. bias f32 [E] (NULL: none) is added to the scores for the selection only. With
+ * n_top_groups < n_groups, experts outside the best groups (equal ranges of experts; a group's score
+ * is its best expert, or the sum of its two best with a bias) are not selected. The weights are the
+ * scores of the selected experts, divided by their sum if is_renormalised, times scale. */
+LLAISYS_API int32_t llaisysMoeRoute(llaisysStream_t stream, llaisysTensor_t experts,
+                                    llaisysTensor_t weights, llaisysTensor_t logits,
+                                    llaisysTensor_t bias, int32_t is_sigmoid,
+                                    int32_t is_renormalised, int32_t n_groups, int32_t n_top_groups,
+                                    float scale);
+
+/* Mixture of experts: out[t] = sum over j of weights[t, j] * MLP of expert experts[t, j] of in[t], in
+ * the order of j. in, out [n, hs] real strided; experts i32 [n, k] within n_experts; weights f32 [n,
+ * k]; gate, up [n_experts * di, hs] and down [n_experts * hs, di], expert by expert, real or
+ * quantised; biases [n_experts, di], [n_experts, di], [n_experts, hs] real, or NULL. The MLP is
+ * down(up * silu(gate)). With limit > 0, gate is at most limit, up is within [-limit, limit], and the
+ * MLP is down((up + 1) * gate * sigmoid(alpha * gate)).
+ * Packs the weights for this call; a model packs them once. */
+LLAISYS_API int32_t llaisysMoeMlp(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in,
+                                  llaisysTensor_t experts, llaisysTensor_t weights,
+                                  llaisysTensor_t gate, llaisysTensor_t up, llaisysTensor_t down,
+                                  llaisysTensor_t gate_bias, llaisysTensor_t up_bias,
+                                  llaisysTensor_t down_bias, int32_t n_experts, float limit,
+                                  float alpha);
+
 /* out[i] = in[i] / rms(in[i]) * weight over the last dimension; in, out [n, d] real strided,
  * weight [d] real. out may be in. */
 LLAISYS_API int32_t llaisysRmsNorm(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in,

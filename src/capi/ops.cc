@@ -6,6 +6,7 @@
 #include "ops/geglu/op.hpp"
 #include "ops/kv_store/op.hpp"
 #include "ops/layer_norm/op.hpp"
+#include "ops/moe/op.hpp"
 #include "ops/quantise/op.hpp"
 #include "ops/rearrange/op.hpp"
 #include "ops/rms_norm/op.hpp"
@@ -96,6 +97,63 @@ int32_t llaisysLinear(llaisysStream_t stream, llaisysTensor_t in, llaisysTensor_
         }
         ops::linear(stream_of(stream), tensor_of(in, "linear: in"), parts, n,
                     rows != nullptr ? &tensor_of(rows, "linear: rows") : nullptr);
+    });
+}
+
+int32_t llaisysMoeRoute(llaisysStream_t stream, llaisysTensor_t experts, llaisysTensor_t weights,
+                        llaisysTensor_t logits, llaisysTensor_t bias, int32_t is_sigmoid,
+                        int32_t is_renormalised, int32_t n_groups, int32_t n_top_groups,
+                        float scale) {
+    return guard([&] {
+        const ops::MoeRouting routing{is_sigmoid != 0, is_renormalised != 0, n_groups, n_top_groups,
+                                      scale};
+        ops::moe_route(stream_of(stream), tensor_of(experts, "moe_route: experts"),
+                       tensor_of(weights, "moe_route: weights"),
+                       tensor_of(logits, "moe_route: logits"),
+                       bias != nullptr ? &tensor_of(bias, "moe_route: bias") : nullptr, routing);
+    });
+}
+
+int32_t llaisysMoeMlp(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in,
+                      llaisysTensor_t experts, llaisysTensor_t weights, llaisysTensor_t gate,
+                      llaisysTensor_t up, llaisysTensor_t down, llaisysTensor_t gate_bias,
+                      llaisysTensor_t up_bias, llaisysTensor_t down_bias, int32_t n_experts,
+                      float limit, float alpha) {
+    return guard([&] {
+        const device::Stream &on = stream_of(stream);
+        const auto pack = [&](llaisysTensor_t tensor, const char *name) {
+            return ops::ExpertWeights::pack(on, tensor_of(tensor, name), n_experts);
+        };
+        const auto bias = [](llaisysTensor_t tensor, const char *name) {
+            return tensor != nullptr ? &tensor_of(tensor, name) : nullptr;
+        };
+        const Tensor &ids = tensor_of(experts, "moe_mlp: experts");
+        const Tensor &rows = tensor_of(in, "moe_mlp: in");
+        const ops::ExpertWeights packed[] = {pack(gate, "moe_mlp: gate"), pack(up, "moe_mlp: up"),
+                                             pack(down, "moe_mlp: down")};
+        const ops::ExpertMlp mlp{&packed[0],
+                                 &packed[1],
+                                 &packed[2],
+                                 bias(gate_bias, "moe_mlp: gate_bias"),
+                                 bias(up_bias, "moe_mlp: up_bias"),
+                                 bias(down_bias, "moe_mlp: down_bias"),
+                                 limit,
+                                 alpha};
+        const bool is_cpu = on.type() == LLAISYS_DEVICE_CPU;
+        const DType dtype = is_cpu ? LLAISYS_DTYPE_F32 : packed[0].all.bytes.dtype();
+        const auto create = [&](const Shape &shape, DType type) {
+            return Tensor::create(shape, type, on.type(), on.device_id());
+        };
+        const int64_t pairs = ids.elements();
+        const ops::MoeBuffers buffers{
+            create({pairs, packed[0].out_features}, dtype),
+            is_cpu ? create({pairs, packed[0].out_features}, dtype) : Tensor(),
+            create({pairs, packed[2].out_features}, dtype),
+            is_cpu ? Tensor()
+                   : create({ops::moe_sorted_size(pairs, n_experts)}, LLAISYS_DTYPE_I32)};
+        ops::moe_mlp(on, tensor_of(out, "moe_mlp: out"), false, rows, ids,
+                     tensor_of(weights, "moe_mlp: weights"), mlp, buffers);
+        on.synchronize(); // the buffers are freed
     });
 }
 

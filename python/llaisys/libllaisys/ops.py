@@ -21,6 +21,12 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysLinearWeightDestroy", None, [c_void_p]),
     ("llaisysLinearWeightBytes", c_int32, [c_int, c_int64, c_int64, POINTER(c_int64)]),
     ("llaisysLinear", c_int32, _tensors(2, c_int32, _HANDLES, _HANDLES, _HANDLES)),
+    (
+        "llaisysMoeRoute",
+        c_int32,
+        _tensors(4, c_int32, c_int32, c_int32, c_int32, c_float),
+    ),
+    ("llaisysMoeMlp", c_int32, _tensors(10, c_int32, c_float, c_float)),
     ("llaisysRmsNorm", c_int32, _tensors(3, c_float)),
     ("llaisysLayerNorm", c_int32, _tensors(4, c_float)),
     ("llaisysAddRmsNorm", c_int32, _tensors(4, c_float)),

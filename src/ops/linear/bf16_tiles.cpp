@@ -2,6 +2,7 @@
 
 #include "ops/cpu/rows.hpp"
 #include "ops/cpu/tile_kernels.hpp"
+#include "ops/linear/groups.hpp"
 
 namespace llaisys::ops {
 
@@ -142,6 +143,61 @@ void run_bf16_tiles(const device::Stream &stream, const Tensor &in, const Linear
         }
         tiles->linear({x.from(first_row), task_of(*part, plan, number, first_row, m)});
     });
+}
+
+void run_bf16_tile_groups(const device::Stream &stream, const Tensor &in, const int32_t *rows,
+                          const LinearGroup *groups, int64_t n_groups, int first_part,
+                          int n_parts) {
+    static thread_local cpu::Scratch scratch;
+    static thread_local std::vector<cpu::TileRows> inputs;
+    const cpu::TileKernels *tiles = cpu::tile_kernels();
+    ensure(tiles != nullptr, "weights that were laid out for tiles, and no tiles");
+    const int64_t k = in.size(1);
+    inputs.resize(size_t(n_groups));
+    int64_t floats = 0;
+    for (int64_t g = 0; g < n_groups; ++g) {
+        cpu::TileRows &x = inputs[size_t(g)];
+        x.height = std::min<int64_t>(groups[g].count, 16);
+        x.k = padded(k);
+        floats += cpu::round_up(x.row_block() * ((groups[g].count + 15) / 16) / 2, 16);
+    }
+    const int64_t threads = device::pool_of(stream).size();
+    const int64_t lanes = std::min(n_groups, threads * 4);
+    float *memory = scratch.floats(floats + lanes * k);
+    float *next = memory + lanes * k;
+    for (int64_t g = 0; g < n_groups; ++g) {
+        cpu::TileRows &x = inputs[size_t(g)];
+        x.q = reinterpret_cast<bf16_t *>(next);
+        next += cpu::round_up(x.row_block() * ((groups[g].count + 15) / 16) / 2, 16);
+    }
+    const std::vector<cpu::TileRows> &placed = inputs; // of the calling thread
+    const cpu::Kernels &kernels = cpu::kernels();
+    device::pool_of(stream).run(lanes, [&](int64_t lane, int) {
+        for (int64_t g = n_groups * lane / lanes; g < n_groups * (lane + 1) / lanes; ++g) {
+            for (int64_t i = 0; i < groups[g].count; ++i) {
+                const int64_t at = groups[g].first + i;
+                const std::byte *row = cpu::row_of(in, rows != nullptr ? rows[at] : at);
+                const float *values = cpu::read(kernels, row, in.dtype(), memory + lane * k, k);
+                tiles->place_row(placed[size_t(g)], i, values, k);
+            }
+        }
+    });
+    const auto size_of = [&](int64_t count) {
+        constexpr int64_t kChunkSteps = 16384;
+        const int64_t steps = kStrip * std::max<int64_t>(k * count, 1); // of one strip
+        const int64_t strips = (kChunkSteps + steps - 1) / steps;
+        const int64_t even = count > 32 ? 2 * cpu::kTaskPanels : cpu::round_up(strips, 2);
+        return GroupChunkSize{count <= 32 && strips == 1 ? 1 : even, cpu::kTileTaskRows / 32 * 32};
+    };
+    for_group_chunks(stream, groups, n_groups, first_part, n_parts, kStrip, size_of,
+                     [&](const GroupChunk &chunk) {
+                         const LinearGroup &group = groups[chunk.group];
+                         const LinearWeight &weight = *group.parts[chunk.part].weight;
+                         cpu::LinearTask task = group_task(group, chunk, kStrip);
+                         task.k = padded(k);
+                         task.w = weight.bytes.as<bf16_t>() + chunk.first_panel * kStrip * task.k;
+                         tiles->linear({placed[size_t(chunk.group)].from(chunk.first_row), task});
+                     });
 }
 
 void rows_of_bf16_tiles(const device::Stream &stream, const Tensor &out, const Tensor &index,

@@ -3,6 +3,7 @@
 #include "ops/cpu/rows.hpp"
 #include "ops/cpu/tile_kernels.hpp"
 #include "ops/linear/bf16_tiles.hpp"
+#include "ops/linear/groups.hpp"
 #include "ops/linear/quantised.hpp"
 
 #include <iterator>
@@ -173,6 +174,56 @@ void run_panels(const device::Stream &stream, const Tensor &in, const LinearPart
     });
 }
 
+void run_panel_groups(const device::Stream &stream, const Tensor &in, const int32_t *rows,
+                      const LinearGroup *groups, int64_t n_groups, int first_part, int n_parts) {
+    static thread_local cpu::Scratch scratch;
+    const int64_t k = in.size(1);
+    const int64_t ldx = cpu::round_up(k, 16) + 16;
+    // A single f32 row is read in place; all others are gathered.
+    const auto is_in_place = [&](const LinearGroup &group) {
+        return group.count == 1 && in.dtype() == LLAISYS_DTYPE_F32;
+    };
+    int64_t end = 0;
+    for (int64_t g = 0; g < n_groups; ++g) {
+        end = std::max(end, groups[g].first + groups[g].count);
+    }
+    const auto row_of = [&](int64_t row) {
+        return cpu::row_of(in, rows != nullptr ? rows[row] : row);
+    };
+    float *x = scratch.floats(end * ldx);
+    const cpu::Kernels &kernels = cpu::kernels();
+    cpu::for_rows(stream, n_groups, end * k / std::max<int64_t>(n_groups, 1),
+                  [&](int64_t from, int64_t to) {
+                      for (int64_t g = from; g < to; ++g) {
+                          const LinearGroup &group = groups[g];
+                          for (int64_t i = 0; i < group.count && !is_in_place(group); ++i) {
+                              const int64_t row = group.first + i;
+                              cpu::convert(kernels, reinterpret_cast<std::byte *>(x + row * ldx),
+                                           LLAISYS_DTYPE_F32, row_of(row), in.dtype(), k);
+                          }
+                      }
+                  });
+    const auto size_of = [&](int64_t m) {
+        constexpr int64_t kChunkSteps = 16384; // as in plan_of
+        const int64_t steps = kPanel * std::max<int64_t>(k * m, 1);
+        return GroupChunkSize{(kChunkSteps + steps - 1) / steps, cpu::kLinearRows};
+    };
+    for_group_chunks(stream, groups, n_groups, first_part, n_parts, kPanel, size_of,
+                     [&](const GroupChunk &chunk) {
+                         const LinearGroup &group = groups[chunk.group];
+                         const LinearWeight &weight = *group.parts[chunk.part].weight;
+                         cpu::LinearTask task = group_task(group, chunk, kPanel);
+                         const bool is_direct = is_in_place(group);
+                         task.x = is_direct ? reinterpret_cast<const float *>(row_of(group.first))
+                                            : x + (group.first + chunk.first_row) * ldx;
+                         task.ldx = is_direct ? in.stride(0) : ldx;
+                         task.k = k;
+                         task.w = cpu::at(weight.bytes.data(), weight.bytes.dtype(),
+                                          chunk.first_panel * kPanel * k);
+                         run_task(kernels, weight.bytes.dtype(), task);
+                     });
+}
+
 void rows_of_panels(const device::Stream &stream, const Tensor &out, const Tensor &index,
                     const LinearWeight &weight) {
     const int64_t k = weight.in_features;
@@ -203,6 +254,7 @@ constexpr LinearFormat plain(const char *name, DType dtype) {
     format.dtype = dtype;
     format.pack = pack_panels;
     format.run = run_panels;
+    format.run_groups = run_panel_groups;
     format.rows = rows_of_panels;
     return format;
 }
@@ -211,6 +263,7 @@ constexpr LinearFormat bf16_tiles() {
     LinearFormat format = plain("bf16 tiles", LLAISYS_DTYPE_BF16);
     format.pack = pack_bf16_tiles;
     format.run = run_bf16_tiles;
+    format.run_groups = run_bf16_tile_groups;
     format.rows = rows_of_bf16_tiles;
     return format;
 }
@@ -219,6 +272,7 @@ constexpr LinearFormat quantised(const char *name, DType dtype) {
     LinearFormat format = plain(name, dtype);
     format.pack = pack_quantised;
     format.run = run_quantised;
+    format.run_groups = run_quantised_groups;
     format.rows = rows_of_quantised;
     return format;
 }

@@ -16,6 +16,10 @@ struct LinearFormat {
     // linear() over parts whose formats all have this function.
     void (*run)(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
                 int n_parts, const Tensor *rows);
+    // linear_groups() over parts whose formats all have this function: parts [first_part,
+    // first_part + n_parts) of every group. Null: not on this device.
+    void (*run_groups)(const device::Stream &stream, const Tensor &in, const int32_t *rows,
+                       const LinearGroup *groups, int64_t n_groups, int first_part, int n_parts);
     // linear_rows().
     void (*rows)(const device::Stream &stream, const Tensor &out, const Tensor &index,
                  const LinearWeight &weight);

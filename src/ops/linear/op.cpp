@@ -128,6 +128,36 @@ void linear(const device::Stream &stream, const Tensor &in, const LinearPart *pa
     }
 }
 
+void linear_groups(const device::Stream &stream, const Tensor &in, const int32_t *rows,
+                   const LinearGroup *groups, int64_t n_groups, int n_parts) {
+    const Checks check{"linear_groups", stream};
+    check.real_rows("in", in, 2);
+    for (int64_t g = 0; g < n_groups; ++g) {
+        for (int p = 0; p < n_parts; ++p) {
+            const LinearPart &part = groups[g].parts[p];
+            check_part(check, part, part.out != nullptr ? part.out->size(0) : 0, in.size(1));
+            if (groups[g].first < 0 || groups[g].count < 0 ||
+                groups[g].first + groups[g].count > part.out->size(0)) {
+                fail(LLAISYS_ERROR_INVALID, check.op, ": group ", g, ": got rows ", groups[g].first,
+                     " to ", groups[g].first + groups[g].count, ", expected rows of out, ",
+                     part.out->size(0));
+            }
+        }
+    }
+    for (int first = 0; first < n_parts && n_groups > 0;) {
+        const auto run = groups[0].parts[first].weight->format->run_groups;
+        if (run == nullptr) {
+            check.no_kernel();
+        }
+        int end = first + 1;
+        while (end < n_parts && groups[0].parts[end].weight->format->run_groups == run) {
+            ++end;
+        }
+        run(stream, in, rows, groups, n_groups, first, end - first);
+        first = end;
+    }
+}
+
 void linear_add(const device::Stream &stream, const Tensor &out, const Tensor &in,
                 const LinearWeight &weight, const Tensor *bias) {
     const Checks check{"linear_add", stream};

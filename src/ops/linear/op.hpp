@@ -44,6 +44,19 @@ struct LinearPart {
 void linear(const device::Stream &stream, const Tensor &in, const LinearPart *parts, int n_parts,
             const Tensor *rows = nullptr);
 
+// Products of one range of rows with weights of its own: the tokens of one expert.
+struct LinearGroup {
+    int64_t first; // output rows [first, first + count)
+    int64_t count;
+    const LinearPart *parts; // n_parts; out is the whole output, bias that of the group
+};
+
+// Grouped linear: for each group and part, out[r] = in[rows[r]] * weight^T + bias for the rows r of
+// the group, in one parallel region; rows null: in[r]. The weights of part p have one format in all groups. A row's
+// result depends on that row and its weight only. CPU.
+void linear_groups(const device::Stream &stream, const Tensor &in, const int32_t *rows,
+                   const LinearGroup *groups, int64_t n_groups, int n_parts);
+
 // out += in * weight^T + bias; out f32 [m, n], bias null: none. Not on the CPU, where the pass that
 // reads the sum adds it at lower cost (ops/decoder_layer).
 void linear_add(const device::Stream &stream, const Tensor &out, const Tensor &in,

@@ -2,6 +2,7 @@
 
 #include "ops/cpu/quant_kernels.hpp"
 #include "ops/cpu/rows.hpp"
+#include "ops/linear/groups.hpp"
 
 namespace llaisys::ops {
 
@@ -91,6 +92,66 @@ void run_quantised(const device::Stream &stream, const Tensor &in, const LinearP
         task.out.ldo = part.out->stride(0);
         bytes.of(part.weight->format->dtype)(task);
     });
+}
+
+void run_quantised_groups(const device::Stream &stream, const Tensor &in, const int32_t *rows,
+                          const LinearGroup *groups, int64_t n_groups, int first_part,
+                          int n_parts) {
+    static thread_local cpu::Scratch scratch;
+    static thread_local std::vector<cpu::QuantRows> inputs;
+    const int64_t k = in.size(1);
+    constexpr int64_t kFloats = sizeof(cpu::QuantGroup) / sizeof(float);
+    constexpr int64_t kByteFloats = kQuantGroup / int64_t(sizeof(float)); // of a group of values
+    const auto groups_of = [&](int64_t count) {                           // of quantised values
+        return (count + cpu::kRowBlock - 1) / cpu::kRowBlock * std::min(count, cpu::kRowBlock) *
+               (k / kQuantGroup);
+    };
+    inputs.resize(size_t(n_groups));
+    int64_t all = 0;
+    for (int64_t g = 0; g < n_groups; ++g) {
+        all += groups_of(groups[g].count);
+    }
+    const int64_t lanes = std::min<int64_t>(n_groups, int64_t(device::pool_of(stream).size()) * 4);
+    float *memory = scratch.floats(all * (kByteFloats + kFloats) + lanes * k);
+    int64_t at = 0;
+    for (int64_t g = 0; g < n_groups; ++g) {
+        cpu::QuantRows &x = inputs[size_t(g)];
+        x.height = std::min(groups[g].count, cpu::kRowBlock);
+        x.k = k;
+        x.q = reinterpret_cast<int8_t *>(memory + at * kByteFloats);
+        x.groups = reinterpret_cast<cpu::QuantGroup *>(memory + all * kByteFloats + at * kFloats);
+        at += groups_of(groups[g].count);
+    }
+    float *wide = memory + all * (kByteFloats + kFloats);       // for x that is not f32
+    const std::vector<cpu::QuantRows> &quantised_rows = inputs; // of the calling thread
+    const cpu::Kernels &kernels = cpu::kernels();
+    const cpu::QuantKernels &bytes = cpu::quant_kernels();
+    device::pool_of(stream).run(lanes, [&](int64_t lane, int) {
+        for (int64_t g = n_groups * lane / lanes; g < n_groups * (lane + 1) / lanes; ++g) {
+            for (int64_t i = 0; i < groups[g].count; ++i) {
+                const int64_t from = groups[g].first + i;
+                const std::byte *row = cpu::row_of(in, rows != nullptr ? rows[from] : from);
+                bytes.quantise(quantised_rows[size_t(g)], i,
+                               cpu::read(kernels, row, in.dtype(), wide + lane * k, k));
+            }
+        }
+    });
+    const int64_t together = rows_together(k);
+    const auto size_of = [&](int64_t count) {
+        constexpr int64_t kChunkSteps = 32768; // as in run_quantised
+        const int64_t steps = kQuantPanel * std::max<int64_t>(k * count, 1);
+        return GroupChunkSize{(kChunkSteps + steps - 1) / steps, together};
+    };
+    for_group_chunks(stream, groups, n_groups, first_part, n_parts, kQuantPanel, size_of,
+                     [&](const GroupChunk &chunk) {
+                         const LinearGroup &group = groups[chunk.group];
+                         const LinearWeight &weight = *group.parts[chunk.part].weight;
+                         cpu::QuantTask task;
+                         task.x = quantised_rows[size_t(chunk.group)].from(chunk.first_row);
+                         task.w = weight.bytes.data() + chunk.first_panel * weight.bytes.size(1);
+                         task.out = group_task(group, chunk, kQuantPanel);
+                         bytes.of(weight.format->dtype)(task);
+                     });
 }
 
 } // namespace llaisys::ops

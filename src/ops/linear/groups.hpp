@@ -1,0 +1,93 @@
+// Division of a grouped linear (ops/linear/op.hpp) into chunks of one parallel region.
+#pragma once
+
+#include "ops/cpu/rows.hpp"
+#include "ops/linear/format.hpp"
+
+#include <vector>
+
+namespace llaisys::ops {
+
+// A chunk: `panels` panels of one part from first_panel on, for m rows of a group from first_row
+// (within the group) on.
+struct GroupChunk {
+    int64_t group;
+    int part;
+    int64_t first_panel;
+    int64_t panels;
+    int64_t first_row;
+    int64_t m;
+};
+
+// Sizes of the chunks of a group.
+struct GroupChunkSize {
+    int64_t panels;
+    int64_t rows; // the last chunk may have fewer
+};
+
+// Calls body(const GroupChunk &) for all panels (of panel_rows outputs) and rows. size_of(m): the
+// chunk size of a group with m > 0 rows. Panels vary fastest, so that the rows of a group stay in
+// the cache while its weights stream.
+template <typename SizeOf, typename Body>
+void for_group_chunks(const device::Stream &stream, const LinearGroup *groups, int64_t n_groups,
+                      int first_part, int n_parts, int64_t panel_rows, const SizeOf &size_of,
+                      const Body &body) {
+    const auto panel_chunks = [&](const LinearPart &part, int64_t panels) {
+        const int64_t all = (part.weight->out_features + panel_rows - 1) / panel_rows;
+        return (all + panels - 1) / panels;
+    };
+    static thread_local std::vector<int64_t> starts; // first chunk of each group, and the end
+    starts.assign(size_t(n_groups) + 1, 0);
+    for (int64_t g = 0; g < n_groups; ++g) {
+        int64_t chunks = 0;
+        if (groups[g].count > 0) {
+            const GroupChunkSize size = size_of(groups[g].count);
+            for (int p = 0; p < n_parts; ++p) {
+                chunks += panel_chunks(groups[g].parts[first_part + p], size.panels);
+            }
+            chunks *= (groups[g].count + size.rows - 1) / size.rows;
+        }
+        starts[size_t(g) + 1] = starts[size_t(g)] + chunks;
+    }
+    const std::vector<int64_t> &begin = starts; // of the calling thread
+    device::pool_of(stream).run(begin.back(), [&](int64_t chunk, int) {
+        const auto after = std::upper_bound(begin.begin(), begin.end(), chunk);
+        const int64_t g = int64_t(after - begin.begin()) - 1;
+        const LinearGroup &group = groups[g];
+        const GroupChunkSize size = size_of(group.count);
+        int64_t per_rows = 0;
+        for (int p = 0; p < n_parts; ++p) {
+            per_rows += panel_chunks(group.parts[first_part + p], size.panels);
+        }
+        const int64_t inside = chunk - begin[size_t(g)];
+        const int64_t first_row = inside / per_rows * size.rows;
+        int64_t number = inside % per_rows;
+        int part = first_part;
+        while (number >= panel_chunks(group.parts[part], size.panels)) {
+            number -= panel_chunks(group.parts[part], size.panels);
+            ++part;
+        }
+        body(GroupChunk{g, part, number * size.panels, size.panels, first_row,
+                        std::min(size.rows, group.count - first_row)});
+    });
+}
+
+// Where a chunk writes: outputs from panel * panel_rows on. x, w and k are not set.
+inline cpu::LinearTask group_task(const LinearGroup &group, const GroupChunk &chunk,
+                                  int64_t panel_rows) {
+    const LinearPart &part = group.parts[chunk.part];
+    const int64_t first = chunk.first_panel * panel_rows;
+    cpu::LinearTask task{};
+    task.m = chunk.m;
+    task.n = std::min(chunk.panels * panel_rows, part.weight->out_features - first);
+    task.bias =
+        part.bias != nullptr ? cpu::at(part.bias->data(), part.bias->dtype(), first) : nullptr;
+    task.bias_dtype = part.bias != nullptr ? part.bias->dtype() : LLAISYS_DTYPE_F32;
+    task.out =
+        cpu::at(cpu::row_of(*part.out, group.first + chunk.first_row), part.out->dtype(), first);
+    task.out_dtype = part.out->dtype();
+    task.ldo = part.out->stride(0);
+    return task;
+}
+
+} // namespace llaisys::ops

@@ -1,0 +1,15 @@
+// CPU implementation of moe. Arguments are checked by op.cpp.
+#pragma once
+
+#include "ops/moe/op.hpp"
+
+namespace llaisys::ops {
+
+void moe_route_cpu(const device::Stream &stream, const Tensor &experts, const Tensor &weights,
+                   const Tensor &logits, const Tensor *bias, const MoeRouting &routing);
+void moe_mlp_cpu(const device::Stream &stream, const Tensor &out, bool adds, const Tensor &in,
+                 const Tensor &experts, const Tensor &weights, const ExpertMlp &mlp,
+                 const MoeBuffers &buffers);
+void sigmoid_scale_cpu(const device::Stream &stream, const Tensor &rows, const Tensor &logits);
+
+} // namespace llaisys::ops

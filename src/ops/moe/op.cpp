@@ -1,0 +1,187 @@
+#include "ops/moe/op.hpp"
+
+#include "ops/checks.hpp"
+#include "ops/moe/cpu.hpp"
+#include "ops/moe/cuda.hpp"
+
+#include <cmath>
+
+namespace llaisys::ops {
+
+namespace {
+
+void check_experts(const Checks &check, const char *argument, const ExpertWeights *weights,
+                   int64_t out_features, int64_t in_features) {
+    if (weights == nullptr || !weights->defined()) {
+        fail(LLAISYS_ERROR_INVALID, check.op, ": ", argument, ": got none, expected experts");
+    }
+    if (weights->out_features != out_features || weights->in_features != in_features) {
+        fail(LLAISYS_ERROR_INVALID, check.op, ": ", argument, ": got experts of [",
+             weights->out_features, ", ", weights->in_features, "], expected [", out_features, ", ",
+             in_features, "]");
+    }
+}
+
+void check_bias(const Checks &check, const char *argument, const Tensor *bias, int64_t experts,
+                int64_t out_features) {
+    if (bias != nullptr) {
+        check.device(argument, *bias);
+        check.real(argument, *bias);
+        check.ndim(argument, *bias, 2);
+        check.shape(argument, *bias, {experts, out_features});
+        check.contiguous(argument, *bias);
+    }
+}
+
+void check_scratch(const Checks &check, const char *argument, const Tensor &tensor, int64_t rows,
+                   int64_t columns) {
+    check.real_output(argument, tensor, 2);
+    check.shape(argument, tensor, {rows, columns});
+    check.contiguous(argument, tensor);
+}
+
+} // namespace
+
+ExpertWeights ExpertWeights::pack(const device::Stream &stream, const Tensor &weight,
+                                  int64_t count) {
+    require(count >= 1 && weight.ndim() == 2 && weight.size(0) % count == 0,
+            "experts: weight must be [", count, " * out, in], got ", weight.shape());
+    ExpertWeights packed;
+    packed.count = count;
+    packed.out_features = weight.size(0) / count;
+    packed.in_features = weight.size(1);
+    if (LinearWeight::lies_in_rows(stream)) {
+        packed.all = LinearWeight::pack(stream, weight);
+        return packed;
+    }
+    packed.each.reserve(size_t(count));
+    for (int64_t e = 0; e < count; ++e) {
+        const int64_t first = e * packed.out_features;
+        packed.each.push_back(
+            LinearWeight::pack(stream, weight.slice(0, first, first + packed.out_features)));
+    }
+    return packed;
+}
+
+int64_t moe_sorted_size(int64_t n_pairs, int64_t n_experts) { return n_experts + 1 + n_pairs; }
+
+void moe_route(const device::Stream &stream, const Tensor &experts, const Tensor &weights,
+               const Tensor &logits, const Tensor *bias, const MoeRouting &routing) {
+    const Checks check{"moe_route", stream};
+    check.device("logits", logits);
+    check.dtype("logits", logits, LLAISYS_DTYPE_F32);
+    check.ndim("logits", logits, 2);
+    check.contiguous("logits", logits);
+    const int64_t n = logits.size(0);
+    const int64_t n_experts = logits.size(1);
+    check.device("experts", experts);
+    check.ndim("experts", experts, 2);
+    const int64_t k = experts.size(1);
+    check.dtype("experts", experts, LLAISYS_DTYPE_I32);
+    check.shape("experts", experts, {n, k});
+    check.contiguous("experts", experts);
+    check.device("weights", weights);
+    check.dtype("weights", weights, LLAISYS_DTYPE_F32);
+    check.shape("weights", weights, {n, k});
+    check.contiguous("weights", weights);
+    if (bias != nullptr) {
+        check.vector("bias", *bias, LLAISYS_DTYPE_F32, n_experts);
+    }
+    const int groups = routing.n_groups;
+    require(groups >= 1 && n_experts % groups == 0, "moe_route: n_groups must divide ", n_experts,
+            " experts, got ", groups);
+    require(routing.n_top_groups >= 1 && routing.n_top_groups <= groups,
+            "moe_route: n_top_groups must be in [1, ", groups, "], got ", routing.n_top_groups);
+    require(k >= 1 && k <= n_experts / groups * routing.n_top_groups,
+            "moe_route: experts of a token must be in [1, ",
+            n_experts / groups * routing.n_top_groups, "], got ", k);
+    require(std::isfinite(routing.scale), "moe_route: scale must be finite, got ", routing.scale);
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return moe_route_cpu(stream, experts, weights, logits, bias, routing);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return moe_route_cuda(stream, experts, weights, logits, bias, routing);
+#endif
+    default:
+        check.no_kernel();
+    }
+}
+
+void moe_mlp(const device::Stream &stream, const Tensor &out, bool adds, const Tensor &in,
+             const Tensor &experts, const Tensor &weights, const ExpertMlp &mlp,
+             const MoeBuffers &buffers) {
+    const Checks check{"moe_mlp", stream};
+    check.real_rows("in", in, 2);
+    const int64_t n = in.size(0);
+    const int64_t hidden = in.size(1);
+    check.device("experts", experts);
+    check.ndim("experts", experts, 2);
+    const int64_t k = experts.size(1);
+    check.dtype("experts", experts, LLAISYS_DTYPE_I32);
+    check.shape("experts", experts, {n, k});
+    check.contiguous("experts", experts);
+    check.device("weights", weights);
+    check.dtype("weights", weights, LLAISYS_DTYPE_F32);
+    check.shape("weights", weights, {n, k});
+    check.contiguous("weights", weights);
+    if (mlp.gate == nullptr || !mlp.gate->defined()) {
+        fail(LLAISYS_ERROR_INVALID, "moe_mlp: gate: got none, expected experts");
+    }
+    const int64_t inner = mlp.gate->out_features;
+    check_experts(check, "gate", mlp.gate, inner, hidden);
+    check_experts(check, "up", mlp.up, inner, hidden);
+    check_experts(check, "down", mlp.down, hidden, inner);
+    const int64_t count = mlp.gate->count;
+    require(mlp.up->count == count && mlp.down->count == count,
+            "moe_mlp: gate, up and down must have as many experts, got ", count, ", ",
+            mlp.up->count, " and ", mlp.down->count);
+    check_bias(check, "gate_bias", mlp.gate_bias, count, inner);
+    check_bias(check, "up_bias", mlp.up_bias, count, inner);
+    check_bias(check, "down_bias", mlp.down_bias, count, hidden);
+    check.real_output("out", out, 2);
+    check.shape("out", out, {n, hidden});
+    if (adds) {
+        check.dtype("out", out, LLAISYS_DTYPE_F32);
+    }
+    check_scratch(check, "buffers.gate", buffers.gate, n * k, inner);
+    check_scratch(check, "buffers.out", buffers.out, n * k, hidden);
+    if (n == 0) {
+        return;
+    }
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        check_scratch(check, "buffers.up", buffers.up, n * k, inner);
+        check.index_range("experts", experts.view({n * k}), count);
+        return moe_mlp_cpu(stream, out, adds, in, experts, weights, mlp, buffers);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        check.vector("buffers.sorted", buffers.sorted, LLAISYS_DTYPE_I32,
+                     moe_sorted_size(n * k, count));
+        return moe_mlp_cuda(stream, out, adds, in, experts, weights, mlp, buffers);
+#endif
+    default:
+        check.no_kernel();
+    }
+}
+
+void sigmoid_scale(const device::Stream &stream, const Tensor &rows, const Tensor &logits) {
+    const Checks check{"sigmoid_scale", stream};
+    check.real_output("rows", rows, 2);
+    check.device("logits", logits);
+    check.dtype("logits", logits, LLAISYS_DTYPE_F32);
+    check.shape("logits", logits, {rows.size(0), 1});
+    check.contiguous("logits", logits);
+    switch (stream.type()) {
+    case LLAISYS_DEVICE_CPU:
+        return sigmoid_scale_cpu(stream, rows, logits);
+#if defined(LLAISYS_HAVE_CUDA)
+    case LLAISYS_DEVICE_NVIDIA:
+        return sigmoid_scale_cuda(stream, rows, logits);
+#endif
+    default:
+        check.no_kernel();
+    }
+}
+
+} // namespace llaisys::ops
