@@ -1,5 +1,7 @@
 #include "models/hyper_params.hpp"
 
+#include "models/decoder/moe.hpp"
+
 #include <cmath>
 #include <vector>
 
@@ -114,6 +116,7 @@ const LlaisysDecoderMeta &check_hyper_params(const LlaisysDecoderMeta &meta) {
         check_positive("rope_attention_factor", meta.rope_attention_factor);
     }
     check_variants(meta);
+    check_moe(meta);
     return meta;
 }
 
@@ -121,6 +124,7 @@ LlaisysDecoderMeta without_pointers(LlaisysDecoderMeta meta) {
     meta.layer_windows = nullptr;
     meta.rope_divisors = nullptr;
     meta.layer_inv_freqs = nullptr;
+    meta.moe_layers = nullptr;
     return meta;
 }
 
@@ -139,12 +143,16 @@ LlaisysDecoderMeta shard_meta(const LlaisysDecoderMeta &meta, const ModelPlaceme
         check("nkvh", meta.nkvh);
     }
     check("di", meta.di);
+    check("moe_di", meta.moe_di);
+    check("shared_di", meta.shared_di);
     require(meta.has_row_norms == 0 || ranks == 1,
             "meta.has_row_norms is not supported with tensor parallelism, tp_size=", ranks);
     LlaisysDecoderMeta local = meta;
     local.nh = meta.nh / ranks;
     local.nkvh = has_copies ? 1 : meta.nkvh / ranks;
     local.di = meta.di / ranks;
+    local.moe_di = meta.moe_di / ranks;
+    local.shared_di = meta.shared_di / ranks;
     return local;
 }
 

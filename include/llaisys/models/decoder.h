@@ -47,6 +47,22 @@ typedef struct LlaisysDecoderMeta {
     int32_t mlp_kind;             /* LLAISYS_MLP_SWIGLU, _GEGLU or _GELU */
     int32_t is_parallel;          /* attention and MLP have the same input; no mlp_norm_w */
     int32_t has_row_norms;        /* attn_q_norm_w and attn_k_norm_w span all heads of a token */
+    /* Mixture of experts (llaisysMoeRoute, llaisysMoeMlp). n_experts 0: none. */
+    size_t n_experts;            /* routed experts of a layer */
+    size_t n_experts_used;       /* routed experts of a token */
+    size_t moe_di;               /* intermediate size of a routed expert */
+    size_t shared_di;            /* intermediate size of the shared experts together; 0: none */
+    const int64_t *moe_layers;   /* [nlayer]: 0: a dense MLP instead; NULL: no dense layer */
+    int32_t moe_is_sigmoid;      /* scores of the router: sigmoid; otherwise softmax */
+    int32_t moe_is_renormalised; /* the weights of a token's experts are divided by their sum */
+    int32_t moe_groups;          /* groups of experts; 0: 1 */
+    int32_t moe_top_groups;      /* groups that a token selects from; 0: all */
+    int32_t moe_has_score_bias;  /* the model has moe_score_b */
+    int32_t moe_has_bias;        /* the router and the routed experts have biases */
+    int32_t moe_has_shared_gate; /* the model has shared_scale_w */
+    float moe_scale;             /* of the weights of a token's experts; 0: 1 */
+    float moe_limit;             /* limit of llaisysMoeMlp; 0: plain SwiGLU */
+    float moe_alpha;             /* alpha of llaisysMoeMlp */
 } LlaisysDecoderMeta;
 
 /* Slots. The model owns a handle in a slot; one handle may be in several slots (tied embeddings)
@@ -79,6 +95,22 @@ typedef struct LlaisysDecoderWeights {
     llaisysTensor_t out_norm_b;        /* [hs], of a layer norm; optional */
     llaisysTensor_t *mlp_up_b;         /* [di], optional */
     llaisysTensor_t *mlp_down_b;       /* [hs], optional */
+    /* Layers with a mixture of experts have these instead of mlp_gate_w, mlp_up_w and mlp_down_w. The
+     * rows of the routed experts are adjacent, expert by expert. */
+    llaisysTensor_t *moe_router_w;   /* [n_experts, hs] */
+    llaisysTensor_t *moe_router_b;   /* [n_experts], with moe_has_bias */
+    llaisysTensor_t *moe_score_b;    /* [n_experts], with moe_has_score_bias */
+    llaisysTensor_t *moe_gate_w;     /* [n_experts * moe_di, hs] */
+    llaisysTensor_t *moe_up_w;       /* [n_experts * moe_di, hs] */
+    llaisysTensor_t *moe_down_w;     /* [n_experts * hs, moe_di] */
+    llaisysTensor_t *moe_gate_b;     /* [n_experts * moe_di], with moe_has_bias */
+    llaisysTensor_t *moe_up_b;       /* [n_experts * moe_di], with moe_has_bias */
+    llaisysTensor_t *moe_down_b;     /* [n_experts * hs], with moe_has_bias */
+    llaisysTensor_t *shared_gate_w;  /* [shared_di, hs], with shared_di */
+    llaisysTensor_t *shared_up_w;    /* [shared_di, hs], with shared_di */
+    llaisysTensor_t *shared_down_w;  /* [hs, shared_di], with shared_di */
+    llaisysTensor_t *shared_scale_w; /* [1, hs]: the shared experts are multiplied by the sigmoid of
+                                      * its product; with moe_has_shared_gate */
 } LlaisysDecoderWeights;
 
 #endif

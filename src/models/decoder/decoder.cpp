@@ -28,7 +28,8 @@ DecoderModel::DecoderModel(const DecoderKind &kind, const LlaisysDecoderMeta &me
     : SlotModel(spec_of(kind.type, shard_meta(check_hyper_params(meta), placement), placement),
                 placement),
       group_(placement.group), meta_(without_pointers(shard_meta(meta, placement))),
-      scale_(attention_scale(meta)), layers_(meta.nlayer) {
+      scale_(attention_scale(meta)), layers_(meta.nlayer),
+      moe_(shard_meta(meta, placement), placement.group) {
     const int64_t ranks = group_->size();
     if (placement.vocab_parallel_head && ranks > 1) {
         const int64_t vocabulary = int64_t(meta_.voc);
@@ -68,9 +69,17 @@ void DecoderModel::register_slots(const DecoderKind &kind) {
     };
     const auto add_linear = [&](const char *name, llaisysTensor_t **slots, const Shape &shape,
                                 runtime::PackedWeight Layer::*packed,
-                                runtime::FusedWeightBuffer Layer::*buffer = nullptr) {
-        add(name, slots, shape);
+                                runtime::FusedWeightBuffer Layer::*buffer = nullptr,
+                                const std::vector<bool> &layers = {}) {
+        if (layers.empty()) {
+            add(name, slots, shape);
+        } else {
+            *slots = table_.add_layers(name, layers, shape);
+        }
         for (size_t i = 0; i < layers_.size(); ++i) {
+            if (!layers.empty() && !layers[i]) {
+                continue;
+            }
             if (buffer != nullptr) {
                 packed_.add(*slots + i, &(layers_[i].*packed), &(layers_[i].*buffer), shape[0]);
             } else {
@@ -101,14 +110,16 @@ void DecoderModel::register_slots(const DecoderKind &kind) {
     add("mlp_norm_w", &weights_.mlp_norm_w, {hidden}, !has_norms_before || meta_.is_parallel != 0);
     add("mlp_norm_b", &weights_.mlp_norm_b, {hidden}, true);
     add("mlp_post_norm_w", &weights_.mlp_post_norm_w, {hidden}, !has_norms_after);
+    const std::vector<bool> dense = moe_.dense();
     if (meta_.mlp_kind != LLAISYS_MLP_GELU) {
         add_linear("mlp_gate_w", &weights_.mlp_gate_w, {inner, hidden}, &Layer::gate,
-                   &Layer::gate_up);
+                   &Layer::gate_up, dense);
     }
-    add_linear("mlp_up_w", &weights_.mlp_up_w, {inner, hidden}, &Layer::up, &Layer::gate_up);
+    add_linear("mlp_up_w", &weights_.mlp_up_w, {inner, hidden}, &Layer::up, &Layer::gate_up, dense);
     add("mlp_up_b", &weights_.mlp_up_b, {inner}, true);
-    add_linear("mlp_down_w", &weights_.mlp_down_w, {hidden, inner}, &Layer::down);
+    add_linear("mlp_down_w", &weights_.mlp_down_w, {hidden, inner}, &Layer::down, nullptr, dense);
     add("mlp_down_b", &weights_.mlp_down_b, {hidden}, true);
+    moe_.register_slots(&weights_, &table_, &packed_);
 }
 
 // Activations are f32 on the CPU and have the weights' dtype elsewhere; the residual stream and the
@@ -125,6 +136,7 @@ DecoderModel::Activations DecoderModel::allocate_activations(runtime::Workspace 
     const int64_t kv_size = int64_t(meta_.nkvh * meta_.dh);
     const DType dtype = activation_dtype();
     Activations act;
+    act.moe = moe_.allocate(workspace, n, dtype, table_.device() == LLAISYS_DEVICE_CPU);
     act.residual = workspace.allocate({n, hidden}, LLAISYS_DTYPE_F32);
     act.normed = workspace.allocate({n, hidden}, dtype);
     act.attn_out = workspace.allocate({n, int64_t(meta_.nh), int64_t(meta_.dh)}, dtype);
@@ -231,6 +243,7 @@ DecoderModel::Activations DecoderModel::select_output_rows(const device::Stream 
     selected.normed = act.normed.slice(0, 0, n);
     selected.gate = act.gate.slice(0, 0, n);
     selected.up = act.up.slice(0, 0, n);
+    selected.moe = act.moe.first(n, moe_.experts_per_token());
     const int64_t width = act.q.size(1);
     ops::embedding(stream, selected.residual, input.last_rows, residual->sum);
     ops::embedding(stream, selected.attn_out.view({n, width}), input.last_rows,
@@ -372,6 +385,10 @@ void DecoderModel::feed_forward(const device::Stream &stream, size_t i, const Ac
     }
     add_product(stream, residual, attended.view({attended.size(0), act.q.size(1)}), layer.o.weight,
                 tensor_at(weights_.attn_o_b, i), weights_.attn_post_norm_w[i], act.normed);
+    if (moe_.has(i)) {
+        return moe_.run(stream, i, mlp_norm(i, act), act.moe, or_one(meta_.residual_scale),
+                        residual);
+    }
     if (meta_.is_parallel != 0) {
         ops::settle(stream, residual);
     } else {

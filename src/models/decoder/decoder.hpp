@@ -8,6 +8,7 @@
 // of logits per step.
 #pragma once
 
+#include "models/decoder/moe.hpp"
 #include "models/slot_model.hpp"
 #include "ops/decoder_layer/op.hpp"
 
@@ -55,6 +56,7 @@ private:
         // Rows selected by select_output_rows, at most kLastRows.
         Tensor last_residual; // f32 [rows, hs]
         Tensor last_attn_out; // [rows, nh, dh]
+        MoeLayers::Buffers moe;
     };
     static constexpr int64_t kHeadRows = 32;
     static constexpr int64_t kLastRows = 512;
@@ -110,6 +112,7 @@ private:
     float scale_;                            // of attention
     std::vector<int32_t> aux_hidden_layers_; // -1: after the last norm
     std::vector<Layer> layers_;
+    MoeLayers moe_;
     std::vector<Tensor> inv_freqs_; // of each layer
     runtime::PackedWeight head_;
     runtime::PackedWeight in_embed_; // without storage: in_embed is read as a tensor

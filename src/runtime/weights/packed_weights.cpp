@@ -20,8 +20,12 @@ void PackedWeights::pack(const device::Stream &stream, const Slot &slot, llaisys
         *slot.packed = {};
         return;
     }
-    slot.packed->weight =
-        ops::LinearWeight::pack(stream, handle->tensor, fused_slice(stream, slot, handle->tensor));
+    if (slot.n_experts > 0) {
+        slot.packed->experts = ops::ExpertWeights::pack(stream, handle->tensor, slot.n_experts);
+    } else {
+        slot.packed->weight = ops::LinearWeight::pack(stream, handle->tensor,
+                                                      fused_slice(stream, slot, handle->tensor));
+    }
     slot.packed->serial = handle->serial;
     for (const Slot &other : slots_) {
         if (*other.slot == handle) {
@@ -73,7 +77,7 @@ void PackedWeights::prepare(const device::Stream &stream) {
     }
     std::vector<llaisysTensor_t *> packed;
     for (const Slot &slot : slots_) {
-        if (slot.packed->weight.defined()) {
+        if (slot.packed->defined()) {
             packed.push_back(slot.slot);
         }
     }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "ops/linear/op.hpp"
+#include "ops/moe/op.hpp"
 #include "runtime/weights/weights.hpp"
 
 #include <vector>
@@ -14,8 +15,10 @@ namespace llaisys::runtime {
 
 // The packed weight of a slot, and the handle it was packed from.
 struct PackedWeight {
-    ops::LinearWeight weight; // not defined(): not packed, or an embedding read as a tensor
-    uint64_t serial = 0;      // of the handle; 0: none
+    ops::LinearWeight weight;   // not defined(): not packed, or an embedding read as a tensor
+    uint64_t serial = 0;        // of the handle; 0: none
+    ops::ExpertWeights experts; // of a slot of experts, instead of weight
+    bool defined() const { return weight.defined() || experts.defined(); }
 };
 
 // Fused weight buffer: weights of several products with the same input (q/k/v, gate/up),
@@ -33,18 +36,22 @@ public:
 
     // *slot is the weight of a product. The pointers must stay valid.
     void add(llaisysTensor_t *slot, PackedWeight *packed) {
-        slots_.push_back({slot, packed, false, nullptr, 0});
+        slots_.push_back({slot, packed, false, nullptr, 0, 0});
+    }
+    // The same for the weights of n_experts experts, stacked along the rows.
+    void add_experts(llaisysTensor_t *slot, PackedWeight *packed, int64_t n_experts) {
+        slots_.push_back({slot, packed, false, nullptr, 0, n_experts});
     }
     // The same for a weight of out_features rows, appended to a fused buffer.
     void add(llaisysTensor_t *slot, PackedWeight *packed, FusedWeightBuffer *buffer,
              int64_t out_features) {
-        slots_.push_back({slot, packed, false, buffer, buffer->rows});
+        slots_.push_back({slot, packed, false, buffer, buffer->rows, 0});
         buffer->rows += out_features;
     }
     // *slot is an embedding. It is packed when a product uses the same handle (tied) or when its
     // dtype is quantised; otherwise it stays a tensor.
     void add_lookup(llaisysTensor_t *slot, PackedWeight *packed) {
-        slots_.push_back({slot, packed, true, nullptr, 0});
+        slots_.push_back({slot, packed, true, nullptr, 0, 0});
     }
 
     // WeightTable::replace, and packs the tensor at once. Changes nothing when it throws.
@@ -65,6 +72,7 @@ private:
         bool is_lookup;
         FusedWeightBuffer *buffer; // null: none
         int64_t first_row;
+        int64_t n_experts; // 0: one weight
     };
     Tensor fused_slice(const device::Stream &stream, const Slot &slot, const Tensor &weight) const;
     void pack(const device::Stream &stream, const Slot &slot, llaisysTensor_t handle);

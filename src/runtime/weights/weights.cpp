@@ -34,12 +34,12 @@ void destroy_unique(const std::vector<llaisysTensor_t *> &slots) {
 
 void WeightTable::add_global(const std::string &name, llaisysTensor_t *slot, const Shape &shape,
                              bool is_optional) {
-    fields_.push_back({name, slot, 1, false, is_optional, shape});
+    fields_.push_back({name, slot, 1, false, is_optional, shape, {}});
 }
 
 void WeightTable::add_layers(const std::string &name, llaisysTensor_t *slots, int n_layers,
                              const Shape &shape, bool is_optional) {
-    fields_.push_back({name, slots, n_layers, true, is_optional, shape});
+    fields_.push_back({name, slots, n_layers, true, is_optional, shape, {}});
 }
 
 llaisysTensor_t *WeightTable::add_layers(const std::string &name, int n_layers, const Shape &shape,
@@ -47,6 +47,13 @@ llaisysTensor_t *WeightTable::add_layers(const std::string &name, int n_layers, 
     own_slots_.emplace_back(size_t(n_layers), nullptr);
     add_layers(name, own_slots_.back().data(), n_layers, shape, is_optional);
     return own_slots_.back().data();
+}
+
+llaisysTensor_t *WeightTable::add_layers(const std::string &name, const std::vector<bool> &layers,
+                                         const Shape &shape) {
+    llaisysTensor_t *slots = add_layers(name, int(layers.size()), shape);
+    fields_.back().layers = layers;
+    return slots;
 }
 
 const WeightTable::Field &WeightTable::field(const std::string &name) const {
@@ -106,6 +113,7 @@ llaisysTensor_t *WeightTable::checked_slot(const std::string &name, int layer,
     const int index = target.is_per_layer ? layer : 0;
     require(index >= 0 && index < target.count, "weight ", name, ": layer must be in [0, ",
             target.count, "), got ", layer);
+    require(target.is_in(index), slot_name_of(target, layer), ": the layer has no such weight");
     check(target, layer, handle);
     require(handle->tensor.defined() || holds(handle), slot_name_of(target, layer),
             ": another model owns the values of this tensor");
@@ -163,7 +171,8 @@ void WeightTable::check_complete() const {
             if (field.slots[layer] != nullptr) {
                 check(field, layer, field.slots[layer]);
             } else {
-                require(field.is_optional, slot_name_of(field, layer), " is missing");
+                require(field.is_optional || !field.is_in(layer), slot_name_of(field, layer),
+                        " is missing");
             }
         }
     }

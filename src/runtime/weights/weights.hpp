@@ -31,7 +31,9 @@ public:
         int count;              // layers, or 1 for a global slot
         bool is_per_layer;
         bool is_optional;
-        Shape shape; // required of every tensor of the field
+        Shape shape;              // required of every tensor of the field
+        std::vector<bool> layers; // which layers have the field; empty: all
+        bool is_in(int layer) const { return layers.empty() || layers[size_t(layer)]; }
     };
 
     WeightTable(DeviceType device, int device_id) : device_(device), device_id_(device_id) {}
@@ -46,6 +48,9 @@ public:
     // The same with empty slots owned by the table; returns their stable address.
     llaisysTensor_t *add_layers(const std::string &name, int n_layers, const Shape &shape,
                                 bool is_optional = false);
+    // The same for a field that only some layers have.
+    llaisysTensor_t *add_layers(const std::string &name, const std::vector<bool> &layers,
+                                const Shape &shape);
 
     // Takes ownership of the handle, or throws and changes nothing.
     void replace(const std::string &field, int layer, llaisysTensor_t handle) {

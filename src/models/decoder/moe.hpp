@@ -1,0 +1,83 @@
+// The mixture-of-experts MLP of decoder layers: router, routed experts, shared experts.
+//
+// Tensor parallelism: gate and up of every expert are sharded by output, down by input; the router
+// is replicated. One AllReduce per layer.
+#pragma once
+
+#include "ops/decoder_layer/op.hpp"
+#include "ops/moe/op.hpp"
+#include "parallel/process_group.hpp"
+#include "runtime/weights/packed_weights.hpp"
+#include "runtime/workspace/workspace.hpp"
+
+#include "llaisys/models/decoder.h"
+
+#include <vector>
+
+namespace llaisys::models {
+
+// Throws naming the field, the value and the limit; a meta without experts passes.
+void check_moe(const LlaisysDecoderMeta &meta);
+
+class MoeLayers {
+public:
+    // meta: of this rank; meta.moe_layers may be null.
+    MoeLayers(const LlaisysDecoderMeta &meta, std::shared_ptr<const parallel::ProcessGroup> group);
+
+    // Which layers have experts; all false without a mixture of experts.
+    const std::vector<bool> &is_moe() const { return is_moe_; }
+    bool has(size_t layer) const { return is_moe_[layer]; }
+    bool has_any() const { return meta_.n_experts > 0; }
+    // Layers with a dense MLP.
+    std::vector<bool> dense() const;
+
+    // The objects must outlive this.
+    void register_slots(LlaisysDecoderWeights *weights, runtime::WeightTable *table,
+                        runtime::PackedWeights *packed);
+
+    // Buffers of n tokens, of the activation dtype unless noted.
+    struct Buffers {
+        Tensor logits;  // f32 [n, E]
+        Tensor experts; // i32 [n, k]
+        Tensor weights; // f32 [n, k]
+        Tensor gate;    // [n * k, di]
+        Tensor up;      // [n * k, di]; CPU
+        Tensor out;     // [n * k, hs]
+        Tensor sorted;  // i32 [moe_sorted_size()]; not CPU
+        Tensor sum;     // [n, hs]
+        // With shared experts:
+        Tensor shared_gate;  // [n, shared_di]
+        Tensor shared_up;    // [n, shared_di]
+        Tensor shared_out;   // [n, hs]
+        Tensor shared_scale; // f32 [n, 1]
+
+        // The buffers of the first n tokens, of k experts each.
+        Buffers first(int64_t n, int64_t k) const;
+    };
+    Buffers allocate(runtime::Workspace &workspace, int64_t n, DType dtype, bool is_cpu) const;
+    int64_t experts_per_token() const { return int64_t(meta_.n_experts_used); }
+
+    // residual += scale * MLP of norm(residual).
+    void run(const device::Stream &stream, size_t layer, const ops::Norm &norm,
+             const Buffers &buffers, float scale, ops::Residual *residual) const;
+
+private:
+    struct Layer {
+        runtime::PackedWeight router, gate, up, down;
+        runtime::PackedWeight shared_gate, shared_up, shared_down, shared_scale;
+    };
+
+    void run_experts(const device::Stream &stream, size_t layer, const Tensor &normed,
+                     const Buffers &buffers, const Tensor &out, bool adds) const;
+    // shared_gate = the hidden values of the shared experts.
+    void run_shared_input(const device::Stream &stream, const Layer &layer, const Tensor &normed,
+                          const Buffers &buffers) const;
+
+    LlaisysDecoderMeta meta_; // sizes of this rank
+    std::shared_ptr<const parallel::ProcessGroup> group_;
+    std::vector<bool> is_moe_;
+    std::vector<Layer> layers_;
+    const LlaisysDecoderWeights *weights_ = nullptr;
+};
+
+} // namespace llaisys::models
