@@ -1,0 +1,153 @@
+"""moe_route and moe_mlp on the GPU against the CPU: odd sizes, every kernel, batch invariance."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from native_helpers import EPSILON, Array
+from test_cuda_ops import Side
+
+from llaisys.libllaisys.handles import Stream
+
+IS_SMALL = "LLAISYS_SMALL_SHAPES" in os.environ  # for compute-sanitizer: scripts/check_gpu.sh
+
+
+@pytest.fixture(scope="module")
+def streams() -> Iterator[dict[str, Stream]]:
+    with Stream("cpu", n_threads=4) as cpu, Stream("cuda") as cuda:
+        yield {"cpu": cpu, "cuda": cuda}
+
+
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("is_sigmoid", [False, True])
+@pytest.mark.parametrize(
+    ("experts", "k", "groups", "top_groups"),
+    [(1, 1, 1, 1), (5, 2, 1, 1), (60, 4, 1, 1), (128, 8, 1, 1), (64, 6, 8, 3), (256, 8, 8, 4),
+     (300, 40, 1, 1), (9, 2, 9, 4)],
+)  # fmt: skip
+def test_route(
+    streams: dict[str, Stream],
+    experts: int,
+    k: int,
+    groups: int,
+    top_groups: int,
+    is_sigmoid: bool,
+    has_bias: bool,
+) -> None:
+    for n in (1, 3, 130):
+        results = {}
+        for device, stream in streams.items():
+            with Side(device, stream) as side:
+                ids, weights = side.empty((n, k), "i32"), side.empty((n, k), "f32")
+                bias = side.tensor(normal(experts, seed=5), "f32") if has_bias else None
+                logits = side.tensor(normal(n, experts) * 2, "f32")
+                side.run("MoeRoute", ids, weights, logits, bias, int(is_sigmoid), 1, groups,
+                         top_groups, 1.5)  # fmt: skip
+                results[device] = side.array(ids), side.array(weights)
+        np.testing.assert_array_equal(results["cuda"][0], results["cpu"][0])
+        np.testing.assert_allclose(results["cuda"][1], results["cpu"][1], rtol=1e-5)
+
+
+def test_route_of_ties_and_nan(streams: dict[str, Stream]) -> None:
+    logits = np.zeros((3, 40), np.float32)
+    logits[1, [0, 3, 35]] = np.nan
+    logits[2] = np.nan
+    for stream in [streams["cuda"]]:
+        with Side("cuda", stream) as side:
+            ids, weights = side.empty((3, 4), "i32"), side.empty((3, 4), "f32")
+            side.run("MoeRoute", ids, weights, side.tensor(logits, "f32"), None, 0, 1, 1, 1, 1.0)
+            np.testing.assert_array_equal(side.array(ids)[:2], [[0, 1, 2, 3], [1, 2, 4, 5]])
+            assert (np.sort(side.array(ids)[2]) < 40).all()
+
+
+def experts_of(n: int, k: int, experts: int, seed: int = 0) -> tuple[Array, Array]:
+    rng = np.random.default_rng([seed, n, k, experts])
+    popularity = rng.random(experts) + np.arange(experts) / experts  # some experts are popular
+    ids = np.stack([np.argsort(-rng.random(experts) * popularity)[:k] for _ in range(n)])
+    return ids, rng.random((n, k), np.float32)
+
+
+def run(
+    side: Side, dtype: str, n: int, k: int, experts: int, hidden: int, inner: int,
+    has_bias: bool = False, limit: float = 0.0, out_dtype: str = "f32",
+    rows: slice | None = None,
+) -> Array:  # fmt: skip
+    shapes = [(inner, hidden), (inner, hidden), (hidden, inner)]
+    ids, weights = experts_of(n, k, experts)
+    x = normal(n, hidden)
+    if rows is not None:
+        ids, weights, x = ids[rows], weights[rows], x[rows]
+    parts = [
+        side.tensor(normal(experts * r, c, seed=i) / np.sqrt(c), dtype)
+        for i, (r, c) in enumerate(shapes)
+    ]
+    biases = [
+        side.tensor(normal(experts, r, seed=7 + i), "f32") if has_bias else None
+        for i, (r, _) in enumerate(shapes)
+    ]
+    out = side.empty((len(ids), hidden), out_dtype)
+    side.run("MoeMlp", out, side.tensor(x, dtype), side.tensor(ids, "i32"),
+             side.tensor(weights, "f32"), *parts, *biases, experts, limit, 1.7)  # fmt: skip
+    return side.array(out)
+
+
+# (tokens, experts of a token, experts, hidden size, inner size): every tile of pairs
+SHAPES = [
+    (1, 1, 1, 8, 8),
+    (1, 8, 16, 256, 96),
+    (4, 2, 5, 136, 72),
+    (5, 2, 40, 64, 200),
+    (9, 3, 7, 72, 136),
+    (40, 2, 5, 128, 64),
+    (64, 4, 6, 200, 72),
+    (150, 2, 3, 264, 136),
+    (300, 4, 8, 64, 328),
+]
+if IS_SMALL:
+    SHAPES = [(1, 8, 16, 256, 96), (5, 2, 40, 64, 200), (64, 4, 6, 200, 72), (150, 2, 3, 72, 136)]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize(("has_bias", "limit"), [(False, 0.0), (True, 1.5)])
+def test_mlp(streams: dict[str, Stream], dtype: str, has_bias: bool, limit: float) -> None:
+    for shape in SHAPES:
+        for out_dtype in ("f32", dtype):
+            results = {}
+            for device, stream in streams.items():
+                with Side(device, stream) as side:
+                    results[device] = run(side, dtype, *shape, has_bias, limit, out_dtype)
+            largest = float(np.abs(results["cpu"]).max())
+            np.testing.assert_allclose(  # hidden values and expert outputs are rounded
+                results["cuda"], results["cpu"], rtol=0, atol=4 * EPSILON[dtype] * largest,
+                err_msg=str(shape),
+            )  # fmt: skip
+
+
+def test_mlp_of_any_dtype_and_size(streams: dict[str, Stream]) -> None:
+    for dtype, shape in (("f32", (5, 2, 4, 33, 17)), ("bf16", (7, 2, 3, 30, 21))):
+        results = {}
+        for device, stream in streams.items():
+            with Side(device, stream) as side:
+                results[device] = run(side, dtype, *shape, True)
+        largest = float(np.abs(results["cpu"]).max())
+        room = 4 * EPSILON[dtype] * largest
+        np.testing.assert_allclose(results["cuda"], results["cpu"], rtol=0, atol=room)
+
+
+def test_a_row_does_not_depend_on_the_rows_beside_it(streams: dict[str, Stream]) -> None:
+    """The grouped GEMM adds in the same order for every tile of pairs."""
+    shape = (300, 4, 8, 128, 136)
+    with Side("cuda", streams["cuda"]) as side:
+        together = run(side, "bf16", *shape)
+        again = run(side, "bf16", *shape)
+        np.testing.assert_array_equal(together, again)
+        for rows in (slice(0, 5), slice(7, 60), slice(100, 240)):
+            alone = run(side, "bf16", *shape, rows=rows)
+            np.testing.assert_array_equal(alone, together[rows])
