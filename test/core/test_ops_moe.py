@@ -195,8 +195,9 @@ def test_mlp_with_quantised_experts(dtype: str, stream: Stream | None) -> None:
                 parts.append(native.empty((experts * rows, columns), dtype))
                 op("Quantise", parts[-1], plain)
             out = array(
-                run_mlp(native, native(x, "f32"), ids, weights, parts, experts, hidden,
-                        stream=stream)  # fmt: skip
+                run_mlp(
+                    native, native(x, "f32"), ids, weights, parts, experts, hidden, stream=stream
+                )
             )
             expected = np.zeros_like(out)
             for t in range(n):

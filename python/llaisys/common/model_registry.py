@@ -30,6 +30,11 @@ MODEL_REGISTRY: dict[str, str] = {
     "cohere2": "llaisys.models.decoder:DecoderAdapter",
     "starcoder2": "llaisys.models.decoder:DecoderAdapter",
     "stablelm": "llaisys.models.decoder:DecoderAdapter",
+    "qwen3_moe": "llaisys.models.decoder:DecoderAdapter",
+    "qwen2_moe": "llaisys.models.decoder:DecoderAdapter",
+    "mixtral": "llaisys.models.decoder:DecoderAdapter",
+    "olmoe": "llaisys.models.decoder:DecoderAdapter",
+    "granitemoe": "llaisys.models.decoder:DecoderAdapter",
     "mock": "llaisys.models.mock:MockAdapter",
 }
 

@@ -26,10 +26,11 @@ from llaisys.libllaisys.model import MODEL_TYPES
 from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
 from llaisys.models.base import AdapterOptions
 from llaisys.models.device import MemoryNeeds
-from llaisys.models.families.decoder_tensors import tensors, weight_field
+from llaisys.models.families.decoder_tensors import STACKED_FIELDS, tensors, weight_field
+from llaisys.models.families.experts import Experts
 from llaisys.models.families.model_config import ModelConfig, decoder_config
 from llaisys.models.load_quantization import CHOICES, quantise, quantised_dtype
-from llaisys.models.loading.checkpoint import Checkpoint
+from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
 from llaisys.models.loading.convert import STORAGE, convert
 from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.shard import Shard
@@ -37,6 +38,7 @@ from llaisys.models.native import NativeAdapter, kv_head_bytes
 from llaisys.models.sharding import check_divisibility, lm_head_shard, shard_of
 from llaisys.models.tensors import tensor_from, tensor_from_blocks
 
+ROUTER = ".mlp.gate.weight"  # f32 on the CPU
 _READERS = 2  # threads that read and dequantise; more compete with the packing threads
 _READ_AHEAD = 4  # tensors read ahead at most; bounds the memory
 
@@ -69,6 +71,10 @@ class DecoderAdapter(NativeAdapter):
         row = 4 * config.hidden_size + size * (
             config.hidden_size + 2 * heads * config.head_dim + 2 * config.intermediate_size
         )
+        if config.experts is not None:  # one row per expert of a token
+            experts = config.experts
+            row += 4 * config.hidden_size + 4 * experts.count + 3 * size * experts.shared_inner
+            row += experts.used * size * (2 * experts.inner + config.hidden_size)
         return MemoryNeeds(
             weights=weights,
             activations=row * options.max_batch_tokens,
@@ -85,7 +91,10 @@ class DecoderAdapter(NativeAdapter):
         if options.max_model_len > meta.maxseq:
             limit = f"at most {meta.maxseq}, the positions that the model supports"
             raise invalid_value("max_model_len", options.max_model_len, limit)
-        check_divisibility(config.num_heads, config.num_kv_heads, config.intermediate_size, options)
+        widths = (config.experts.inner, config.experts.shared_inner) if config.experts else (0, 0)
+        check_divisibility(
+            *(config.num_heads, config.num_kv_heads, config.intermediate_size, options, widths)
+        )
         has_own_type = config.model_type in MODEL_TYPES  # others have the generic type "decoder"
         adapter = cls(config.model_type if has_own_type else "decoder", meta, options)
         adapter.eos_token_ids = config.eos_token_ids
@@ -151,7 +160,8 @@ def _tensor_loads(checkpoint: Checkpoint, options: AdapterOptions) -> list[_Tens
     found = []
     for name, _ in tensors(config):
         field, layer = weight_field(name)
-        shard = shard_of(name, field, checkpoint.shape(name), size, rank, copies)
+        stacked = config.experts.count if config.experts and field in STACKED_FIELDS else 1
+        shard = shard_of(name, field, checkpoint.shape(name), size, rank, copies, stacked)
         targets = [(field, layer)]
         if field == "out_embed":
             shard = head
@@ -179,15 +189,16 @@ def _open_tensor(checkpoint: Checkpoint, load: _TensorLoad, options: AdapterOpti
         blocks = checkpoint.read_blocks(name, shard)
         if blocks is not None and blocks.type_name.lower() in QUANTISED_DTYPES:
             return tensor_from_blocks(blocks.rows, blocks.shape, blocks.type_name.lower())
-    record = None if is_vector else checkpoint.record(name)
-    if record is not None and options.quantization is not None:
-        dtype = record.dtype  # quantised from the stored values
-    if record is not None and record.dtype == dtype and (shard is None or shard.dim == 0):
-        if shard is not None:
-            record = record.rows(shard)
-        tensor = Tensor.create(record.shape, dtype)
+    stored = None if is_vector else stored_dtype_of(checkpoint, name)
+    if stored is not None and options.quantization is not None:
+        dtype = stored  # quantised from the stored values
+    if name.endswith(ROUTER) and options.device == "cpu":
+        dtype = "f32"
+    records = checkpoint.records(name, shard) if stored == dtype and not is_vector else None
+    if records is not None:
+        tensor = Tensor.create(load.shape_in(checkpoint), dtype)
         try:
-            record.read_into(tensor.memory)
+            _read_records(records, tensor)
         except BaseException:
             tensor.close()
             raise
@@ -195,6 +206,20 @@ def _open_tensor(checkpoint: Checkpoint, load: _TensorLoad, options: AdapterOpti
     if shard is not None:
         return tensor_from(checkpoint.read_shard(name, dtype, shard), dtype)
     return tensor_from(checkpoint.read(name, dtype), dtype)
+
+
+def stored_dtype_of(checkpoint: Checkpoint, name: str) -> str | None:
+    """Dtype of the elements in the files; None: they cannot be read unchanged."""
+    records = checkpoint.records(name)
+    dtypes = {record.dtype for record in records or ()}
+    return dtypes.pop() if len(dtypes) == 1 else None
+
+
+def _read_records(records: list[TensorRecord], tensor: Tensor) -> None:
+    at = 0
+    for record in records:
+        record.read_into(tensor.memory[at : at + record.nbytes])
+        at += record.nbytes
 
 
 def _quantised(tensor: Tensor, name: str, options: AdapterOptions, stream: Stream) -> Tensor:
@@ -216,9 +241,11 @@ def weight_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> 
     dtype = quantised_dtype(options.quantization, name, shape)
     if dtype is not None:
         return dtype
-    record = checkpoint.record(name)
-    if record is not None and options.quantization is not None:
-        return record.dtype
+    if name.endswith(ROUTER):
+        return "f32"
+    record_dtype = stored_dtype_of(checkpoint, name) if options.quantization is not None else None
+    if record_dtype is not None:
+        return record_dtype
     return dtype_of(decoder_config(checkpoint), options)
 
 
@@ -226,6 +253,7 @@ def weight_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> dict[str, i
     """Bytes of this rank's shard of each tensor in CPU memory, in the packed layout of the kernels.
     Reads no tensor data."""
     sizes: dict[str, int] = {}
+    config = decoder_config(checkpoint)
     for load in _tensor_loads(checkpoint, options):
         name, shape = load.name, load.shape_in(checkpoint)
         dtype = weight_dtype(checkpoint, name, options)
@@ -233,7 +261,9 @@ def weight_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> dict[str, i
         if len(shape) == 1 or (is_lookup_table and dtype not in QUANTISED_DTYPES):
             size = prod(shape) * DTYPE_BYTES[dtype]
         else:
-            size = linear_weight_bytes(dtype, shape[0], shape[1])
+            is_stacked = load.targets[0][0] in STACKED_FIELDS
+            count = config.experts.count if config.experts and is_stacked else 1
+            size = count * linear_weight_bytes(dtype, shape[0] // count, shape[1])
         sizes[name] = sizes.get(name, 0) + size
     return sizes
 
@@ -293,7 +323,21 @@ def decoder_meta(config: ModelConfig, dtype: str, max_model_len: int) -> Llaisys
     meta.mlp_kind = MLP_KINDS[variant.mlp]
     meta.is_parallel = variant.is_parallel
     meta.has_row_norms = variant.has_row_norms
+    if config.experts is not None:
+        _set_experts(meta, config.experts, config.num_layers)
     return meta
+
+
+def _set_experts(meta: LlaisysDecoderMeta, experts: Experts, layers: int) -> None:
+    meta.n_experts, meta.n_experts_used = experts.count, experts.used
+    meta.moe_di, meta.shared_di = experts.inner, experts.shared_inner
+    arrays.attach_int64(meta, "moe_layers", [int(i in experts.layers) for i in range(layers)])
+    meta.moe_is_sigmoid = experts.is_sigmoid
+    meta.moe_is_renormalised = experts.is_renormalised
+    meta.moe_groups, meta.moe_top_groups = experts.groups, experts.top_groups
+    meta.moe_has_score_bias, meta.moe_has_bias = experts.has_score_bias, experts.has_bias
+    meta.moe_has_shared_gate = experts.has_shared_gate
+    meta.moe_scale, meta.moe_limit, meta.moe_alpha = experts.scale, experts.limit, experts.alpha
 
 
 def _set_rope(meta: LlaisysDecoderMeta, config: ModelConfig, length: int) -> None:

@@ -17,6 +17,8 @@ from llaisys.models.loading.shard import Shard
 SHARD_DIMENSIONS = {
     "attn_q_w": 0, "attn_q_b": 0, "attn_k_w": 0, "attn_k_b": 0, "attn_v_w": 0, "attn_v_b": 0,
     "attn_o_w": 1, "mlp_gate_w": 0, "mlp_up_w": 0, "mlp_up_b": 0, "mlp_down_w": 1,
+    "moe_gate_w": 0, "moe_up_w": 0, "moe_down_w": 1,
+    "shared_gate_w": 0, "shared_up_w": 0, "shared_down_w": 1,
 }  # fmt: skip
 
 
@@ -30,16 +32,18 @@ def shard_of(
     tp_size: int,
     tp_rank: int,
     kv_copies: int = 1,
+    experts: int = 1,
 ) -> Shard | None:
     """The shard of a weight on rank `tp_rank` of `tp_size`; None: replicated. `kv_copies`: ranks
-    with the same key/value heads."""
+    with the same key/value heads. `experts`: stacked weights, each sharded alike."""
     dim = SHARD_DIMENSIONS.get(slot)
     if tp_size == 1 or dim is None:
         return None
     copies = kv_copies if slot in KV_SLOTS else 1
-    chunk, rest = divmod(global_shape[dim], tp_size // copies)
+    parts = experts if dim == 0 else 1
+    chunk, rest = divmod(global_shape[dim] // parts, tp_size // copies)
     index = tp_rank // copies
-    shard = Shard(dim, index * chunk, (index + 1) * chunk)
+    shard = Shard(dim, index * chunk, (index + 1) * chunk, parts)
     if rest or not 0 <= tp_rank < tp_size:
         raise InvalidInputError(
             f"a weight cannot be sharded evenly: weight_name={weight_name} "
@@ -52,13 +56,21 @@ def shard_of(
     return shard
 
 
-def check_divisibility(heads: int, kv_heads: int, width: int, options: AdapterOptions) -> None:
+def check_divisibility(
+    heads: int,
+    kv_heads: int,
+    width: int,
+    options: AdapterOptions,
+    expert_widths: tuple[int, int] = (0, 0),
+) -> None:
     """Raise unless heads and MLP columns divide evenly by the ranks, as the library does."""
     parallel, size = options.parallel, options.parallel.tensor_parallel_size
     for name, what, count in (
         ("nh", "attention heads", heads),
         ("nkvh", "key/value heads", kv_heads * parallel.kv_copies(kv_heads)),
         ("di", "intermediate columns of the MLP", width),
+        ("moe_di", "intermediate columns of an expert", expert_widths[0]),
+        ("shared_di", "intermediate columns of the shared experts", expert_widths[1]),
     ):
         if count % size:
             limit = f"a divisor of the model's {count} {what}"

@@ -14,6 +14,13 @@ from llaisys.models.families.decoder_tensors import (
     TensorNames,
     source_of,
 )
+from llaisys.models.families.experts import (
+    ExpertNames,
+    Experts,
+    ReadExperts,
+    expert_source,
+    no_experts,
+)
 from llaisys.models.families.model_config import ModelConfig
 from llaisys.models.families.rope import RopeScaling, long_rope, parse_rope, rope_from_gguf
 from llaisys.models.families.variant import (
@@ -62,6 +69,8 @@ class DecoderFamily(Family):
     gguf_windows: GgufWindows = no_gguf_windows
     variant: ReadVariant = llama_variant  # norms, MLP and multipliers
     rope_layout: ReadLayout = llama_layout
+    experts: ReadExperts = no_experts
+    expert_names: ExpertNames = ExpertNames()
     names: TensorNames = TensorNames()
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys missing in config.json
     bias_key: str = "attention_bias"  # of config.json, for attention_bias None
@@ -81,12 +90,17 @@ class DecoderFamily(Family):
         return decoder_tensors.tensors(config)
 
     def name_from_gguf(self, name: str) -> str | None:
-        return decoder_tensors.name_from_gguf(name, self.qk_norm, self.names)
+        has_experts = self.experts is not no_experts
+        return decoder_tensors.name_from_gguf(name, self.qk_norm, self.names, has_experts)
 
     def architecture(self) -> str:
         return self.gguf_architecture or self.name
 
     def source(self, name: str, config: ModelConfig, is_gguf: bool) -> TensorSource:
+        if config.experts is not None:
+            found = expert_source(name, config.experts, self.expert_names, is_gguf)
+            if found is not None:
+                return found
         norm_add = 1.0 if self.adds_one_to_norms and not is_gguf else 0.0
         return source_of(name, config, self.names, norm_add)
 
@@ -111,6 +125,7 @@ class DecoderFamily(Family):
         head_dim = fields.integer("head_dim", 2, MAX_HEAD_DIM, default_head_dim)
         keys, sizes = Keys(fields, ""), Sizes(hidden, layers, heads, head_dim)
         variant, layout = self.variant(keys, sizes), self.rope_layout(keys, sizes)
+        experts = self.experts(keys, sizes)
         self._reject_others(fields, variant.mlp_bias)
         theta, scaling = parse_rope(
             fields, layout.rotary_dim or head_dim, self.has_window_rope, self.has_partial_rotary
@@ -131,7 +146,9 @@ class DecoderFamily(Family):
             num_heads=heads,
             num_kv_heads=fields.integer("num_key_value_heads", 1, MAX_HEADS, heads),
             head_dim=head_dim,
-            intermediate_size=fields.integer("intermediate_size", 1, MAX_INTERMEDIATE),
+            intermediate_size=_dense_inner(
+                fields.integer("intermediate_size", 1, MAX_INTERMEDIATE), experts, layers
+            ),
             vocab_size=vocab,
             rms_norm_eps=fields.number(self.epsilon_key, 0.0, 1.0),
             rope_theta=theta,
@@ -151,6 +168,7 @@ class DecoderFamily(Family):
             quantization=parse_quantization(fields),
             variant=variant,
             rope=layout,
+            experts=experts,
         )
         result.check(fields.where)
         return result
@@ -160,8 +178,9 @@ class DecoderFamily(Family):
             raise contents.unsupported(self.name)
         fields, tensors = contents.metadata, contents.tensors
         where, arch = fields.where, self.architecture()
-        if fields.integer(f"{arch}.expert_count", 0, 1 << 16, 0):
-            why = "is not 0; mixtures of experts are not supported"
+        has_count = fields.integer(f"{arch}.expert_count", 0, 1 << 16, 0) > 0
+        if has_count and self.experts is no_experts:
+            why = f"is not 0; mixtures of experts are not supported in {arch} files"
             raise fields.fail(f"{arch}.expert_count", why)
         hidden = fields.integer(f"{arch}.embedding_length", 1, MAX_HIDDEN)
         heads = fields.integer(f"{arch}.attention.head_count", 1, MAX_HEADS)
@@ -175,6 +194,7 @@ class DecoderFamily(Family):
         layers = fields.integer(f"{arch}.block_count", 1, MAX_LAYERS)
         keys, sizes = Keys(fields, arch), Sizes(hidden, layers, heads, head_dim)
         variant, layout = self.variant(keys, sizes), self.rope_layout(keys, sizes)
+        experts = self.experts(keys, sizes)
         theta = fields.number(f"{arch}.rope.freq_base", 1e-3, 1e12, 10000.0)
         scaling = _gguf_scaling(contents, arch, theta, layout.rotary_dim or head_dim)
         window, window_layers = self.gguf_windows(
@@ -194,7 +214,9 @@ class DecoderFamily(Family):
             num_heads=heads,
             num_kv_heads=fields.integer(f"{arch}.attention.head_count_kv", 1, MAX_HEADS, heads),
             head_dim=head_dim,
-            intermediate_size=fields.integer(f"{arch}.feed_forward_length", 1, MAX_INTERMEDIATE),
+            intermediate_size=_dense_inner(
+                fields.integer(f"{arch}.feed_forward_length", 1, MAX_INTERMEDIATE), experts, layers
+            ),
             vocab_size=vocab,
             rms_norm_eps=fields.number(f"{arch}.attention.{epsilon}", 0.0, 1.0),
             rope_theta=theta,
@@ -213,6 +235,7 @@ class DecoderFamily(Family):
             generation={},
             variant=variant,
             rope=layout,
+            experts=experts,
         )
         result.check(where)
         return result
@@ -245,6 +268,11 @@ def _gguf_scaling(
     original = fields.integer(f"{prefix}.original_context_length", 1, MAX_POSITIONS, context)
     attention = fields.number(f"{prefix}.attn_factor", 1e-3, 1e3, None)
     return long_rope(fields, short, long, original, context / original, attention)
+
+
+def _dense_inner(inner: int, experts: Experts | None, layers: int) -> int:
+    """Intermediate size of dense layers; without any, that of an expert."""
+    return experts.inner if experts is not None and len(experts.layers) == layers else inner
 
 
 def _head_dim(fields: Fields, arch: str, hidden: int, heads: int, is_partial: bool) -> int:

@@ -23,6 +23,7 @@ class WeightSpec:
     shape: tuple[str, ...]  # of 'hidden', 'inner', 'vocab', 'q', 'kv', 'q_norm', 'k_norm'
     bias: str = ""  # field or property of ModelConfig: has a bias
     only_if: str = ""  # field or property of ModelConfig: has this weight
+    layers: str = ""  # 'dense' | 'experts': layers with this weight; '': all
 
 
 _LAYER = (
@@ -43,13 +44,39 @@ _LAYER = (
         *("post_attention_layernorm", "ffn_norm", "mlp_norm", ("hidden",)),
         *("norm_bias", "has_mlp_norm"),
     ),
-    WeightSpec("mlp.gate_proj", "ffn_gate", "mlp_gate", ("inner", "hidden"), only_if="has_gate"),
-    WeightSpec("mlp.up_proj", "ffn_up", "mlp_up", ("inner", "hidden"), "mlp_bias"),
-    WeightSpec("mlp.down_proj", "ffn_down", "mlp_down", ("hidden", "inner"), "mlp_bias"),
+    WeightSpec(
+        *("mlp.gate_proj", "ffn_gate", "mlp_gate", ("inner", "hidden")),
+        only_if="has_gate",
+        layers="dense",
+    ),
+    WeightSpec("mlp.up_proj", "ffn_up", "mlp_up", ("inner", "hidden"), "mlp_bias", layers="dense"),
+    WeightSpec(
+        "mlp.down_proj", "ffn_down", "mlp_down", ("hidden", "inner"), "mlp_bias", layers="dense"
+    ),
     WeightSpec(
         "mlp.post_norm", "post_ffw_norm", "mlp_post_norm", ("hidden",), only_if="has_post_norms"
     ),
 )
+# Layers with experts have these instead of the dense MLP.
+_EXPERTS = tuple(
+    WeightSpec(hf, gguf, field, shape, only_if=only_if, layers="experts")
+    for hf, gguf, field, shape, only_if in (
+        ("mlp.gate", "ffn_gate_inp", "moe_router", ("experts", "hidden"), ""),
+        ("mlp.experts.gate_proj", "ffn_gate_exps", "moe_gate", ("expert_rows", "hidden"), ""),
+        ("mlp.experts.up_proj", "ffn_up_exps", "moe_up", ("expert_rows", "hidden"), ""),
+        ("mlp.experts.down_proj", "ffn_down_exps", "moe_down", ("output_rows", "expert"), ""),
+        ("mlp.shared_expert.gate_proj", "ffn_gate_shexp", "shared_gate", ("shared", "hidden"),
+         "has_shared_experts"),
+        ("mlp.shared_expert.up_proj", "ffn_up_shexp", "shared_up", ("shared", "hidden"),
+         "has_shared_experts"),
+        ("mlp.shared_expert.down_proj", "ffn_down_shexp", "shared_down", ("hidden", "shared"),
+         "has_shared_experts"),
+        ("mlp.shared_expert_gate", "ffn_gate_inp_shexp", "shared_scale", ("one", "hidden"),
+         "has_shared_gate"),
+    )
+)  # fmt: skip
+_SCORE_BIAS = ("mlp.gate_score.bias", "exp_probs_b.bias", "moe_score_b")
+STACKED_FIELDS = ("moe_gate_w", "moe_up_w", "moe_down_w")  # rows of all experts
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
 # Hugging Face name -> (GGUF name, native weight field)
@@ -71,12 +98,27 @@ def tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         "q_norm": config.head_dim,
         "k_norm": config.head_dim,
     }
+    experts = config.experts
+    if experts is not None:
+        sizes |= {
+            "experts": experts.count,
+            "expert": experts.inner,
+            "expert_rows": experts.count * experts.inner,
+            "output_rows": experts.count * config.hidden_size,
+            "shared": experts.shared_inner,
+            "one": 1,
+        }
     if config.variant.has_row_norms:
         sizes |= {"q_norm": sizes["q"], "k_norm": sizes["kv"]}
     yield EMBEDDING, (config.vocab_size, config.hidden_size)
     for layer in range(config.num_layers):
-        for spec in _LAYER:
+        has_experts = experts is not None and layer in experts.layers
+        if experts is not None and has_experts and experts.has_score_bias:
+            yield f"model.layers.{layer}.{_SCORE_BIAS[0]}", (experts.count,)
+        for spec in (*_LAYER, *_EXPERTS):
             if spec.only_if and not getattr(config, spec.only_if):
+                continue
+            if spec.layers and has_experts != (spec.layers == "experts"):
                 continue
             shape = tuple(sizes[name] for name in spec.shape)
             yield f"model.layers.{layer}.{spec.hf}.weight", shape
@@ -102,7 +144,9 @@ QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 
 
-def name_from_gguf(name: str, has_qk_norm: bool, names: TensorNames) -> str | None:
+def name_from_gguf(
+    name: str, has_qk_norm: bool, names: TensorNames, has_experts: bool = False
+) -> str | None:
     """The Hugging Face name of a GGUF tensor; None: not part of a decoder."""
     for hf, (gguf, _) in _GLOBAL.items():
         if name == gguf:
@@ -115,6 +159,12 @@ def name_from_gguf(name: str, has_qk_norm: bool, names: TensorNames) -> str | No
         return f"{layer}.self_attn.qkv_proj.{kind}"
     if names.has_fused_gate_up and match[2] == "ffn_up":
         return f"{layer}.mlp.gate_up_proj.{kind}"
+    if has_experts:
+        for spec in _EXPERTS:
+            if spec.gguf == match[2]:
+                return f"{layer}.{spec.hf}.{kind}"
+        if f"{match[2]}.{kind}" == _SCORE_BIAS[1]:
+            return f"{layer}.{_SCORE_BIAS[0]}"
     for spec in _LAYER:
         if spec.gguf == match[2] and (has_qk_norm or spec.only_if != "qk_norm"):
             return f"{layer}.{names.hf.get(spec.hf, spec.hf)}.{kind}"
@@ -165,8 +215,10 @@ def weight_field(name: str) -> tuple[str, int]:
     if name in _GLOBAL:
         return _GLOBAL[name][1], 0
     _, _, layer, rest = name.split(".", 3)
+    if rest == _SCORE_BIAS[0]:
+        return _SCORE_BIAS[2], int(layer)
     hf, kind = rest.rsplit(".", 1)
     return _FIELDS[hf] + ("_w" if kind == "weight" else "_b"), int(layer)
 
 
-_FIELDS = {spec.hf: spec.field for spec in _LAYER}
+_FIELDS = {spec.hf: spec.field for spec in (*_LAYER, *_EXPERTS)}

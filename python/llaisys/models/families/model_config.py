@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llaisys.common.errors import ModelLoadError
+from llaisys.models.families.experts import Experts
 from llaisys.models.families.rope import RopeScaling
 from llaisys.models.families.variant import RopeLayout, Variant
 from llaisys.models.loading.checkpoint import Checkpoint
@@ -37,6 +38,7 @@ class ModelConfig(CheckpointConfig):
     quantization: WeightScheme | None = None  # of the matrices of a quantised directory
     variant: Variant = Variant()
     rope: RopeLayout = RopeLayout()
+    experts: Experts | None = None  # None: every MLP is dense
 
     # The properties from here to has_gate determine which tensors a layer has.
     @property
@@ -64,6 +66,14 @@ class ModelConfig(CheckpointConfig):
         return self.variant.mlp != "gelu"
 
     @property
+    def has_shared_experts(self) -> bool:
+        return self.experts is not None and self.experts.shared_inner > 0
+
+    @property
+    def has_shared_gate(self) -> bool:
+        return self.experts is not None and self.experts.has_shared_gate
+
+    @property
     def rotary_dim(self) -> int:
         return self.rope.rotary_dim or self.head_dim
 
@@ -88,6 +98,9 @@ class ModelConfig(CheckpointConfig):
         per_layer = self.hidden_size * (
             2 * self.head_dim * (self.num_heads + self.num_kv_heads) + 3 * self.intermediate_size
         )
+        if self.experts is not None:
+            self.experts.check(where)
+            per_layer += 3 * self.hidden_size * self.experts.inner * self.experts.count
         total = self.num_layers * per_layer + 2 * self.vocab_size * self.hidden_size
         if total > MAX_PARAMETERS:
             raise ModelLoadError(

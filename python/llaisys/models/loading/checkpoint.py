@@ -97,6 +97,14 @@ class Checkpoint(Closing, ABC):
         """Location of the elements in the file; None when they need `read` (quantised, or permuted
         rows). `ModelLoadError` when the tensor is missing."""
 
+    def records(self, name: str, shard: Shard | None = None) -> list[TensorRecord] | None:
+        """Locations of the rows of a tensor, or of a shard of rows, in order; None when they need
+        `read` or `read_shard`."""
+        record = self.record(name)
+        if record is None or (shard is not None and shard.dim != 0):
+            return None
+        return [record if shard is None else record.rows(shard)]
+
     @abstractmethod
     def read(self, name: str, dtype: str) -> Array:
         """A new contiguous array of the tensor as 'f32', 'f16' or 'bf16' (uint16 bits)."""
@@ -106,7 +114,7 @@ class Checkpoint(Closing, ABC):
         record = self.record(name)
         if record is not None:
             return convert(record.read_shard(shard), record.dtype, dtype)
-        return np.ascontiguousarray(self.read(name, dtype)[shard.index()])
+        return np.ascontiguousarray(shard.cut(self.read(name, dtype)))
 
     def block_type(self, name: str) -> str | None:
         """`TensorBlocks.type_name` of a tensor; None: not quantised. Reads no data."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.loading.checkpoint import Checkpoint, TensorBlocks, TensorRecord
-from llaisys.models.loading.convert import Array, convert
+from llaisys.models.loading.convert import Array, convert, storage_dtype
 from llaisys.models.loading.shard import Shard
 from llaisys.models.loading.tensor_source import TensorSource
 
@@ -26,6 +26,10 @@ def mapped(checkpoint: Checkpoint, is_gguf: bool) -> Checkpoint:
         name: checkpoint.family.source(name, config, is_gguf)
         for name, _ in checkpoint.family.tensors(config)
     }
+    present = set(checkpoint.names())
+    for name, source in sources.items():
+        if source.otherwise is not None and source.name not in present:
+            sources[name] = source.otherwise
     actual = _text_names(checkpoint.names())
     if actual:
         sources = {
@@ -47,6 +51,26 @@ def _text_names(names: tuple[str, ...]) -> dict[str, str]:
         if name.startswith(_TEXT_HEAD):
             found["lm_head." + name.removeprefix(_TEXT_HEAD)] = name
     return found
+
+
+def _names_of(source: TensorSource) -> tuple[str, ...]:
+    return source.parts or (source.name,)
+
+
+def _rows_of(source: TensorSource, values: Array) -> Array:
+    """The rows that a stacked source takes from one tensor, given all of its rows."""
+    flat = values.reshape(-1, values.shape[-1])
+    if source.rows is None:
+        return flat
+    return Shard(0, *source.rows, parts=source.planes).cut(flat)
+
+
+def _planes_of(record: TensorRecord, source: TensorSource) -> list[TensorRecord]:
+    """The records of the planes of a tensor, each with the rows of the source."""
+    rows, columns = record.shape[-2:]
+    flat = replace(record, shape=(source.planes * rows, columns))
+    start, stop = source.rows or (0, rows)
+    return [flat.rows(Shard(0, p * rows + start, p * rows + stop)) for p in range(source.planes)]
 
 
 class MappedCheckpoint(Checkpoint):
@@ -73,7 +97,11 @@ class MappedCheckpoint(Checkpoint):
 
     def shape(self, name: str) -> tuple[int, ...]:
         source = self._find(name)
+        if source.is_stacked:
+            return self._stacked_shape(source)
         shape = self.inner.shape(source.name)
+        if source.is_row:
+            return (1, shape[-1])
         if source.shard is None:
             return shape
         if source.shard.stop > shape[0]:
@@ -85,13 +113,42 @@ class MappedCheckpoint(Checkpoint):
 
     def record(self, name: str) -> TensorRecord | None:
         source = self._find(name)
-        record = self.inner.record(source.name)
-        if record is None or source.head_order is not None or source.add:
+        records = [self.inner.record(part) for part in _names_of(source)]
+        record = records[0]
+        if record is None or source.head_order is not None or source.add or source.is_stacked:
             return None
+        if source.is_row:
+            return replace(record, shape=(1, record.shape[-1]))
         return record if source.shard is None else record.rows(source.shard)
+
+    def records(self, name: str, shard: Shard | None = None) -> list[TensorRecord] | None:
+        source = self._find(name)
+        if not source.is_stacked:
+            return super().records(name, shard)
+        if shard is not None and shard.dim != 0:
+            return None
+        found = []
+        for part in _names_of(source):
+            record = self.inner.record(part)
+            if record is None:
+                return None
+            found += _planes_of(record, source)
+        if shard is None:
+            return found
+        return [record.rows(Shard(0, shard.start, shard.stop)) for record in found]
 
     def read(self, name: str, dtype: str) -> Array:
         source = self._find(name)
+        if source.is_stacked:
+            values = np.empty(self._stacked_shape(source), storage_dtype(dtype))
+            at = 0
+            for part in _names_of(source):
+                rows = _rows_of(source, self.inner.read(part, dtype))
+                values[at : at + len(rows)] = rows
+                at += len(rows)
+            return values
+        if source.is_row:
+            return self.inner.read(source.name, dtype).reshape(1, -1)
         inner_dtype = "f32" if source.add else dtype
         if source.shard is None:
             values = self.inner.read(source.name, inner_dtype)
@@ -107,6 +164,8 @@ class MappedCheckpoint(Checkpoint):
         source = self._find(name)
         if source.add:
             return None
+        if source.is_stacked or source.is_row:
+            return self._stacked_blocks(name, source, shard)
         if source.head_order is None and (source.shard is None or shard is None):
             return self.inner.read_blocks(source.name, source.shard or shard)
         blocks = self.inner.read_blocks(source.name, source.shard)
@@ -116,6 +175,50 @@ class MappedCheckpoint(Checkpoint):
         if shard is not None:
             rows = np.ascontiguousarray(rows[shard.start : shard.stop])
         return replace(blocks, rows=rows, shape=(len(rows), *blocks.shape[1:]))
+
+    def _stacked_shape(self, source: TensorSource) -> tuple[int, ...]:
+        names = _names_of(source)
+        shape = self.inner.shape(source.name)
+        expected = 3 if source.planes > 1 else 2
+        if len(shape) != expected or (source.planes > 1 and shape[0] != source.planes):
+            raise ModelLoadError(
+                f"{self.where}: tensor {source.name!r} has shape {list(shape)}, the config "
+                f"requires {source.planes} experts in {expected} dimensions"
+            )
+        for part in names:
+            if self.inner.shape(part) != shape:
+                raise ModelLoadError(
+                    f"{self.where}: tensor {part!r} has shape {list(self.inner.shape(part))}, "
+                    f"{source.name!r} has {list(shape)}"
+                )
+        rows, columns = shape[-2:]
+        if source.rows is not None:
+            if source.rows[1] > rows:
+                raise ModelLoadError(
+                    f"{self.where}: tensor {source.name!r} has shape {list(shape)}, the config "
+                    f"requires at least {source.rows[1]} rows"
+                )
+            rows = source.rows[1] - source.rows[0]
+        return (rows * source.planes * len(names), columns)
+
+    def _stacked_blocks(
+        self, name: str, source: TensorSource, shard: Shard | None
+    ) -> TensorBlocks | None:
+        found = [self.inner.read_blocks(part) for part in _names_of(source)]
+        first = found[0]
+        if first is None or any(b is None or b.type_name != first.type_name for b in found):
+            return None
+        rows = np.concatenate([_rows_of(source, b.rows) for b in found if b is not None])
+        shape = self.shape(name)
+        if shard is not None and shard.dim == 0:
+            rows, shape = shard.cut(rows), shard.shape_in(shape)
+        elif shard is not None:
+            if shard.start % first.block_elements or shard.stop % first.block_elements:
+                return None
+            begin, end = (i // first.block_elements for i in (shard.start, shard.stop))
+            rows = rows[:, begin * first.block_bytes : end * first.block_bytes]
+            shape = shard.shape_in(shape)
+        return replace(first, rows=np.ascontiguousarray(rows), shape=shape)
 
     def read_integers(self, name: str) -> Array:
         return self.inner.read_integers(self._find(name).name)

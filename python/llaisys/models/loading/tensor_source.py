@@ -16,6 +16,16 @@ class TensorSource:
     # Row i of a head is row head_order[i] of the file, for every head.
     head_order: tuple[int, ...] | None = None
     add: float = 0.0  # to every element
+    # Stacked weights of experts, as one matrix. parts: tensors whose rows are stacked; name is the
+    # first of them. planes: the tensor is [planes, rows, columns], and `rows` are those of each.
+    parts: tuple[str, ...] = ()
+    planes: int = 1
+    is_row: bool = False  # a vector [n] or a matrix [1, n], as a matrix
+    otherwise: TensorSource | None = None  # if the checkpoint has no tensor `name`
+
+    @property
+    def is_stacked(self) -> bool:
+        return bool(self.parts) or self.planes > 1
 
     @property
     def shard(self) -> Shard | None:

@@ -1,0 +1,108 @@
+"""Mixture of experts: hyper-parameters and tensor names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llaisys.common.errors import ModelLoadError
+from llaisys.models.families.variant import Keys, Sizes
+from llaisys.models.loading.limits import MAX_INTERMEDIATE
+from llaisys.models.loading.tensor_source import TensorSource
+
+MAX_EXPERTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The mixture of experts of some or all layers."""
+
+    count: int  # routed experts of a layer
+    used: int  # routed experts of a token
+    inner: int  # intermediate size of a routed expert
+    layers: tuple[int, ...]  # layers with experts; the others have a dense MLP
+    shared_inner: int = 0  # intermediate size of the shared experts together; 0: none
+    is_sigmoid: bool = False  # scores of the router: sigmoid; otherwise softmax
+    is_renormalised: bool = True  # the weights of a token are divided by their sum
+    groups: int = 1
+    top_groups: int = 1
+    has_score_bias: bool = False  # added to the scores for the selection
+    has_bias: bool = False  # of the router and the routed experts
+    has_shared_gate: bool = False  # the shared experts are multiplied by a sigmoid
+    scale: float = 1.0
+    limit: float = 0.0  # clamped SwiGLU
+    alpha: float = 0.0
+
+    def check(self, where: str) -> None:
+        if not 1 <= self.used <= self.count:
+            raise ModelLoadError(
+                f"{where}: {self.used} experts of a token are not within 1..{self.count}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """Names of a family's files within a layer."""
+
+    block: str = "mlp"
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shared: str = "shared_expert"
+    router: str = "gate"
+    # All experts in one tensor: [experts, 2 * inner, hidden] with the rows of gate before those of
+    # up, and [experts, hidden, inner].
+    gate_up: str = "mlp.experts.gate_up_proj"
+    all_down: str = "mlp.experts.down_proj"
+
+
+ReadExperts = Callable[[Keys, Sizes], Experts | None]
+
+
+def no_experts(keys: Keys, sizes: Sizes) -> Experts | None:
+    return None
+
+
+def mixtral_experts(keys: Keys, sizes: Sizes) -> Experts | None:
+    """Every layer has experts of `intermediate_size`. GGUF files of Mixtral are those of Llama."""
+    count = keys.integer("num_local_experts", "expert_count", MAX_EXPERTS, 0)
+    if count == 0:
+        return None
+    return Experts(
+        count=count,
+        used=keys.integer("num_experts_per_tok", "expert_used_count", MAX_EXPERTS, 2),
+        inner=keys.integer("intermediate_size", "feed_forward_length", MAX_INTERMEDIATE, 0),
+        layers=tuple(range(sizes.layers)),
+    )
+
+
+def expert_source(
+    name: str, experts: Experts, names: ExpertNames, is_gguf: bool
+) -> TensorSource | None:
+    """Where a tensor of a mixture of experts is; None for other tensors."""
+    if ".mlp." not in name:
+        return None
+    prefix, rest = name.split(".mlp.", 1)
+    block = f"{prefix}.{names.block}"
+    if rest == "gate.weight":
+        return TensorSource(name if is_gguf else f"{block}.{names.router}.weight")
+    if rest == "gate_score.bias":
+        return TensorSource(name if is_gguf else f"{block}.gate.e_score_correction_bias")
+    if rest == "shared_expert_gate.weight":
+        return TensorSource(name if is_gguf else f"{block}.{rest}", is_row=True)
+    if rest.startswith("shared_expert."):
+        own = rest.removeprefix("shared_expert.")
+        return TensorSource(name if is_gguf else f"{block}.{names.shared}.{own}")
+    if not rest.startswith("experts."):
+        return None
+    count, inner = experts.count, experts.inner
+    if is_gguf:
+        return TensorSource(name, planes=count)
+    kind = rest.removeprefix("experts.").removesuffix(".weight")
+    own = {"gate_proj": names.gate, "up_proj": names.up, "down_proj": names.down}[kind]
+    parts = tuple(f"{block}.experts.{e}.{own}.weight" for e in range(count))
+    # Newer versions of transformers store all experts in one tensor.
+    rows = {"gate_proj": (0, inner), "up_proj": (inner, 2 * inner), "down_proj": None}[kind]
+    fused = names.all_down if kind == "down_proj" else names.gate_up
+    together = TensorSource(f"{prefix}.{fused}", rows, planes=count)
+    return TensorSource(parts[0], parts=parts, otherwise=together)

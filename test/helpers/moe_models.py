@@ -1,0 +1,167 @@
+"""Tiny random transformers models with experts, and their GGUF files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from model_files import permute_rows
+
+VOCAB = 173
+_SIZES: dict[str, Any] = {
+    "hidden_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 40,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 256,
+    "attn_implementation": "eager",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+# name -> (prefix of the classes, changes to the config)
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {"head_dim": 16, "moe_intermediate_size": 36, "num_experts": 9, "num_experts_per_tok": 3,
+         "norm_topk_prob": True},
+    ),
+    "qwen3_moe-dense": (  # dense layers between, weights that are not renormalised
+        "Qwen3Moe",
+        {"head_dim": 16, "moe_intermediate_size": 36, "num_experts": 5, "num_experts_per_tok": 2,
+         "norm_topk_prob": False, "num_hidden_layers": 5, "decoder_sparse_step": 2,
+         "mlp_only_layers": [1], "intermediate_size": 72},
+    ),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        {"moe_intermediate_size": 36, "shared_expert_intermediate_size": 44, "num_experts": 6,
+         "num_experts_per_tok": 2, "num_key_value_heads": 4},
+    ),
+    "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
+    "mixtral-window": ("Mixtral", {"num_local_experts": 4, "sliding_window": 9}),
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
+    "granitemoe": (
+        "GraniteMoe",
+        {"num_local_experts": 6, "num_experts_per_tok": 2, "embedding_multiplier": 3.0,
+         "residual_multiplier": 0.3, "attention_multiplier": 0.2, "logits_scaling": 0.7},
+    ),
+}  # fmt: skip
+
+
+def make_moe_model(name: str, seed: int = 0, **changes: Any) -> Any:
+    """A model in f32 with weights large enough for clearly different logits."""
+    prefix, own = MODELS[name]
+    config = getattr(transformers, f"{prefix}Config")(**{**_SIZES, **own, **changes})
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{prefix}ForCausalLM")(config)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for label, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if "norm" in label and label.endswith("weight"):
+                parameter.copy_(0.2 * noise + 1)
+            else:
+                scale = 0.2 if label.endswith("bias") else parameter.shape[-1] ** -0.5
+                parameter.copy_(noise * scale)
+    return model.eval()
+
+
+_GGUF_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+}
+_PLAIN = ("ffn_gate_inp", "ffn_gate_inp_shexp")  # stored as f32
+
+
+def write_moe_gguf(model: Any, path: Path, arch: str, kind: str = "Q8_0") -> None:
+    """Write the model with matrices of this kind, and replace them in `model` by their dequantised
+    values."""
+    config = model.config
+    qtype = gguf.GGMLQuantizationType[kind]
+    writer = gguf.GGUFWriter(path, arch)
+    given = config.to_dict()
+    head_dim = given.get("head_dim") or config.hidden_size // config.num_attention_heads
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_freq_base(given["rope_parameters"]["rope_theta"])
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    experts = given.get("num_local_experts") or given["num_experts"]
+    writer.add_expert_count(experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    if "moe_intermediate_size" in given:
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if "shared_expert_intermediate_size" in given:
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+
+    def add(target: str, values: Any, parameter: Any) -> None:
+        """Quantise and replace, row by row."""
+        blocks = gguf.quantize(values.reshape(-1, values.shape[-1]), qtype)
+        writer.add_tensor(target, blocks.reshape(*values.shape[:-1], -1), raw_dtype=qtype)
+
+    with torch.no_grad():
+        for name, parameter in model.state_dict().items():
+            values = parameter.numpy().copy()
+            if values.ndim > 1 and not name.endswith((".mlp.gate.weight", "expert_gate.weight")):
+                plain = gguf.quantize(values.reshape(-1, values.shape[-1]), qtype)
+                rounded = np.array(gguf.dequantize(plain, qtype)).reshape(values.shape)
+                parameter.copy_(torch.from_numpy(rounded))
+            plain_names = {"model.embed_tokens.weight": "token_embd.weight",
+                           "model.norm.weight": "output_norm.weight",
+                           "lm_head.weight": "output.weight"}  # fmt: skip
+            if name in plain_names:
+                target = plain_names[name]
+                if values.ndim == 1:
+                    writer.add_tensor(target, values)
+                else:
+                    add(target, values, parameter)
+                continue
+            _, _, layer, rest = name.split(".", 3)
+            if rest == "mlp.experts.gate_up_proj":
+                inner = values.shape[1] // 2
+                add(f"blk.{layer}.ffn_gate_exps.weight", values[:, :inner], parameter)
+                add(f"blk.{layer}.ffn_up_exps.weight", values[:, inner:], parameter)
+                continue
+            if rest == "mlp.experts.down_proj":
+                add(f"blk.{layer}.ffn_down_exps.weight", values, parameter)
+                continue
+            module, suffix = rest.rsplit(".", 1)
+            target = _GGUF_NAMES[module]
+            if arch == "llama" and target in ("attn_q", "attn_k"):
+                heads = config.num_attention_heads
+                values = permute_rows(
+                    values, heads if target == "attn_q" else config.num_key_value_heads
+                )
+            if target == "ffn_gate_inp_shexp":
+                values = values.reshape(-1)  # a vector, as llama.cpp's converter writes it
+            if values.ndim == 1 or target in _PLAIN:
+                writer.add_tensor(f"blk.{layer}.{target}.{suffix}", values)
+            else:
+                add(f"blk.{layer}.{target}.{suffix}", values, parameter)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

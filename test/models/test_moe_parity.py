@@ -1,0 +1,146 @@
+"""Families with experts against transformers: logits, greedy tokens, batches, chunks, the prefix cache,
+tensor parallelism, GGUF files and weights quantised at load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from moe_models import MODELS, VOCAB, make_moe_model, write_moe_gguf
+from reference_models import BLOCK, Piece, opened, random_tokens, reference_logits, run_block, save
+
+from llaisys import LLM, SamplingParams
+
+pytestmark = pytest.mark.parity
+
+# As close as f32 sums in another order: relative to the largest logit.
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Path]:
+    """A transformers model and its directory."""
+    model = make_moe_model(request.param)
+    return model, save(model, tmp_path_factory.mktemp(request.param))
+
+
+def check(got: Any, expected: Any) -> None:
+    largest = float(np.abs(expected).max())
+    np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE * largest)
+
+
+def test_logits_of_prompts_chunks_and_batches(pair: tuple[Any, Path]) -> None:
+    model, directory = pair
+    first, second = random_tokens(41, VOCAB, 1), random_tokens(23, VOCAB, 2)
+    expected = reference_logits(model, first), reference_logits(model, second)
+    blocks = {0: [0, 1, 2], 1: [5, 3]}
+    with opened(directory, kv_cache_capacity_tokens=8 * BLOCK, max_model_len=60) as adapter:
+        check(run_block(adapter, [Piece(0, first)], blocks), expected[0])
+    with opened(directory, kv_cache_capacity_tokens=8 * BLOCK, max_model_len=60) as adapter:
+        # Chunks of two sequences in one step, then single tokens.
+        step = run_block(adapter, [Piece(0, first[:19]), Piece(1, second[:7])], blocks)
+        check(step, np.concatenate([expected[0][:19], expected[1][:7]]))
+        step = run_block(adapter, [Piece(1, second[7:22], 7), Piece(0, first[19:20], 19)], blocks)
+        check(step, np.concatenate([expected[1][7:22], expected[0][19:20]]))
+        step = run_block(adapter, [Piece(0, first[20:21], 20), Piece(1, second[22:], 22)], blocks)
+        check(step, np.concatenate([expected[0][20:21], expected[1][22:]]))
+
+
+def greedy(model: Any, prompt: list[int], n: int) -> list[int]:
+    with torch.no_grad():
+        made = model.generate(
+            torch.tensor([prompt]), max_new_tokens=n, min_new_tokens=n, do_sample=False
+        )
+    tokens: list[int] = made[0, len(prompt) :].tolist()
+    return tokens
+
+
+def test_greedy_tokens_alone_batched_and_with_prefix_cache(pair: tuple[Any, Path]) -> None:
+    model, directory = pair
+    n = 24
+    model.generation_config.eos_token_id = None
+    prompts = [random_tokens(length, VOCAB, length) for length in (5, 33, 18)]
+    prompts.append([*prompts[1][:32], 7])  # shares two blocks with another prompt
+    expected = [greedy(model, prompt, n) for prompt in prompts]
+    params = SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False)
+    with LLM(str(directory), max_model_len=64, max_num_batched_tokens=16, max_num_seqs=16) as llm:
+        for _ in range(2):  # the second time from the prefix cache
+            together = llm.generate(prompts, params)
+            assert [out.token_ids for out in together] == expected
+        alone = [llm.generate([prompt], params)[0] for prompt in prompts]
+        assert [out.token_ids for out in alone] == expected
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "mixtral"])
+def test_tensor_parallel_ranks_give_the_same_tokens(name: str, tmp_path: Path) -> None:
+    model = make_moe_model(name)
+    directory = save(model, tmp_path)
+    model.generation_config.eos_token_id = None
+    prompts = [random_tokens(length, VOCAB, length) for length in (5, 21)]
+    expected = [greedy(model, prompt, 16) for prompt in prompts]
+    params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False)
+    with LLM(str(directory), max_model_len=64, tensor_parallel_size=2) as llm:
+        assert [out.token_ids for out in llm.generate(prompts, params)] == expected
+
+
+# Rows of whole Q8_0 blocks.
+GGUF_SIZES = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 160}
+GGUF_CHANGES = {
+    "qwen3_moe": {"moe_intermediate_size": 32},
+    "qwen2_moe": {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+}
+ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "mixtral": "llama",
+                 "olmoe": "olmoe"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_q8_0_gguf_file_equals_transformers(name: str, tmp_path: Path) -> None:
+    model = make_moe_model(name, **{**GGUF_SIZES, **GGUF_CHANGES.get(name, {})})
+    path = tmp_path / "model.gguf"
+    write_moe_gguf(model, path, ARCHITECTURES[name])
+    tokens = random_tokens(37, 160)
+    expected = reference_logits(model, tokens)
+    blocks = {0: [0, 1, 2]}
+    with opened(path, kv_cache_capacity_tokens=4 * BLOCK, max_model_len=60, dtype="f32") as adapter:
+        check(run_block(adapter, [Piece(0, tokens)], blocks), expected)
+    with opened(path, kv_cache_capacity_tokens=4 * BLOCK, max_model_len=60) as adapter:
+        # Blocks as stored: products round activations to 8 bits, which may change an expert.
+        got = run_block(adapter, [Piece(0, tokens)], blocks)
+        difference = np.linalg.norm(got - expected) / np.linalg.norm(expected)
+        assert difference < 0.3
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_weights_quantised_at_load(quantization: str, tmp_path: Path) -> None:
+    model = make_moe_model("qwen3_moe", hidden_size=64, moe_intermediate_size=32)
+    directory = save(model, tmp_path)
+    tokens = random_tokens(37, VOCAB)
+    expected = reference_logits(model, tokens)
+    with opened(
+        directory, kv_cache_capacity_tokens=4 * BLOCK, max_model_len=60, quantization=quantization
+    ) as adapter:
+        got = run_block(adapter, [Piece(0, tokens)], {0: [0, 1, 2]})
+    difference = np.linalg.norm(got - expected) / np.linalg.norm(expected)
+    assert difference < (0.3 if quantization == "int8" else 0.8)
+
+
+def test_experts_in_one_tensor_load_like_separate_ones(tmp_path: Path) -> None:
+    """The layout of `model.state_dict()`, which newer versions of transformers may write."""
+    from safetensors.torch import save_file
+
+    model = make_moe_model("qwen3_moe-dense")
+    directory = save(model, tmp_path)
+    save_file(
+        {name: value.contiguous() for name, value in model.state_dict().items()},
+        str(directory / "model.safetensors"),
+    )
+    tokens = random_tokens(37, VOCAB)
+    with opened(directory, kv_cache_capacity_tokens=4 * BLOCK, max_model_len=60) as adapter:
+        check(
+            run_block(adapter, [Piece(0, tokens)], {0: [0, 1, 2]}), reference_logits(model, tokens)
+        )
