@@ -1,5 +1,5 @@
-"""Families with experts against transformers: logits, greedy tokens, batches, chunks, the prefix cache,
-tensor parallelism, GGUF files and weights quantised at load."""
+"""Families with experts against transformers: logits, greedy tokens, batches, chunks, the prefix
+cache, tensor parallelism, GGUF files and weights quantised at load."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.common.validation import check_choice, invalid_value
-from llaisys.models.families import expected_tensors, parse_config
+from llaisys.models.families import file_tensors, parse_config
 from llaisys.models.loading.convert import convert
 
 _QWEN2: dict[str, Any] = {
@@ -83,6 +83,24 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 151936,
         "tie_word_embeddings": False,
     },
+    "qwen3-30b-a3b": {
+        **_QWEN2,
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "max_position_embeddings": 40960,
+        "hidden_size": 2048,
+        "head_dim": 128,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "vocab_size": 151936,
+        "tie_word_embeddings": False,
+    },
     "llama-3.1-8b": {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -122,8 +140,8 @@ _ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 _CHUNK = 1 << 20  # elements
 
 
-def write_shape_model(shape: str, dtype: str, directory: Path) -> Path:
-    """Write the model unless the directory already has it."""
+def write_shape_model(shape: str, dtype: str, directory: Path, layers: int | None = None) -> Path:
+    """Write the model unless the directory already has it. `layers`: instead of the shape's."""
     config = SHAPES.get(shape)
     if config is None:
         raise invalid_value("shape", shape, f"one of {', '.join(SHAPES)}")
@@ -132,7 +150,9 @@ def write_shape_model(shape: str, dtype: str, directory: Path) -> Path:
         return directory
     directory.mkdir(parents=True, exist_ok=True)
     full = {**config, "torch_dtype": _TORCH_DTYPES[dtype]}
-    tensors = list(expected_tensors(parse_config(full)))
+    if layers is not None:
+        full["num_hidden_layers"] = layers
+    tensors = list(file_tensors(parse_config(full)))
     _write_atomically(
         directory / "model.safetensors", lambda file: _write_tensors(file, tensors, dtype)
     )

@@ -58,6 +58,18 @@ def parse_config(
     return json_config.parse_config(config, generation, where, FAMILIES)[1]
 
 
+def file_tensors(config: CheckpointConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """(name, shape) of every tensor of a Hugging Face directory, with the experts apart. Not for
+    families with other fused tensors."""
+    family = FAMILIES[config.model_type]
+    for name, shape in family.tensors(config):
+        source = family.source(name, config, False)
+        for part in source.parts:
+            yield part, (shape[0] // len(source.parts), *shape[1:])
+        if not source.parts:
+            yield source.name, shape
+
+
 def expected_tensors(config: CheckpointConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     """(Hugging Face name, shape) of every tensor that the model needs, in forward order."""
     return FAMILIES[config.model_type].tensors(config)
