@@ -3,11 +3,11 @@
 
     scripts/bench_moe.py [--shape qwen3-30b-a3b] [--layers 2 8] [--sequences 1 8 32 256]
 
-Random bf16 weights. Models with two numbers of layers are timed; the time of the whole shape is that
-of the smaller one plus the difference per layer for the layers that are missing. A decode step is
-the difference of two runs that generate a different number of tokens, over that number. Tokens are
-sampled at temperature 1, so that sequences select different experts. Prints one JSON line per model
-and a table.
+Random bf16 weights. Models with two numbers of layers are timed; the time of the whole shape is
+that of the smaller one plus the difference per layer for the layers that are missing. A decode step
+is the difference of two runs that generate a different number of tokens, over that number. Tokens
+are sampled at temperature 1, so that sequences select different experts. Prints one JSON line per
+model and a table.
 """
 
 from __future__ import annotations
