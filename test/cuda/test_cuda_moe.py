@@ -109,6 +109,7 @@ SHAPES = [
     (64, 4, 6, 200, 72),
     (150, 2, 3, 264, 136),
     (300, 4, 8, 64, 328),
+    (500, 4, 6, 520, 328),
 ]
 if IS_SMALL:
     SHAPES = [(1, 8, 16, 256, 96), (5, 2, 40, 64, 200), (64, 4, 6, 200, 72), (150, 2, 3, 72, 136)]
@@ -143,11 +144,11 @@ def test_mlp_of_any_dtype_and_size(streams: dict[str, Stream]) -> None:
 
 def test_a_row_does_not_depend_on_the_rows_beside_it(streams: dict[str, Stream]) -> None:
     """The grouped GEMM adds in the same order for every tile of pairs."""
-    shape = (300, 4, 8, 128, 136)
+    shape = (90, 4, 8, 128, 136)
     with Side("cuda", streams["cuda"]) as side:
         together = run(side, "bf16", *shape)
         again = run(side, "bf16", *shape)
         np.testing.assert_array_equal(together, again)
-        for rows in (slice(0, 5), slice(7, 60), slice(100, 240)):
+        for rows in (slice(0, 5), slice(7, 60), slice(20, 85)):
             alone = run(side, "bf16", *shape, rows=rows)
             np.testing.assert_array_equal(alone, together[rows])

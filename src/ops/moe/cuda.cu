@@ -4,7 +4,8 @@
 //   moe_mlp        16-bit values of one dtype, hs and di multiples of 8
 //     1 to 4 tokens    cuda_gemv.cuh
 //     more             sort_kernel, cuda_gemm.cuh, sum_kernel
-//     batch-invariant  always the kernels for more tokens
+//     48 per expert    sort_kernel, cuda_gemm_sm90.cuh, sum_kernel
+//     batch-invariant  always sort_kernel, cuda_gemm.cuh, sum_kernel
 //   everything else    reference kernels below; for tests
 //
 // No result is read by the host: all launches are fit for graph capture.
@@ -12,6 +13,7 @@
 
 #include "ops/cuda/dispatch_dtype.cuh"
 #include "ops/moe/cuda_gemm.cuh"
+#include "ops/moe/cuda_gemm_sm90.cuh"
 #include "ops/moe/cuda_gemv.cuh"
 
 #include <algorithm>
@@ -342,7 +344,9 @@ template <typename T> void run(device::CudaStream &stream, cuda::MoeArgs<T> args
     cuda::launch(stream, sort_kernel, unsigned(args.n_experts), unsigned(threads), 0, true, sorted,
                  args.experts, pairs, args.n_experts);
     const int mean = pairs / args.n_experts;
-    if (mean < 2) {
+    if (mean >= 48 && !stream.is_exact && cuda::has_moe_gemm_sm90(stream)) {
+        cuda::moe_gemm_sm90<T>(stream, args);
+    } else if (mean < 2) {
         cuda::moe_gemm<T, 8>(stream, args);
     } else if (mean < 6) {
         cuda::moe_gemm<T, 16>(stream, args);
