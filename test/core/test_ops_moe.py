@@ -46,7 +46,7 @@ def route_reference(
     choice = scores + (0 if bias is None else bias.astype(np.float64))
     n, experts = logits.shape
     if top_groups < groups:
-        grouped = choice.reshape(n, groups, -1)
+        grouped = choice.reshape(n, groups, experts // groups)
         ranked = np.sort(grouped, 2)[:, :, ::-1]
         best = ranked[:, :, :1] if bias is None else ranked[:, :, :2]
         order = np.argsort(-best.sum(2), 1, kind="stable")[:, :top_groups]

@@ -15,6 +15,7 @@ from llaisys.common.model_registry import MODEL_REGISTRY
 from llaisys.libllaisys.decoder import LlaisysDecoderWeights
 from llaisys.models.families import FAMILIES, open_checkpoint, parse_config
 from llaisys.models.families.decoder_tensors import weight_field
+from llaisys.models.families.experts import no_experts
 from llaisys.models.loading.coverage import check_coverage
 
 SLOTS = {name for name, _ in LlaisysDecoderWeights._fields_}
@@ -26,6 +27,8 @@ ACTIVATIONS = {"gemma": "gelu_pytorch_tanh", "starcoder2": "gelu_pytorch_tanh"}
 def config_of(name: str) -> Any:
     act = next((act for start, act in ACTIVATIONS.items() if name.startswith(start)), "silu")
     config = model_files.tiny_config(name, hidden_act=act, head_dim=16, tie_word_embeddings=True)
+    if FAMILIES[name].experts is not no_experts:
+        config |= {"num_local_experts": 4, "num_experts_per_tok": 2}
     return parse_config(config)
 
 
@@ -41,7 +44,7 @@ def test_every_tensor_has_a_weight_field_and_a_gguf_name(name: str) -> None:
         assert (slot, layer) not in used and shape and all(size > 0 for size in shape)
         used.add((slot, layer))
         sources.add(family.source(tensor, config, is_gguf=True).name)
-    if name not in ("mistral", "mimo", "glm"):  # without files under their own name
+    if name not in ("mistral", "mimo", "glm", "mixtral"):  # without files under their own name
         code = {name: code for code, name in gguf.MODEL_ARCH_NAMES.items()}[family.architecture()]
         names = gguf.get_tensor_name_map(code, config.num_layers)
         for source in sources:
@@ -58,27 +61,31 @@ def test_family_is_registered_everywhere(name: str) -> None:
 def test_unknown_gguf_tensors_have_no_name() -> None:
     for family in FAMILIES.values():
         for name in (
-            "blk.0.ffn_gate_exps.weight",
+            "blk.0.ffn_gate_chexps.weight",
             "blk.0.attn_sinks.weight",
             "blk.x.attn_q.weight",
         ):
             assert family.name_from_gguf(name) is None
-    for name in ("blk.0.attn_q_norm.weight", "blk.0.attn_qkv.weight"):
+    for name in (
+        "blk.0.attn_q_norm.weight",
+        "blk.0.attn_qkv.weight",
+        "blk.0.ffn_gate_exps.weight",
+    ):
         assert FAMILIES["qwen2"].name_from_gguf(name) is None
 
 
-def test_gguf_files_of_llama_and_two_more_are_permuted() -> None:
+def test_gguf_files_of_llama_and_three_more_are_permuted() -> None:
     config = parse_config(model_files.tiny_config("llama"))
     name = "model.layers.0.self_attn.{}_proj.weight"
     found = {f: FAMILIES[f].permuted_heads(name.format("q"), config) for f in FAMILIES}
-    permuted = [found.pop(name) for name in ("llama", "granite", "smollm3")]
-    assert permuted == [4, 4, 4] and set(found.values()) == {None}
+    permuted = [found.pop(name) for name in ("llama", "granite", "granitemoe", "smollm3")]
+    assert permuted == [4, 4, 4, 4] and set(found.values()) == {None}
     assert FAMILIES["llama"].permuted_heads(name.format("k"), config) == 2
     assert FAMILIES["llama"].permuted_heads(name.format("v"), config) is None
 
 
 @pytest.mark.parametrize(
-    ("name", "nearest"), [("gemma9", "gemma"), ("qwen2_audio", "qwen2"), ("Phi3", "phi3")]
+    ("name", "nearest"), [("gemma9", "gemma"), ("qwen2_audio", "qwen2_moe"), ("Phi3", "phi3")]
 )
 def test_unknown_family_error_names_the_known_the_nearest_and_the_guide(
     name: str, nearest: str
