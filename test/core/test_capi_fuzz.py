@@ -210,6 +210,12 @@ def test_create_params() -> None:
             if name == "rope_divisors":  # half of the largest valid dh
                 meta.rope_divisors = fuzz.array(np.float32, 64, (1.0, 0.25, 4.0, 0.0, np.nan))
                 continue
+            if name == "layer_inv_freqs":
+                meta.layer_inv_freqs = fuzz.array(np.float32, 16 * 64, (1.0, 0.0, -1.0, np.nan))
+                continue
+            if name == "moe_layers":
+                meta.moe_layers = fuzz.array(np.int64, 16, (0, 1, -1))
+                continue
             values: Any = FLOATS if kind is ctypes.c_float else (0, 1, 2, 3, 8, 15, 2**31 - 1)
             setattr(meta, name, fuzz.pick(DTYPES if name == "dtype" else values))
         params = create_params(meta, fuzz.pick(("mock", "mock", "qwen2", "llama", "qwen3")))
