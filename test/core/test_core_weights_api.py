@@ -336,7 +336,7 @@ def test_per_layer_slots_are_arrays_of_layers(decoder: Decoder) -> None:
     for field, _ in LlaisysDecoderWeights._fields_:
         if field in GLOBAL:
             assert getattr(slots, field)
-        elif field == "out_norm_b":
+        elif field == "out_norm_b" or field.startswith(("moe_", "shared_")):  # no experts
             assert getattr(slots, field) is None
         else:
             handles = (ctypes.c_void_p * N_LAYERS).from_address(getattr(slots, field))
