@@ -80,6 +80,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere": ("Cohere", {"logit_scale": 0.3}),
     "cohere2": ("Cohere2", {"sliding_window": 9, "logit_scale": 0.3, "head_dim": 12}),
     "starcoder2": ("Starcoder2", {"sliding_window": 11}),
+    "exaone4": ("Exaone4", {"sliding_window": 9}),
+    "ernie4_5": ("Ernie4_5", {"head_dim": 16}),
+    "seed_oss": ("SeedOss", {"head_dim": 16}),
+    "helium": ("Helium", {"head_dim": 16, "hidden_size": 64}),
     "stablelm": ("StableLm", {"use_qkv_bias": True, "hidden_size": 64}),
 }
 

@@ -44,7 +44,7 @@ def test_every_tensor_has_a_weight_field_and_a_gguf_name(name: str) -> None:
         assert (slot, layer) not in used and shape and all(size > 0 for size in shape)
         used.add((slot, layer))
         sources.add(family.source(tensor, config, is_gguf=True).name)
-    if name not in ("mistral", "mimo", "glm", "mixtral"):  # without files under their own name
+    if getattr(family, "has_gguf_files", True):
         code = {name: code for code, name in gguf.MODEL_ARCH_NAMES.items()}[family.architecture()]
         names = gguf.get_tensor_name_map(code, config.num_layers)
         for source in sources:

@@ -35,6 +35,10 @@ MODEL_REGISTRY: dict[str, str] = {
     "mixtral": "llaisys.models.decoder:DecoderAdapter",
     "olmoe": "llaisys.models.decoder:DecoderAdapter",
     "granitemoe": "llaisys.models.decoder:DecoderAdapter",
+    "exaone4": "llaisys.models.decoder:DecoderAdapter",
+    "ernie4_5": "llaisys.models.decoder:DecoderAdapter",
+    "seed_oss": "llaisys.models.decoder:DecoderAdapter",
+    "helium": "llaisys.models.decoder:DecoderAdapter",
     "mock": "llaisys.models.mock:MockAdapter",
 }
 

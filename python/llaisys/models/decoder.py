@@ -12,6 +12,7 @@ from typing import Self
 
 import numpy as np
 
+from llaisys.common.errors import ModelLoadError
 from llaisys.common.progress import report
 from llaisys.common.validation import check_choice, invalid_value
 from llaisys.libllaisys import arrays
@@ -354,6 +355,11 @@ def _set_rope(meta: LlaisysDecoderMeta, config: ModelConfig, length: int) -> Non
         return
     if scaling is not None:  # the attention factor applies to rotated values only
         meta.rope_factor = scaling.attention_factor
+        if layout.window_theta is not None and scaling.attention_factor != 1.0:
+            raise ModelLoadError(
+                f"config: a RoPE attention factor of {scaling.attention_factor} in layers without "
+                "a window only is not supported"
+            )
     rest = [0.0] * ((config.head_dim - rotary_dim) // 2)  # values that are not rotated
 
     def frequencies(theta: float, divisors: list[float]) -> list[float]:

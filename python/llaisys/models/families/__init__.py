@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from llaisys.models.families.cohere import COHERE, COHERE2
+from llaisys.models.families.ernie4_5 import ERNIE4_5
+from llaisys.models.families.exaone4 import EXAONE4
 from llaisys.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from llaisys.models.families.glm4 import GLM, GLM4
 from llaisys.models.families.granite import GRANITE
 from llaisys.models.families.granite_moe import GRANITE_MOE
+from llaisys.models.families.helium import HELIUM
 from llaisys.models.families.llama import LLAMA
 from llaisys.models.families.mimo import MIMO
 from llaisys.models.families.mistral import MISTRAL
@@ -21,6 +24,7 @@ from llaisys.models.families.phi3 import PHI3
 from llaisys.models.families.qwen2 import QWEN2
 from llaisys.models.families.qwen3 import QWEN3
 from llaisys.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
+from llaisys.models.families.seed_oss import SEED_OSS
 from llaisys.models.families.smollm3 import SMOLLM3
 from llaisys.models.families.stablelm import STABLELM
 from llaisys.models.families.starcoder2 import STARCODER2
@@ -35,6 +39,7 @@ FAMILIES: dict[str, Family] = {
         *(QWEN2, LLAMA, QWEN3, MISTRAL, MIMO, PHI3, SMOLLM3, GRANITE, OLMO2, GLM, GLM4),
         *(GEMMA, GEMMA2, GEMMA3, COHERE, COHERE2, STARCODER2, STABLELM),
         *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, OLMOE, GRANITE_MOE),
+        *(EXAONE4, ERNIE4_5, SEED_OSS, HELIUM),
     )
 }
 
