@@ -20,9 +20,19 @@ from llaisys.server.sessions.store import SessionStore
 
 
 class MeteredLoop(asyncio.SelectorEventLoop):
-    """Records the longest CPU time of the loop thread in one iteration, in seconds."""
+    """Records the longest CPU time of the loop thread in one iteration, in seconds, and that of a
+    garbage collection in any thread, which holds the GIL."""
 
-    longest = 0.0
+    longest = longest_collection = 0.0
+    _collected = 0.0
+
+    def record_collection(self, phase: str, info: dict[str, int]) -> None:
+        """Called by the garbage collector."""
+        now = time.thread_time()
+        if phase == "start":
+            self._collected = now
+        else:
+            self.longest_collection = max(self.longest_collection, now - self._collected)
 
     def _run_once(self) -> None:
         start = time.thread_time()
@@ -32,7 +42,7 @@ class MeteredLoop(asyncio.SelectorEventLoop):
     async def measure(self, work: Coroutine[Any, Any, Any]) -> tuple[Any, float]:
         """Return (result of `work`, longest iteration meanwhile)."""
         await asyncio.sleep(0)
-        self.longest = 0.0
+        self.longest = self.longest_collection = 0.0
         result = await work
         await asyncio.sleep(0)  # ends the iteration in which `work` ended
         return result, self.longest
@@ -58,13 +68,23 @@ async def server_client(config: ServerConfig) -> AsyncIterator[httpx.AsyncClient
         shared.sessions.close()
 
 
+def application_of(client: httpx.AsyncClient) -> Any:
+    """The FastAPI application of `server_client`, inside its middleware."""
+    app: Any = client._transport.app  # type: ignore[attr-defined]
+    while not hasattr(app, "openapi"):
+        app = app.app
+    return app
+
+
 def run_metered(test: Callable[[MeteredLoop], Coroutine[Any, Any, None]]) -> None:
     with asyncio.Runner(loop_factory=MeteredLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, MeteredLoop)
         gc.collect()
         gc.freeze()  # as the server does: the objects of pytest must not be scanned
+        gc.callbacks.append(loop.record_collection)
         try:
             runner.run(test(loop))
         finally:
+            gc.callbacks.remove(loop.record_collection)
             gc.unfreeze()

@@ -100,12 +100,7 @@ class ToolResultBlock(BlockSchema):
     type: Literal["tool_result"]
     tool_use_id: Text = NAME
     content: (
-        Text
-        | Annotated[
-            list[Annotated[TextBlock | UnsupportedBlock, Field(discriminator="type")]],
-            Field(fail_fast=True),
-        ]
-        | None
+        Text | list[Annotated[TextBlock | UnsupportedBlock, Field(discriminator="type")]] | None
     ) = None
     is_error: bool | None = None
     cache_control: CacheControl = None
@@ -127,7 +122,7 @@ class InputMessage(Schema):
     path = "messages[]."
 
     role: Literal["user", "assistant", "system"]
-    content: Text | Annotated[list[Block], Field(fail_fast=True)]
+    content: Text | list[Block]
 
 
 class ToolDefinition(Schema):
@@ -191,8 +186,8 @@ class CountTokensRequest(ProtocolRequest):
     }
 
     model: ModelName = None
-    messages: Annotated[list[InputMessage], Field(fail_fast=True, min_length=1)]
-    system: Text | Annotated[list[SystemBlock], Field(fail_fast=True)] | None = None
+    messages: Annotated[list[InputMessage], Field(min_length=1)]
+    system: Text | list[SystemBlock] | None = None
     tools: list[ToolDefinition] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None

@@ -56,7 +56,8 @@ async def respond_with_embeddings(
     check_count(name, len(texts) * size, MAX_VALUES, "embedding values")
     special = body.add_special_tokens is not False
     prompts = await encode_prompts(job.service.engine, texts, special, job.prompt_limit)
-    _check_prompts(name, prompts, job.service.info.vocab_size)
+    tokens, vocab_size = sum(map(len, prompts)), job.service.info.vocab_size
+    await job.service.engine.texts.run(tokens, _check_prompts, name, prompts, vocab_size)
     params = pooling_params(job.service.config.engine.pooling if pooling is None else pooling)
     reservation = ExitStack()
     reservation.enter_context(job.service.embedding_budget.reserve(name, len(texts) * size))

@@ -19,6 +19,7 @@ from llaisys.server.embeddings.schemas import EmbeddingRequest, RerankRequest, S
 from llaisys.server.generation.job import Job
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes
+from llaisys.server.service import service_of
 
 router = APIRouter(tags=["embeddings"], route_class=CheckedRoute)
 
@@ -82,7 +83,7 @@ async def score(request: Request, body: ScoreRequest) -> Response:
 @router.post("/reranking", include_in_schema=False)
 async def rerank(request: Request, body: RerankRequest) -> Response:
     """Sort documents by similarity to the query, highest first."""
-    texts = body.ranked()
+    texts = body.ranked(service_of(request).config.limits.max_inputs)
 
     def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
         query, *others = pooled.embeddings

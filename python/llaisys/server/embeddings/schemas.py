@@ -9,24 +9,19 @@ from pydantic import Field
 from llaisys.common.embedding import EmbeddingFormat
 from llaisys.common.options import Choice, Integer
 from llaisys.common.sampling import POOLINGS
-from llaisys.common.validation import MAX_INT, invalid_count
+from llaisys.common.validation import MAX_INT, check_count, invalid_count
 from llaisys.server.openai.base_schema import Schema, Text, conflicting_field
 from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.schemas import CompletionRequest, RequestId, TokenId, TokenPrompt
 
 FORMATS = ("float", "base64")
 
-Input = (
-    Text
-    | TokenPrompt
-    | Annotated[list[Text], Field(fail_fast=True, min_length=1)]
-    | Annotated[list[TokenPrompt], Field(fail_fast=True)]
-)
+Input = Text | TokenPrompt | Annotated[list[Text], Field(min_length=1)] | list[TokenPrompt]
 
 
 # llama.cpp: a list of strings and token ids is one text.
-Pieces = Annotated[list[TokenId | Text], Field(fail_fast=True, min_length=1)]
-MixedInput = Input | Pieces | Annotated[list[Text | Pieces], Field(fail_fast=True, min_length=1)]
+Pieces = Annotated[list[TokenId | Text], Field(min_length=1)]
+MixedInput = Input | Pieces | Annotated[list[Text | Pieces], Field(min_length=1)]
 
 
 class PoolingRequest(Schema):
@@ -89,28 +84,26 @@ class RerankRequest(PoolingRequest):
     """Jina's request, or with `texts` that of Hugging Face TEI, which returns a plain list."""
 
     query: Text
-    documents: (
-        Annotated[list[Text | RerankDocument], Field(fail_fast=True, min_length=1)] | None
-    ) = None
-    texts: Annotated[list[Text], Field(fail_fast=True, min_length=1)] | None = None
+    documents: Annotated[list[Text | RerankDocument], Field(min_length=1)] | None = None
+    texts: Annotated[list[Text], Field(min_length=1)] | None = None
     return_text: bool | None = None  # beside `texts`
     top_n: Annotated[int | None, Checked("top_n", Integer(0, MAX_INT))] = None  # 0: all (vLLM)
     return_documents: bool | None = None  # Jina; False: omit the texts from the response
 
-    def ranked(self) -> list[str]:
-        """Return the texts of either field. Raises InvalidInputError unless exactly one is set."""
+    def ranked(self, most: int) -> list[str]:
+        """Return the texts of either field. Raises InvalidInputError unless exactly one is set,
+        with `most` texts or fewer."""
         if (self.documents is None) == (self.texts is None):
             given = "left out" if self.documents is None else "given"
             raise conflicting_field("documents", given, "given exactly when texts is not")
-        return [item if isinstance(item, str) else item.text for item in self._listed()]
-
-    def _listed(self) -> list[Any]:
-        return list(self.documents or ()) + list(self.texts or ())
+        listed: list[Any] = self.documents or self.texts or []
+        check_count("texts" if self.documents is None else "documents", len(listed), most, "texts")
+        return [item if isinstance(item, str) else item.text for item in listed]
 
 
 def as_list(name: str, given: Any) -> list[str | list[int | str]]:
     """Return a list of prompts from one prompt or several."""
-    if isinstance(given, str) or any(isinstance(piece, int) for piece in given):
+    if isinstance(given, str) or int in map(type, given):
         return [given]
     if not given:
         raise invalid_count(name, 0, "items", "at least 1")

@@ -17,6 +17,7 @@ from llaisys.common.types import RequestOutput, StreamOutput
 from llaisys.engine.output_processor import DEFAULT_OUTPUT_OPTIONS, OutputOptions
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import is_fault
+from llaisys.server.generation.pause import Pause
 from llaisys.server.http.limits import Admission
 from llaisys.server.keys.budget import KeyBudget
 from llaisys.server.metrics import ModelMetrics
@@ -120,7 +121,9 @@ class Generation:
     ) -> None:
         """Send the prompts to the engine. Without `reuse_prefix` a unique cache salt is used."""
         self.budget.begin(sum(len(prompt) for prompt in prompts if not isinstance(prompt, str)))
+        pause = Pause()
         for prompt in prompts:
+            pause.start()
             name = await self.engine.submit(
                 prompt,
                 params,
@@ -132,6 +135,7 @@ class Generation:
                 reading=reading,
             )
             self._names.append(name)
+            await pause.if_busy()
 
     async def cancel(self) -> bool:
         """Cancel all running requests; streams finish with reason `abort`."""

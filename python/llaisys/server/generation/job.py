@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +18,7 @@ from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError, is_fault
 from llaisys.server.generation.formatter import AnswerFormatter
 from llaisys.server.generation.generation import ClientDisconnected, Generation, unless_disconnected
+from llaisys.server.generation.pause import Pause
 from llaisys.server.generation.prompts import PromptLimit
 from llaisys.server.http.error_handlers import to_api_error
 from llaisys.server.http.event_stream import EventStream
@@ -31,8 +30,6 @@ from llaisys.server.service import Service, service_for
 
 MAX_PROMPT_LOGPROBS = 1 << 18  # of one request, top logprobs included
 MAX_STREAMED_PROMPT_LOGPROBS = 4096  # in a stream, where one event has them all
-# A step of a request with many choices has many deltas. Other tasks run after this much formatting.
-MAX_BUSY_SECONDS = 0.005
 CHARS_PER_NAME = 32  # cost of writing a token's text in logprobs, in characters
 
 
@@ -319,27 +316,6 @@ class Job:
             cached_tokens=usage.cached_tokens,
             finish_reason=reason,
         )
-
-
-class Pause:
-    """Lets other tasks run after MAX_BUSY_SECONDS of work without suspension."""
-
-    def __init__(self) -> None:
-        self._busy = 0.0  # seconds of work since the last pause
-        self._started = 0.0
-
-    def start(self) -> None:
-        """Work starts now; the time before it is not counted."""
-        self._started = time.monotonic()
-
-    async def if_busy(self) -> None:
-        now = time.monotonic()
-        self._busy += now - self._started
-        if self._busy > MAX_BUSY_SECONDS:
-            self._busy = 0.0
-            await asyncio.sleep(0)
-            now = time.monotonic()
-        self._started = now
 
 
 def add_usage(usages: Sequence[Usage]) -> Usage:

@@ -11,7 +11,6 @@ from fastapi.responses import Response
 from llaisys.common.embedding import EmbeddingFormat
 from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.validation import check_count
 from llaisys.server.embeddings.pooling import Pooled, respond_with_embeddings
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.infill import Snippet, encode_infill
@@ -53,8 +52,7 @@ async def completion(request: Request, body: LlamaCompletionRequest) -> Response
     """Complete a prompt: text, token ids, a mixed list, or a list of prompts."""
     job = await Job.of(request, body, "prompt")
     params = await job.sampling(body.to_sampling)
-    prompts = body.prompts()
-    check_count("prompt", len(prompts), job.service.config.limits.max_prompts, "prompts")
+    prompts = body.prompts(job.service.config.limits.max_prompts)
     special = body.add_special_tokens is not False
     encoded = await encode_prompts(job.service.engine, prompts, special, job.prompt_limit)
     encoded = [job.truncate(prompt) for prompt in encoded]

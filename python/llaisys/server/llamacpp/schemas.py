@@ -9,7 +9,7 @@ from pydantic import Field
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.options import Integer
 from llaisys.common.sampling import DEFAULT_SAMPLERS, SamplingParams
-from llaisys.common.validation import invalid_count
+from llaisys.common.validation import check_count, invalid_count
 from llaisys.server.embeddings.schemas import MixedInput, PoolingRequest, as_list
 from llaisys.server.openai.field_kinds import UNLIMITED, Checked
 from llaisys.server.openai.fields import FieldNotes
@@ -34,7 +34,7 @@ MAX_PREDICT_MS = 1 << 31
 MAX_INPUT_EXTRA = 1024
 
 Piece = TokenId | Text
-Prompt = Text | Annotated[list[Piece], Field(fail_fast=True, min_length=1)]
+Prompt = Text | Annotated[list[Piece], Field(min_length=1)]
 
 
 class LlamaFields(Schema):
@@ -53,9 +53,7 @@ class LlamaSampling(LlamaFields, SamplingFields):
     t_max_predict_ms: Annotated[
         int | None, Checked("t_max_predict_ms", Integer(-1, MAX_PREDICT_MS))
     ] = None
-    response_fields: (
-        Annotated[list[Text], Field(fail_fast=True, max_length=MAX_RESPONSE_FIELDS)] | None
-    ) = None
+    response_fields: Annotated[list[Text], Field(max_length=MAX_RESPONSE_FIELDS)] | None = None
 
     @classmethod
     def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
@@ -90,19 +88,21 @@ class LlamaSampling(LlamaFields, SamplingFields):
 class LlamaCompletionRequest(LlamaSampling):
     """Body of /completion."""
 
-    prompt: Text | Annotated[list[Prompt | TokenId], Field(fail_fast=True, min_length=1)]
+    prompt: Text | Annotated[list[Prompt | TokenId], Field(min_length=1)]
     add_special_tokens: bool | None = None
 
-    def prompts(self) -> list[list[int | str]]:
+    def prompts(self, most: int) -> list[list[int | str]]:
         """Return each prompt as a list of strings and token ids. A list with token ids is one
-        prompt; a list of strings or lists has several."""
+        prompt; a list of strings or lists has several, `most` or fewer."""
         prompt: Any = self.prompt
         if isinstance(prompt, str):
             return [[prompt]]
-        if any(isinstance(piece, int) for piece in prompt):
-            if any(isinstance(piece, list) for piece in prompt):
+        kinds = set(map(type, prompt))
+        if int in kinds:
+            if list in kinds:
                 raise invalid_count("prompt", 1, "kinds of entries", "either prompts or pieces")
             return [list(prompt)]
+        check_count("prompt", len(prompt), most, "prompts")
         return [[item] if isinstance(item, str) else list(item) for item in prompt]
 
 
@@ -136,9 +136,7 @@ class InfillRequest(LlamaSampling):
     prompt: Text | None = None
     input_prefix: Text
     input_suffix: Text
-    input_extra: (
-        Annotated[list[InputExtra], Field(fail_fast=True, max_length=MAX_INPUT_EXTRA)] | None
-    ) = None
+    input_extra: Annotated[list[InputExtra], Field(max_length=MAX_INPUT_EXTRA)] | None = None
 
 
 def _token(key: str) -> int | str:
@@ -156,10 +154,10 @@ class ApplyTemplateRequest(LlamaFields):
     tool_types: ClassVar[frozenset[str] | None] = FUNCTION_TOOLS
 
     model: ModelName = None
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = None
+    tools: list[ToolDefinition] | None = None
 
 
 class LlamaEmbeddingRequest(LlamaFields, PoolingRequest):

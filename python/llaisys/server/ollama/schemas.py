@@ -108,7 +108,7 @@ class OllamaRequest(ProtocolRequest):
 
 
 class ChatRequest(OllamaRequest):
-    messages: Annotated[list[OllamaMessage], Field(fail_fast=True)] = Field(default_factory=list)
+    messages: list[OllamaMessage] = Field(default_factory=list)
     tools: list[dict[str, Any]] | None = None
 
     @property
@@ -173,7 +173,7 @@ class OllamaEmbeddingRequest(Schema):
 
 
 class EmbedRequest(OllamaEmbeddingRequest):
-    input: Text | Annotated[list[Text], Field(fail_fast=True)] | None = None
+    input: Text | list[Text] | None = None
     truncate: bool | None = None  # ignored: a text that is too long is rejected
     dimensions: Annotated[int | None, Checked("dimensions", Integer(1))] = None
 

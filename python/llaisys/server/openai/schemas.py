@@ -215,9 +215,9 @@ class ChatMessage(Schema):
     path: ClassVar[str] = "messages[]."
 
     role: Annotated[str, Field(pattern=ROLE_PATTERN)]
-    content: Text | Annotated[list[TextPart], Field(fail_fast=True)] | None = None
+    content: Text | list[TextPart] | None = None
     name: Text | None = Field(None, max_length=256)
-    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, max_length=MAX_CALLS)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS)] | None = None
     tool_call_id: Text | None = Field(None, max_length=256)
     function_call: CalledFunction | None = None  # with `functions`
     reasoning_content: Text | None = None
@@ -277,7 +277,7 @@ class ThinkingField(Schema):
 class ChatCompletionRequest(SamplingFields):
     tool_types: ClassVar[frozenset[str] | None] = FUNCTION_TOOLS
 
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True, min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int | None, Checked("max_tokens", NEW_TOKENS)] = None
     max_completion_tokens: Annotated[int | None, Checked("max_completion_tokens", NEW_TOKENS)] = (
         None
@@ -288,11 +288,11 @@ class ChatCompletionRequest(SamplingFields):
     continue_final_message: bool | None = None  # continue the last assistant message
     chat_template_kwargs: dict[str, Any] | None = None
     session_id: SessionId | None = None
-    tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = None
+    tools: list[ToolDefinition] | None = None
     tool_choice: Literal["auto", "none", "required"] | NamedChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     # Names of `tools` and `tool_choice` before 2024; calls are then in `function_call`.
-    functions: Annotated[list[FunctionDefinition], Field(fail_fast=True)] | None = None
+    functions: list[FunctionDefinition] | None = None
     function_call: Literal["auto", "none"] | NamedFunction | None = None
     reasoning_effort: Literal[*REASONING_EFFORTS] | None = None  # type: ignore[valid-type]
     include_reasoning: bool | None = None  # vLLM; False: omit reasoning from the response
@@ -399,17 +399,12 @@ class ChatCompletionRequest(SamplingFields):
         return params if self.budget is None else params.clone(thinking_budget=self.budget[1])
 
 
-TokenPrompt = Annotated[list[TokenId], Field(fail_fast=True, min_length=1)]
+TokenPrompt = Annotated[list[TokenId], Field(min_length=1)]
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 
 
 class CompletionRequest(SamplingFields):
-    prompt: (
-        Text
-        | TokenPrompt
-        | Annotated[list[Text], Field(fail_fast=True, min_length=1)]
-        | Annotated[list[TokenPrompt], Field(fail_fast=True)]
-    )
+    prompt: Text | TokenPrompt | Annotated[list[Text], Field(min_length=1)] | list[TokenPrompt]
     max_tokens: Annotated[int | None, Checked("max_tokens", NEW_TOKENS)] = None
     logprobs: Annotated[int | None, Checked("logprobs", LOGPROBS)] = None
     echo: bool | None = None
@@ -461,17 +456,17 @@ class TokenizeRequest(Schema):
     add_special: bool | None = None  # with content
     parse_special: bool | None = None  # accepted; special tokens in text are never parsed
     with_pieces: bool | None = None
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None
+    messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: Annotated[list[ToolDefinition], Field(fail_fast=True)] | None = None
+    tools: list[ToolDefinition] | None = None
 
 
 class DetokenizeRequest(Schema):
     model: ModelName = None
-    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
+    tokens: list[TokenId]
     skip_special_tokens: bool | None = None
 
 
@@ -480,14 +475,14 @@ class SessionRequest(Schema):
 
     session_id: SessionId | None = None
     title: Text | None = Field(None, max_length=256)
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True)] | None = None
+    messages: list[ChatMessage] | None = None
 
 
 class SessionContent(Schema):
     """The new contents of a session."""
 
     title: Text | None = Field(None, max_length=256)
-    messages: Annotated[list[ChatMessage], Field(fail_fast=True)]
+    messages: list[ChatMessage]
 
 
 class SessionPatch(Schema):

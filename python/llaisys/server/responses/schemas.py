@@ -9,7 +9,7 @@ from pydantic import Field
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import FIELDS
-from llaisys.common.validation import check_count, invalid_value
+from llaisys.common.validation import invalid_value
 from llaisys.server.generation.chat import ProtocolRequest
 from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import (
@@ -77,7 +77,7 @@ class ResponsesRequest(ProtocolRequest):
     }
     own_names: ClassVar[Mapping[str, str]] = {"reasoning_effort": "reasoning.effort"}
 
-    input: Text | Annotated[list[dict[str, Any]], Field(fail_fast=True, min_length=1)]
+    input: Text | Annotated[list[dict[str, Any]], Field(min_length=1)]
     model: ModelName = None
     instructions: Text | None = None
     previous_response_id: str | None = Field(None, pattern=RESPONSE_ID)
@@ -92,7 +92,8 @@ class ResponsesRequest(ProtocolRequest):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: Reasoning | None = None
-    metadata: dict[str, MetadataText] | None = None
+    # pydantic reports every invalid value of an object, hence a limit that is checked before them
+    metadata: Annotated[dict[str, MetadataText], Field(max_length=MAX_METADATA)] | None = None
     include: list[Text] | None = None
     user: Text | None = Field(None, max_length=1024)
     truncation: Literal["disabled", "auto"] | None = None
@@ -170,7 +171,6 @@ class ResponsesRequest(ProtocolRequest):
         return chat | self._tools()
 
     def _check(self) -> None:
-        check_count("metadata", len(self.metadata or ()), MAX_METADATA, "entries")
         items.references(self.items)
         for number, name in enumerate(self.include or ()):
             if name not in INCLUDED:
