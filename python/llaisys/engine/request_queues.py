@@ -38,6 +38,7 @@ class RequestQueues:
         self.waiting.preempt(victim)
         victim.set_status(RequestStatus.PREEMPTED)
         victim.num_computed_tokens = victim.num_discarded_tokens = 0
+        victim.draft_token_ids = []  # proposed for the step that does not have it
         victim.num_preemptions += 1
         self.num_preemptions += 1
 
