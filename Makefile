@@ -56,11 +56,11 @@ CPP_FILES = $(shell find src include test/cpp -type f \
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # the tools below use all cores themselves
 .PHONY: help run build develop test test-packages cpp-test py-test test-ray clients cuda-build lint format bench sanitize asan \
-  tsan cross-test clean check-tools native changed-options
+  asan-build attack-nightly tsan cross-test clean check-tools native changed-options
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
-	  awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+	  awk -F '\t' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 
 # ---- set-up -------------------------------------------------------------------------------------
 
@@ -250,22 +250,33 @@ NO_ASLR = $(shell setarch $$(uname -m) -R true 2>/dev/null && echo setarch $$(un
 
 sanitize: asan tsan ## ASan + UBSan over all C++ and core Python tests, TSan over the threaded ones
 
-asan: $(TOOLS)/.installed $(VENV)/.test $(PACKAGE)
-	$(CMAKE) -S . -B $(ASAN) -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) \
-	  -DLLAISYS_BUILD_TESTS=ON -DLLAISYS_WERROR=ON -DLLAISYS_SANITIZE=address,undefined
-	$(CMAKE) --build $(ASAN)
-	ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=0 \
-	  UBSAN_OPTIONS=print_stacktrace=1 $(CTEST) --test-dir $(ASAN) --output-on-failure -j $(JOBS)
-ifeq ($(SANITIZE_PY_TESTS),)
-	@echo "no core Python tests yet"
-else
-	@preload="$$(ldd $(ASAN)/libllaisys.so | awk '/libasan|libclang_rt.asan/ { print $$3 }') \
+# $(1): test files, $(2): environment; run them against the sanitized library
+asan_pytest = preload="$$(ldd $(ASAN)/libllaisys.so | awk '/libasan|libclang_rt.asan/ { print $$3 }') \
 	  $$(ldd $(ASAN)/libllaisys.so | awk '/libubsan|libstdc/ { print $$3 }')" && \
 	echo "Python tests under ASan, preloading" $$preload && \
 	LD_PRELOAD="$$(echo $$preload)" LLAISYS_LIBRARY=$(abspath $(ASAN))/libllaisys.so \
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 UBSAN_OPTIONS=print_stacktrace=1 \
-	  $(PY) -m pytest -q -p no:cacheprovider --capture=sys $(SANITIZE_PY_TESTS) $(PYTEST_ARGS)
-endif
+	  $(2) $(PY) -m pytest -q -p no:cacheprovider --capture=sys $(1) $(PYTEST_ARGS)
+
+asan: asan-build
+	ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:detect_stack_use_after_return=0 \
+	  UBSAN_OPTIONS=print_stacktrace=1 $(CTEST) --test-dir $(ASAN) --output-on-failure -j $(JOBS)
+	@$(call asan_pytest,$(SANITIZE_PY_TESTS))
+
+asan-build: $(TOOLS)/.installed $(VENV)/.test $(PACKAGE)
+	$(CMAKE) -S . -B $(ASAN) -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) \
+	  -DLLAISYS_BUILD_TESTS=ON -DLLAISYS_WERROR=ON -DLLAISYS_SANITIZE=address,undefined
+	$(CMAKE) --build $(ASAN)
+
+# Attack tests that drive the native library in their own process: they run on the sanitized one.
+# Grammar processes and servers have memory limits that ASan's shadow memory exceeds.
+NIGHTLY_NATIVE := $(wildcard test/core/test_capi_fuzz*.py) test/attack/test_mutated_model_files.py \
+  test/attack/test_tokens_under_pressure.py
+NIGHTLY_REST := $(filter-out $(NIGHTLY_NATIVE),$(wildcard test/attack/test_*.py))
+
+attack-nightly: asan-build ## attack tests at full size, on ASan + UBSan where native (under 30 minutes)
+	@$(call asan_pytest,$(NIGHTLY_NATIVE),LLAISYS_TEST_PRESSURE=1000)
+	$(PY) -m pytest -q -p no:cacheprovider $(NIGHTLY_REST) $(PYTEST_ARGS)
 
 tsan: $(TOOLS)/.installed
 	$(CMAKE) -S . -B $(TSAN) -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) \
