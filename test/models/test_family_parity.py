@@ -14,6 +14,7 @@ from family_models import MODELS, VOCAB, make_model
 from reference_models import BLOCK, Piece, opened, random_tokens, reference_logits, run_block, save
 
 from llaisys import LLM, SamplingParams
+from llaisys.common.errors import InvalidInputError
 
 pytestmark = pytest.mark.parity
 
@@ -139,3 +140,21 @@ def test_q8_0_gguf_file_equals_transformers(name: str, tmp_path: Path) -> None:
         got = run_block(adapter, [Piece(0, tokens)], blocks)
         difference = np.linalg.norm(got - expected) / np.linalg.norm(expected)
         assert difference < 0.1
+
+
+@pytest.mark.parametrize("name", ["cohere2", "gemma2", "starcoder2", "phi4-longrope"])
+def test_two_ranks_give_the_same_tokens(name: str, tmp_path: Path) -> None:
+    """Fused, reordered and biased tensors are sharded by heads and columns."""
+    directory = save(make_model(name), tmp_path)
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, detokenize=False)
+    found = []
+    for ranks in (1, 2):
+        with LLM(str(directory), max_model_len=64, tensor_parallel_size=ranks) as llm:
+            found.append(llm.generate([random_tokens(21, VOCAB)], params)[0].token_ids)
+    assert found[0] == found[1]
+
+
+def test_norms_of_whole_rows_reject_tensor_parallelism(tmp_path: Path) -> None:
+    directory = save(make_model("olmo2"), tmp_path)
+    with pytest.raises(InvalidInputError, match="has_row_norms is not supported"):
+        LLM(str(directory), max_model_len=64, tensor_parallel_size=2)
