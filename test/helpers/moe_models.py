@@ -46,6 +46,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mixtral": ("Mixtral", {"num_local_experts": 5, "num_experts_per_tok": 2}),
     "mixtral-window": ("Mixtral", {"num_local_experts": 4, "sliding_window": 9}),
     "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3}),
+    "glm4_moe": (
+        "Glm4Moe",
+        {"head_dim": 16, "moe_intermediate_size": 36, "n_routed_experts": 8,
+         "num_experts_per_tok": 3, "n_shared_experts": 2, "n_group": 4, "topk_group": 2,
+         "first_k_dense_replace": 1, "routed_scaling_factor": 1.7, "use_qk_norm": True},
+    ),
+    "glm4_moe-air": (  # without norms of q and k
+        "Glm4Moe",
+        {"head_dim": 16, "moe_intermediate_size": 36, "n_routed_experts": 5,
+         "num_experts_per_tok": 2, "attention_bias": True},
+    ),
     "granitemoe": (
         "GraniteMoe",
         {"num_local_experts": 6, "num_experts_per_tok": 2, "embedding_multiplier": 3.0,
@@ -69,6 +80,9 @@ def make_moe_model(name: str, seed: int = 0, **changes: Any) -> Any:
             else:
                 scale = 0.2 if label.endswith("bias") else parameter.shape[-1] ** -0.5
                 parameter.copy_(noise * scale)
+        for label, values in model.named_buffers():
+            if "e_score_correction_bias" in label:
+                values.copy_(0.3 * torch.randn(values.shape, generator=generator))
     return model.eval()
 
 

@@ -28,7 +28,7 @@ def config_of(name: str) -> Any:
     act = next((act for start, act in ACTIVATIONS.items() if name.startswith(start)), "silu")
     config = model_files.tiny_config(name, hidden_act=act, head_dim=16, tie_word_embeddings=True)
     if FAMILIES[name].experts is not no_experts:
-        config |= {"num_local_experts": 4, "num_experts_per_tok": 2}
+        config |= {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     return parse_config(config)
 
 

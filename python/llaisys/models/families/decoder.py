@@ -65,6 +65,7 @@ class DecoderFamily(Family):
     attention_bias: bool | None = None  # q, k, v have a bias; None: config's 'attention_bias'
     output_bias: bool = False  # o has a bias if q, k and v have one
     qk_norm: bool = False  # RMS norm per head of q and k before RoPE
+    qk_norm_key: str = ""  # of config.json: whether there is one; '': qk_norm
     windows: JsonWindows = no_windows
     gguf_windows: GgufWindows = no_gguf_windows
     variant: ReadVariant = llama_variant  # norms, MLP and multipliers
@@ -158,7 +159,7 @@ class DecoderFamily(Family):
             tie_word_embeddings=fields.boolean("tie_word_embeddings", False),
             attention_bias=bias,
             output_bias=bias and self.output_bias,
-            qk_norm=self.qk_norm,
+            qk_norm=fields.boolean(self.qk_norm_key, False) if self.qk_norm_key else self.qk_norm,
             sliding_window=window,
             window_layers=window_layers,
             eos_token_ids=tuple(dict.fromkeys(eos)),
