@@ -10,7 +10,7 @@
 #include "llaisys/runtime.h"
 #include "llaisys/tensor.h"
 
-/* out = a + b, elementwise; all real, one shape, one dtype. out may be a or b. */
+/* out = a + b, elementwise; all real, one shape, any dtypes. out may be a or b. */
 LLAISYS_API int32_t llaisysAdd(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t a,
                                llaisysTensor_t b);
 

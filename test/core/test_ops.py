@@ -44,6 +44,9 @@ def test_add(dtype: str, stream: Stream | None) -> None:
             np.testing.assert_array_equal(array(x), expected)
             op("Add", y, native(a, dtype), y, stream=stream)
             np.testing.assert_array_equal(array(y), expected)
+            mixed, sums = native(b, "f32"), native.empty(shape, "f32")
+            op("Add", sums, native(a, dtype), mixed, stream=stream)
+            np.testing.assert_array_equal(array(sums), a + b)
 
 
 @pytest.mark.parametrize("dtype", REALS)

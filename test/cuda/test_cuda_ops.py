@@ -116,6 +116,13 @@ def test_add(streams: dict[str, Stream], dtype: str) -> None:
 
         compare(streams, body, dtype, exact=True)
 
+        def mixed(side: Side, n: int = n) -> Array:
+            sums = side.tensor(normal(n), "f32")
+            side.run("Add", sums, sums, side.tensor(normal(n, seed=1), dtype))
+            return side.array(sums)
+
+        compare(streams, mixed, "f32", exact=True)
+
 
 @pytest.mark.parametrize("dtype", REALS)
 def test_argmax_with_ties_and_nan(streams: dict[str, Stream], dtype: str) -> None:

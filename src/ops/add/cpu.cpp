@@ -16,9 +16,11 @@ void add_cpu(const device::Stream &stream, const Tensor &out, const Tensor &a, c
             const int64_t piece = std::min(cpu::kPiece, n - i);
             std::byte *to = cpu::at(out.data(), dtype, i);
             float *sums = cpu::target(to, dtype, buffers[0]);
-            kernels.add(
-                sums, cpu::read(kernels, cpu::at(a.data(), dtype, i), dtype, buffers[0], piece),
-                cpu::read(kernels, cpu::at(b.data(), dtype, i), dtype, buffers[1], piece), piece);
+            const auto read = [&](const Tensor &in, float *buffer) {
+                return cpu::read(kernels, cpu::at(in.data(), in.dtype(), i), in.dtype(), buffer,
+                                 piece);
+            };
+            kernels.add(sums, read(a, buffers[0]), read(b, buffers[1]), piece);
             cpu::finish(kernels, to, dtype, sums, piece);
         }
     });

@@ -14,7 +14,7 @@ void add(const device::Stream &stream, const Tensor &out, const Tensor &a, const
     check.writable("out", out);
     const auto check_input = [&](const char *name, const Tensor &input) {
         check.device(name, input);
-        check.dtype(name, input, out.dtype());
+        check.real(name, input);
         if (input.shape() != out.shape()) {
             fail(LLAISYS_ERROR_INVALID, "add: ", name, ": got shape ", input.shape().text(),
                  ", expected that of out ", out.shape().text());
