@@ -91,16 +91,18 @@ LLAISYS_API int32_t llaisysRope(llaisysStream_t stream, llaisysTensor_t out, lla
 
 /* cache[slots[i]] = values[i]; cache [n_slots, heads, d], values [n, heads, d] strided, slots i32
  * [n] within the cache, distinct.
- * An int8 cache (CPU) is i8 [n_slots, heads, d + 4]: d bytes, then their scale, an f32 = (largest
- * magnitude of the d values) / 127. d is at most 1024. */
+ * An 8-bit cache is i8, or f8_e4m3 on CUDA, [n_slots, heads, d + 4]: bytes and a scale per slot and
+ * head, an f32 = (largest magnitude of the d values) / 127, or / 448. d is at most 1024. On the CPU
+ * the scale follows its d bytes; on CUDA bytes [n_slots, heads, d] precede scales [heads, n_slots].
+ */
 LLAISYS_API int32_t llaisysKvStore(llaisysStream_t stream, llaisysTensor_t cache,
                                    llaisysTensor_t values, llaisysTensor_t slots);
 
 /* Paged attention of query token i over the entries [begin[i], end[i]) of its list: entry e of
  * table row t is slot tables[t, e / block_size] * block_size + e % block_size. out, q [n, heads,
  * d] strided; k_cache, v_cache [n_slots, kv_heads, d], heads a multiple of kv_heads; q_rows,
- * begin, end i32 [n]; tables i32 [rows, width]. All real, or both caches int8 as written by
- * llaisysKvStore; accumulation in f32; an empty list gives zeros. Tiles are aligned to entry
+ * begin, end i32 [n]; tables i32 [rows, width]. All real, or both caches of 8 bits as written
+ * by llaisysKvStore; accumulation in f32; an empty list gives zeros. Tiles are aligned to entry
  * numbers, so that the result of a token depends only on its own list. */
 LLAISYS_API int32_t llaisysAttention(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q,
                                      llaisysTensor_t k_cache, llaisysTensor_t v_cache,

@@ -63,7 +63,8 @@ typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_DTYPE_I4_G128 = 20,
     LLAISYS_DTYPE_I8_G32 = 21,
     LLAISYS_DTYPE_I8_G128 = 22,
-    LLAISYS_DTYPE_COUNT = 23
+    LLAISYS_DTYPE_F8_E4M3 = 23, /* OCP e4m3: 448 is the largest value, no infinity */
+    LLAISYS_DTYPE_COUNT = 24
 } llaisysDataType_t;
 
 /* Return codes of calls whose header lists no others. */

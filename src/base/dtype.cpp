@@ -68,6 +68,7 @@ LlaisysDataTypeTraits traits_of(DType dtype) {
         return {1, 2};
     case LLAISYS_DTYPE_I8:
     case LLAISYS_DTYPE_U8:
+    case LLAISYS_DTYPE_F8_E4M3:
         return {1, 1};
     case LLAISYS_DTYPE_Q8_0:
         return {32, 34};
@@ -105,10 +106,10 @@ LlaisysDataTypeTraits traits_of(DType dtype) {
 }
 
 const char *name_of(DType dtype) {
-    static const char *const names[] = {"invalid", "f32",    "f16",     "bf16",   "i64",    "i32",
-                                        "i8",      "u8",     "q8_0",    "q4_0",   "q4_1",   "q5_0",
-                                        "q5_1",    "q4_k",   "q5_k",    "q6_k",   "q2_k",   "q3_k",
-                                        "iq4_nl",  "i4_g32", "i4_g128", "i8_g32", "i8_g128"};
+    static const char *const names[] = {
+        "invalid", "f32",  "f16",    "bf16",   "i64",     "i32",    "i8",      "u8",
+        "q8_0",    "q4_0", "q4_1",   "q5_0",   "q5_1",    "q4_k",   "q5_k",    "q6_k",
+        "q2_k",    "q3_k", "iq4_nl", "i4_g32", "i4_g128", "i8_g32", "i8_g128", "f8_e4m3"};
     static_assert(sizeof names / sizeof names[0] == LLAISYS_DTYPE_COUNT);
     return is_known(dtype) ? names[dtype] : names[0];
 }

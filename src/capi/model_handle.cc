@@ -118,13 +118,13 @@ void check_create_params(const LlaisysModelCreateParams &params) {
             "params.world_size must be in [0, 1024], got ", params.world_size);
     require(params.rank >= 0 && params.rank < std::max(1, params.world_size),
             "params.rank must be in [0, ", std::max(1, params.world_size), "), got ", params.rank);
-    require(
-        params.kv_cache_dtype == LLAISYS_DTYPE_INVALID || ops::is_kv_dtype(params.kv_cache_dtype),
-        "params.kv_cache_dtype must be 0, f32, f16, bf16 or i8, got ", int(params.kv_cache_dtype));
-    if (params.kv_cache_dtype == LLAISYS_DTYPE_I8 && params.device != LLAISYS_DEVICE_CPU) {
+    require(params.kv_cache_dtype == LLAISYS_DTYPE_INVALID ||
+                ops::is_kv_dtype(params.kv_cache_dtype),
+            "params.kv_cache_dtype must be 0, f32, f16, bf16, i8 or f8_e4m3, got ",
+            int(params.kv_cache_dtype));
+    if (params.kv_cache_dtype == LLAISYS_DTYPE_F8_E4M3 && params.device == LLAISYS_DEVICE_CPU) {
         fail(LLAISYS_ERROR_UNSUPPORTED,
-             "params.kv_cache_dtype must be 0, f32, f16 or bf16 on device ", int(params.device),
-             ", got i8, which only the CPU supports");
+             "params.kv_cache_dtype must be 0, f32, f16, bf16 or i8 on the CPU, got f8_e4m3");
     }
     require(params.tensor_parallel_size >= 0 && params.tensor_parallel_size <= kMaxRanks,
             "params.tensor_parallel_size must be in [0, ", kMaxRanks, "], got ",

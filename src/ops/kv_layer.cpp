@@ -5,28 +5,32 @@ namespace llaisys::ops {
 namespace {
 
 bool is_eight_bits(const Tensor &tensor) {
-    return tensor.defined() && tensor.dtype() == LLAISYS_DTYPE_I8;
+    return tensor.defined() && ops::is_eight_bits(tensor.dtype());
 }
 
 void check_eight_bits(const Checks &check, const KvLayer &kv) {
-    if (check.stream.type() != LLAISYS_DEVICE_CPU) {
+    if (kv.k.dtype() == LLAISYS_DTYPE_F8_E4M3 && check.stream.type() == LLAISYS_DEVICE_CPU) {
         fail(LLAISYS_ERROR_UNSUPPORTED, check.op,
-             ": k_cache: got dtype i8, which is not built for device ", check.stream.runtime().name,
-             ", expected f32, f16 or bf16");
+             ": k_cache: got dtype f8_e4m3, which is not built for device ",
+             check.stream.runtime().name, ", expected f32, f16, bf16 or i8");
     }
     if (kv.head_dim < 1 || kv.head_dim > kMaxQuantisedHead) {
-        fail(LLAISYS_ERROR_INVALID, check.op, ": k_cache: got dtype i8 and shape ",
-             kv.k.shape().text(), ", expected heads of 1 to ", kMaxQuantisedHead, " bytes and ",
-             kKvScaleBytes, " of their scale");
+        fail(LLAISYS_ERROR_INVALID, check.op, ": k_cache: got dtype ", name_of(kv.k.dtype()),
+             " and shape ", kv.k.shape().text(), ", expected heads of 1 to ", kMaxQuantisedHead,
+             " bytes and ", kKvScaleBytes, " of their scale");
     }
 }
 
 } // namespace
 
-bool is_kv_dtype(DType dtype) { return is_activation(dtype) || dtype == LLAISYS_DTYPE_I8; }
+bool is_eight_bits(DType dtype) {
+    return dtype == LLAISYS_DTYPE_I8 || dtype == LLAISYS_DTYPE_F8_E4M3;
+}
+
+bool is_kv_dtype(DType dtype) { return is_activation(dtype) || is_eight_bits(dtype); }
 
 int64_t head_stride(DType dtype, int64_t head_dim) {
-    return dtype == LLAISYS_DTYPE_I8 ? head_dim + kKvScaleBytes : head_dim;
+    return is_eight_bits(dtype) ? head_dim + kKvScaleBytes : head_dim;
 }
 
 KvLayer slot_major(const Tensor &k, const Tensor &v) {
@@ -36,9 +40,11 @@ KvLayer slot_major(const Tensor &k, const Tensor &v) {
 void check_kv(const Checks &check, const KvLayer &kv) {
     const auto check_cache = [&](const char *name, const Tensor &cache) {
         check.device(name, cache);
-        if (!is_kv_dtype(cache.dtype()) || is_eight_bits(cache) != is_eight_bits(kv.k)) {
+        if (!is_kv_dtype(cache.dtype()) ||
+            (is_eight_bits(cache) || is_eight_bits(kv.k) ? cache.dtype() != kv.k.dtype() : false)) {
             fail(LLAISYS_ERROR_INVALID, check.op, ": ", name, ": got dtype ",
-                 name_of(cache.dtype()), ", expected f32, f16 or bf16, or i8 for both caches");
+                 name_of(cache.dtype()),
+                 ", expected f32, f16 or bf16, or i8 or f8_e4m3 for both caches");
         }
         check.ndim(name, cache, 3);
         check.contiguous(name, cache);
@@ -53,7 +59,7 @@ void check_kv(const Checks &check, const KvLayer &kv) {
 
 void check_kv_rows(const Checks &check, const char *name, const Tensor &rows, const KvLayer &kv,
                    int64_t n) {
-    if (is_eight_bits(rows) && is_eight_bits(kv.k)) {
+    if (is_eight_bits(rows) && rows.dtype() == kv.k.dtype()) {
         check.device(name, rows);
         check.shape(name, rows, {n, kv.n_heads, kv.head_stride()});
         check.contiguous(name, rows);

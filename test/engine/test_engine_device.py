@@ -68,7 +68,6 @@ def test_auto_uses_the_gpu_and_says_so_once(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"kv_cache_dtype": "q8"}, "kv_cache_dtype q8"),
         ({"quantization": "int8"}, "quantization int8"),
         ({"distributed_executor_backend": "ray"}, "distributed_executor_backend ray"),
         ({"model": "mock"}, "no weights"),
@@ -86,11 +85,14 @@ def test_options_that_cuda_does_not_support_select_the_cpu(
     assert caplog.messages[0].startswith("device cpu: ") and reason in caplog.messages[0]
 
 
-@pytest.mark.parametrize("options", [{"kv_cache_dtype": "q8"},
-                                     {"distributed_executor_backend": "ray"}])  # fmt: skip
-def test_the_same_options_with_cuda_are_an_error(options: dict[str, Any]) -> None:
+def test_the_same_options_with_cuda_are_an_error() -> None:
     with pytest.raises(InvalidInputError):
-        EngineConfig.of(device="cuda", **options)
+        EngineConfig.of(device="cuda", distributed_executor_backend="ray")
+
+
+def test_8_bit_kv_does_not_select_the_cpu(gpus: FakeGpus) -> None:
+    for dtype in ("q8", "fp8"):
+        assert resolve_device(EngineConfig.of(kv_cache_dtype=dtype)).device == "cuda"
 
 
 def test_a_requested_device_is_not_logged(gpus: FakeGpus, caplog: pytest.LogCaptureFixture) -> None:
@@ -105,8 +107,9 @@ def test_llaisys_device_replaces_auto(gpus: FakeGpus, monkeypatch: pytest.Monkey
     assert resolve_device(EngineConfig()).device == "cpu" and not gpus.asked
     monkeypatch.setenv("LLAISYS_DEVICE", "cuda")
     assert resolve_device(EngineConfig()).device == "cuda"
-    with pytest.raises(InvalidInputError, match="q8"):
-        resolve_device(EngineConfig.of(kv_cache_dtype="q8"))
+    monkeypatch.setenv("LLAISYS_DEVICE", "cpu")
+    with pytest.raises(InvalidInputError, match="fp8"):
+        resolve_device(EngineConfig.of(kv_cache_dtype="fp8"))
 
 
 def test_ranks_need_a_gpu_each_and_nccl(gpus: FakeGpus) -> None:

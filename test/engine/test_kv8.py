@@ -103,6 +103,6 @@ def test_bytes_are_half_of_16_bits_and_a_scale(model: Path) -> None:
         assert llm.stats()["kv_cache_bytes"] == wanted
 
 
-def test_gpu_is_rejected_with_the_option_name() -> None:
-    with pytest.raises(InvalidInputError, match=r"kv_cache_dtype.*'q8'.*bf16 on device cuda"):
-        EngineConfig.of(kv_cache_dtype="q8", device="cuda")
+def test_fp8_is_rejected_on_the_cpu_with_the_option_name() -> None:
+    with pytest.raises(InvalidInputError, match=r"kv_cache_dtype.*'fp8'.*q8 on device cpu"):
+        EngineConfig.of(kv_cache_dtype="fp8_e4m3", device="cpu")

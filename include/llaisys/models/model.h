@@ -57,7 +57,7 @@ typedef struct LlaisysModelCreateParams {
     uint32_t struct_size;     /* sizeof(LlaisysModelCreateParams) */
     int32_t n_threads;        /* of the handle's pool, including the caller; 0: one per core */
     int32_t max_batch_tokens; /* micro-batch size: larger steps are split; 0: 512 */
-    llaisysDataType_t kv_cache_dtype; /* f32, f16, bf16, i8 (CPU); 0: the meta's dtype */
+    llaisysDataType_t kv_cache_dtype; /* f32, f16, bf16, i8, f8_e4m3 (CUDA); 0: meta's */
     /* Not 0: out_embed is sharded by vocabulary, ceil(voc / ranks) rows per rank; logits are
      * gathered. */
     int32_t vocab_parallel_head;

@@ -55,8 +55,8 @@ DTYPE_NAMES = {
     "half": "f16",
     "bfloat16": "bf16",
 }
-KV_DTYPES = (*DTYPES, "q8")  # q8: on the CPU alone, see EngineConfig
-KV_DTYPE_NAMES = {**DTYPE_NAMES, "int8": "q8"}
+KV_DTYPES = (*DTYPES, "q8", "fp8")  # fp8: on CUDA alone, see EngineConfig
+KV_DTYPE_NAMES = {**DTYPE_NAMES, "int8": "q8", "fp8_e4m3": "fp8"}
 MAX_BYTES = 1 << 62
 # Running sequences from which on there are no drafts by default. On a CPU a row costs what it
 # computes from few rows on, so a draft of a model or a head costs what a token does.
@@ -139,7 +139,8 @@ class CacheConfig:
     kv_cache_dtype: str = option(
         "auto", Choice(KV_DTYPES, KV_DTYPE_NAMES), "KV cache data type",
         group="device", common=True, metavar="TYPE",
-        more="`auto`: the data type of the model. `q8`: 8 bits, half the memory, CPU only.",
+        more="`auto`: the data type of the model. `q8` (`int8`) and `fp8` (`fp8_e4m3`, CUDA only):"
+        " 8 bits and a scale per token and head, about half the memory.",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -279,9 +280,9 @@ class EngineConfig:
         object.__setattr__(self, "parallel", normalize_parallel_config(self.parallel))
         if self.device == "cuda" and self.parallel.distributed_executor_backend == "ray":
             raise invalid_value("device", "cuda", "cpu with distributed_executor_backend ray")
-        if self.cache.kv_cache_dtype == "q8" and self.device == "cuda":
-            limit = f"{', '.join(DTYPES)} on device {self.device}: 8 bits are for the CPU"
-            raise invalid_value("kv_cache_dtype", "q8", limit)
+        if self.cache.kv_cache_dtype == "fp8" and self.device == "cpu":
+            limit = f"{', '.join(DTYPES)} or q8 on device cpu"
+            raise invalid_value("kv_cache_dtype", "fp8", limit)
 
     @property
     def speculative(self) -> SpeculativeConfig | None:

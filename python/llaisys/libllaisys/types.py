@@ -12,7 +12,7 @@ DEVICE_NVIDIA = 1
 DEVICES = {"cpu": DEVICE_CPU, "nvidia": DEVICE_NVIDIA}
 DEVICE_NAMES = {**DEVICES, "cuda": DEVICE_NVIDIA}  # names accepted from callers
 
-DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "i64": 4, "i32": 5, "i8": 6, "u8": 7}
+DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "i64": 4, "i32": 5, "i8": 6, "u8": 7, "f8_e4m3": 23}
 # Block-quantised weights: ggml types, and group-quantised types for GPTQ, AWQ and others.
 QUANTISED_DTYPES = {
     "q8_0": 8,
@@ -33,9 +33,9 @@ QUANTISED_DTYPES = {
 }
 DTYPES |= QUANTISED_DTYPES
 DTYPE_NAMES = {value: name for name, value in DTYPES.items()}
-DTYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i8": 1, "u8": 1}
-# Dtypes of the KV cache; q8: int8 with one scale per head and token.
-KV_DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "q8": DTYPES["i8"]}
+DTYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i8": 1, "u8": 1, "f8_e4m3": 1}
+# Dtypes of the KV cache; q8 and fp8: 8 bits with one scale per head and token.
+KV_DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "q8": DTYPES["i8"], "fp8": DTYPES["f8_e4m3"]}
 KV_SCALE_BYTES = 4
 
 OK = 0

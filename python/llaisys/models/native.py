@@ -352,7 +352,7 @@ def _check_sampling_lengths(sampling: SamplingMetadata, mask_words: int) -> None
 
 def kv_head_bytes(dtype: str, head_dim: int) -> int:
     """Bytes of the keys or the values of one head of a token."""
-    if dtype == "q8":
+    if dtype in ("q8", "fp8"):
         return head_dim + types.KV_SCALE_BYTES
     return head_dim * types.DTYPE_BYTES[dtype]
 

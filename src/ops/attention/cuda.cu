@@ -6,10 +6,12 @@
 //    single query tokens (decode)        cuda_decode.cuh, split-KV when there are few or they are
 //                                        long
 //    batch-invariant streams             cuda_decode.cuh for every token, with a fixed split
+//  8-bit caches of the same sizes        cuda_bytes.cuh
 //  everything else (f32, other sizes,    attention_reference_kernel below: one block per token and
 //  soft caps)                            head, one warp per fourth key
 #include "ops/attention/cuda.hpp"
 
+#include "ops/attention/cuda_bytes.cuh"
 #include "ops/attention/cuda_launch.cuh"
 
 #include <algorithm>
@@ -22,12 +24,33 @@ namespace {
 
 using cuda::AttentionArgs;
 using cuda::kWarpSize;
+using cuda::LaunchAttention;
 
 constexpr int kReferenceWarps = 4;
 constexpr int kReferenceColumns = 32; // values per lane: head_dim up to 1024
 
+// A cache of any dtype.
+struct ReferenceCache {
+    cuda::Reals reals; // data null: 8 bits
+    cuda::KvBytes bytes;
+
+    __device__ __forceinline__ float scale(int64_t slot, int head) const {
+        return reals.data != nullptr ? 1.0f : bytes.scale(slot, head);
+    }
+    __device__ __forceinline__ float load(int64_t i) const {
+        return reals.data != nullptr ? reals.load(i) : bytes.value(i);
+    }
+};
+
+ReferenceCache reference_cache(const Tensor &cache) {
+    return is_eight_bits(cache.dtype())
+               ? ReferenceCache{cuda::reals(nullptr), cuda::kv_bytes(cache)}
+               : ReferenceCache{cuda::reals(cache), {}};
+}
+
 struct ReferenceArgs {
-    cuda::Reals q, k, v, out;
+    cuda::Reals q, out;
+    ReferenceCache k, v;
     int64_t d;
     float scale;
     float soft_cap; // 0: none
@@ -47,13 +70,16 @@ __global__ void attention_reference_kernel(AttentionArgs args, ReferenceArgs ref
     float max = -INFINITY;
     float sum = 0;
     for (int e = args.begin[token] + warp; e < end; e += kReferenceWarps) {
-        const int64_t at = (args.slot_of(table, e) * args.kv_heads + head / args.group) * d;
+        const int64_t slot = args.slot_of(table, e);
+        const int kv_head = head / args.group;
+        const int64_t at = (slot * args.kv_heads + kv_head) * d;
         float score = 0;
         for (int64_t i = lane; i < d; i += kWarpSize) {
             score += reference.q.load(token * args.q_token + head * args.q_head + i) *
                      reference.k.load(at + i);
         }
-        score = cuda::warp_sum(score) * reference.scale;
+        score = cuda::warp_sum(score) * reference.k.scale(slot, kv_head) * reference.scale;
+        const float value_scale = reference.v.scale(slot, kv_head);
         if (reference.soft_cap != 0) {
             score = reference.soft_cap * tanhf(score / reference.soft_cap);
         }
@@ -65,7 +91,8 @@ __global__ void attention_reference_kernel(AttentionArgs args, ReferenceArgs ref
 #pragma unroll
         for (int j = 0; j < kReferenceColumns; ++j) {
             if (lane + j * kWarpSize < d) {
-                acc[j] = acc[j] * rescale + weight * reference.v.load(at + lane + j * kWarpSize);
+                acc[j] = acc[j] * rescale +
+                         weight * (value_scale * reference.v.load(at + lane + j * kWarpSize));
             }
         }
     }
@@ -105,14 +132,14 @@ void run_reference(const device::CudaStream &stream, const AttentionArgs &args, 
              kReferenceColumns * kWarpSize, " on this device");
     }
     const ReferenceArgs reference{
-        cuda::reals(q), cuda::reals(k), cuda::reals(v), cuda::reals(out), d, scale, soft_cap};
+        cuda::reals(q), cuda::reals(out), reference_cache(k), reference_cache(v), d,
+        scale,          soft_cap};
     const dim3 grid(unsigned(q.size(0)), unsigned(q.size(1)));
     cuda::launch(stream, attention_reference_kernel, grid, kReferenceWarps * kWarpSize,
                  size_t(kReferenceWarps * d) * sizeof(float), false, args, reference);
 }
 
 // The kernels of a head_dim; null: none on this device.
-using LaunchAttention = void (*)(const cuda::AttentionLaunch &);
 LaunchAttention kernels_of(const device::CudaStream &stream, int64_t head_dim) {
     if (head_dim == 64 || head_dim == 128) {
         return head_dim == 64 ? cuda::launch_attention<64> : cuda::launch_attention<128>;
@@ -145,10 +172,14 @@ bool is_16_byte_aligned(const Tensor &tensor) {
 AttentionRuns runs_of(const device::Stream &stream, const AttentionLists &lists, int64_t n) {
     std::vector<int32_t> rows(static_cast<size_t>(n));
     lists.q_rows.store(rows.data(), rows.size() * sizeof(int32_t));
+    std::vector<int32_t> ends(rows.size());
+    lists.end.store(ends.data(), ends.size() * sizeof(int32_t));
     std::vector<int32_t> runs;
     std::vector<int32_t> singles;
+    std::vector<int32_t> extents;
     AttentionRuns result;
     find_attention_runs(rows.data(), n, &runs, &singles, &result);
+    result.n_copied = find_run_extents(ends.data(), runs, &extents);
     const auto upload = [&](const std::vector<int32_t> &values) {
         Tensor tensor = Tensor::create({std::max<int64_t>(1, int64_t(values.size()))},
                                        LLAISYS_DTYPE_I32, stream.type(), stream.device_id());
@@ -158,6 +189,7 @@ AttentionRuns runs_of(const device::Stream &stream, const AttentionLists &lists,
     };
     result.runs = upload(runs);
     result.singles = upload(singles);
+    result.extents = upload(extents);
     return result;
 }
 
@@ -179,6 +211,12 @@ void attention_cuda(const device::Stream &stream, const Tensor &out, const Tenso
     args.out_head = out.stride(1);
     args.k = kv.k.data();
     args.v = kv.v.data();
+    const bool is_bytes = is_eight_bits(kv.k.dtype());
+    if (is_bytes) {
+        args.k_scales = cuda::kv_bytes(kv.k).aligned_scales();
+        args.v_scales = cuda::kv_bytes(kv.v).aligned_scales();
+        args.n_slots = kv.n_slots;
+    }
     args.q_rows = lists.q_rows.as<int32_t>();
     args.begin = lists.begin.as<int32_t>();
     args.end = lists.end.as<int32_t>();
@@ -193,19 +231,25 @@ void attention_cuda(const device::Stream &stream, const Tensor &out, const Tenso
 
     const DType dtype = q.dtype();
     device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
-    const bool is_fast = dtype != LLAISYS_DTYPE_F32 && kv.k.dtype() == dtype &&
-                         kv.v.dtype() == dtype && out.dtype() == dtype && args.group <= 16 &&
-                         scale > 0 && soft_cap == 0 && is_16_byte_aligned(q) &&
+    const bool has_cache = is_bytes ? args.group <= cuda::max_byte_group(d)
+                                    : kv.k.dtype() == dtype && kv.v.dtype() == dtype;
+    const bool is_fast = dtype != LLAISYS_DTYPE_F32 && has_cache && out.dtype() == dtype &&
+                         args.group <= 16 && scale > 0 && soft_cap == 0 && is_16_byte_aligned(q) &&
                          is_16_byte_aligned(out);
     const LaunchAttention launch = is_fast ? kernels_of(cuda_stream, d) : nullptr;
     if (launch == nullptr) {
         return run_reference(cuda_stream, args, out, q, kv.k, kv.v, scale, soft_cap);
     }
+    const cuda::AttentionLaunch all{cuda_stream, args, dtype, n, kv.n_slots, nullptr};
     if (cuda_stream.is_exact) {
-        return launch({cuda_stream, args, dtype, n, kv.n_slots, nullptr});
+        return is_bytes ? cuda::attention_bytes(all, kv, lists, nullptr, launch) : launch(all);
     }
     const AttentionRuns runs = lists.runs.is_known ? lists.runs : runs_of(stream, lists, n);
-    launch({cuda_stream, args, dtype, n, kv.n_slots, &runs});
+    if (is_bytes) {
+        cuda::attention_bytes(all, kv, lists, &runs, launch);
+    } else {
+        launch({cuda_stream, args, dtype, n, kv.n_slots, &runs});
+    }
     if (!lists.runs.is_known) {
         stream.synchronize(); // the runs are freed on return
     }

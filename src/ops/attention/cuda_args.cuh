@@ -12,6 +12,8 @@ struct AttentionArgs {
     int64_t out_token, out_head;
     const void *k; // [slots, kv_heads, d]
     const void *v;
+    const float *k_scales, *v_scales;    // 8-bit caches: [kv_heads, n_slots]
+    int64_t n_slots;                     // of 8-bit caches
     const int32_t *q_rows, *begin, *end; // [tokens]
     const int32_t *tables;               // [rows, width]
     const int32_t *width_at;             // when not null, the width is read from here

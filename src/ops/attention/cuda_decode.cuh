@@ -5,17 +5,17 @@
 // its own pipeline (2 or 3 stages of 2 * 16 * D values, cp.async) and keeps scores^T, a running
 // maximum and out^T [D, 8 heads] in registers (online softmax). The warps are combined in shared
 // memory, the splits by cuda_decode_combine.cuh, in a fixed order. Bound: DRAM bandwidth; 2
-// blocks per SM keep about 128 KB in flight.
+// blocks per SM keep about 128 KB in flight. 8-bit caches: cuda_decode_bytes.cuh.
 #pragma once
 
-#include "ops/attention/cuda_args.cuh"
+#include "ops/attention/cuda_decode_bytes.cuh"
 #include "ops/attention/cuda_decode_combine.cuh"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace llaisys::ops::cuda {
 
-constexpr int kDecodeKeys = 16; // per tile
 // per split: shorter splits cost more in the combine than they gain
 constexpr int kDecodeMinTiles = 8;
 
@@ -25,14 +25,27 @@ struct DecodeTuning {
     int stages = 0;   // pipeline stages per warp, 2 or 3; 0: by number of tokens
 };
 
-template <int D, int Stages>
-constexpr int kDecodePipelineBytes = kDecodeWarps * Stages * 2 * kDecodeKeys * kTileRowBytes<D>;
+// A tile of keys and values of type T in shared memory.
+template <typename T, int D> struct DecodeTile {
+    static constexpr int kChunks = D / 8;                               // 16-byte chunks per row
+    static constexpr uint32_t kValues = kDecodeKeys * kTileRowBytes<D>; // offset of the values
+    static constexpr uint32_t kBytes = 2 * kValues;
+    static __device__ __forceinline__ uint32_t offset(int row, int chunk) {
+        return tile_offset<D>(row, chunk);
+    }
+};
+
+// Cache: T, or the format of an 8-bit cache.
+template <typename Cache, int D, int Stages>
+constexpr int kDecodePipelineBytes = kDecodeWarps * Stages * int(DecodeTile<Cache, D>::kBytes);
 
 // Online softmax state of one warp: maximum, sum and unnormalized output.
-template <typename T, int D, int HeadTiles> struct DecodeState {
+template <typename T, typename Cache, int D, int HeadTiles> struct DecodeState {
     float out[HeadTiles][D / 16][4] = {};
     float max[HeadTiles][2];
     float sum[HeadTiles][2] = {};
+    static constexpr float unit = 1; // of out
+    uint32_t q[HeadTiles][D / 16][2];
 
     __device__ __forceinline__ DecodeState() {
         for (int h = 0; h < HeadTiles; ++h) {
@@ -40,10 +53,32 @@ template <typename T, int D, int HeadTiles> struct DecodeState {
         }
     }
 
-    // keys, values: tiles in shared memory. first: position of the first key of the tile.
-    __device__ __forceinline__ void add(uint32_t keys, uint32_t values,
-                                        const uint32_t (&q)[HeadTiles][D / 16][2], int first,
-                                        int begin, int end, float scale) {
+    __device__ __forceinline__ void load_queries(const T *query, int64_t q_head, int group) {
+        const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+        for (int h = 0; h < HeadTiles; ++h) {
+            const int head = h * 8 + lane / 4;
+            const T *from = query + int64_t(head) * q_head + lane % 4 * 2;
+#pragma unroll
+            for (int step = 0; step < D / 16; ++step) {
+                const bool is_there = head < group;
+                q[h][step][0] =
+                    is_there ? *reinterpret_cast<const uint32_t *>(from + step * 16) : 0u;
+                q[h][step][1] =
+                    is_there ? *reinterpret_cast<const uint32_t *>(from + step * 16 + 8) : 0u;
+            }
+        }
+    }
+    // Index in the head of this lane's outputs out[][d][c] and out[][d][c + 2].
+    static __device__ __forceinline__ int low_dim(int d) {
+        return d * 16 + int(threadIdx.x) % kWarpSize / 4;
+    }
+    static __device__ __forceinline__ int high_dim(int d) { return low_dim(d) + 8; }
+
+    // tile: in shared memory. first: position of its first key.
+    __device__ __forceinline__ void add(uint32_t tile, int first, int begin, int end, float scale) {
+        const uint32_t keys = tile;
+        const uint32_t values = tile + DecodeTile<T, D>::kValues;
         const int lane = threadIdx.x % kWarpSize;
         const int matrix = lane / 8;
         float scores[HeadTiles][4] = {};
@@ -103,13 +138,14 @@ template <typename T, int D, int HeadTiles> struct DecodeState {
 
 // Streams this warp's tiles (first_tile + warp, + kDecodeWarps, ...) below last_tile into the
 // state.
-template <typename T, int D, int HeadTiles, int Stages>
+template <typename T, typename Cache, int D, int HeadTiles, int Stages>
 __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const int32_t *table,
                                              int kv_head, int begin, int end, int first_tile,
                                              int last_tile, uint32_t buffer, const T *query,
-                                             DecodeState<T, D, HeadTiles> &state) {
-    constexpr uint32_t kTile = kDecodeKeys * kTileRowBytes<D>; // bytes
-    constexpr int kChunks = D / 8;                             // 16-byte chunks per row
+                                             DecodeState<T, Cache, D, HeadTiles> &state) {
+    using Tile = DecodeTile<Cache, D>;
+    constexpr int kChunks = Tile::kChunks;
+    constexpr int kRow = std::is_same_v<T, Cache> ? 2 * D : D; // bytes
     const int lane = threadIdx.x % kWarpSize;
     const int warp = threadIdx.x / kWarpSize;
     const int n = (last_tile - first_tile - warp + kDecodeWarps - 1) / kDecodeWarps;
@@ -122,16 +158,25 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
     };
     const auto fetch = [&](int i, int64_t slot) {
         if (i < n) {
-            const uint32_t to = buffer + uint32_t(i % Stages) * 2 * kTile;
+            const uint32_t to = buffer + uint32_t(i % Stages) * Tile::kBytes;
 #pragma unroll
-            for (int c = lane; c < kDecodeKeys * kChunks; c += kWarpSize) {
+            for (int c0 = 0; c0 < kDecodeKeys * kChunks; c0 += kWarpSize) {
+                const int c = c0 + lane;
                 const int row = c / kChunks;
                 const int64_t from = __shfl_sync(kFullMask, slot, row);
                 const int64_t offset =
-                    ((from < 0 ? 0 : from) * args.kv_heads + kv_head) * D + c % kChunks * 8;
-                const uint32_t at = tile_offset<D>(row, c % kChunks);
-                cp_async_16(to + at, static_cast<const T *>(args.k) + offset, from >= 0);
-                cp_async_16(to + kTile + at, static_cast<const T *>(args.v) + offset, from >= 0);
+                    ((from < 0 ? 0 : from) * args.kv_heads + kv_head) * kRow + c % kChunks * 16;
+                const uint32_t at = Tile::offset(row, c % kChunks);
+                if (kDecodeKeys * kChunks % kWarpSize == 0 || c < kDecodeKeys * kChunks) {
+                    cp_async_16(to + at, static_cast<const char *>(args.k) + offset, from >= 0);
+                    cp_async_16(to + Tile::kValues + at, static_cast<const char *>(args.v) + offset,
+                                from >= 0);
+                }
+            }
+            if constexpr (!std::is_same_v<T, Cache>) { // scales of the keys, then of the values
+                const float *scales = lane < kDecodeKeys ? args.k_scales : args.v_scales;
+                cp_async_4(to + Tile::kScales + uint32_t(lane) * 4,
+                           scales + kv_head * args.n_slots + (slot < 0 ? 0 : slot), slot >= 0);
             }
         }
         cp_async_commit_group();
@@ -159,25 +204,13 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
             fetch(i, first_slots[i]);
         }
     }
-    uint32_t q[HeadTiles][D / 16][2];
-#pragma unroll
-    for (int h = 0; h < HeadTiles; ++h) {
-        const int head = h * 8 + lane / 4;
-        const T *from = query + int64_t(head) * args.q_head + lane % 4 * 2;
-#pragma unroll
-        for (int step = 0; step < D / 16; ++step) {
-            const bool is_there = head < args.group;
-            q[h][step][0] = is_there ? *reinterpret_cast<const uint32_t *>(from + step * 16) : 0u;
-            q[h][step][1] =
-                is_there ? *reinterpret_cast<const uint32_t *>(from + step * 16 + 8) : 0u;
-        }
-    }
+    state.load_queries(query, args.q_head, args.group);
     for (int i = 0; i < n; ++i) {
         cp_async_wait_group<Stages - 1>();
         __syncwarp();
-        const uint32_t tile = buffer + uint32_t(i % Stages) * 2 * kTile;
+        const uint32_t tile = buffer + uint32_t(i % Stages) * Tile::kBytes;
         const int first = (first_tile + warp + i * kDecodeWarps) * kDecodeKeys;
-        state.add(tile, tile + kTile, q, first, begin, end, args.scale_log2);
+        state.add(tile, first, begin, end, args.scale_log2);
         __syncwarp(); // before the stage is refilled
         fetch(i + Stages, next);
         next = slot_at(i + Stages + 1);
@@ -185,8 +218,8 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
     cp_async_wait_group<0>();
 }
 
-// Long: with several clusters per token and KV head.
-template <typename T, int D, int HeadTiles, int Stages, bool Long>
+// Cache: T, or the format of an 8-bit cache. Long: with several clusters per token and KV head.
+template <typename T, typename Cache, int D, int HeadTiles, int Stages, bool Long>
 __global__ void __launch_bounds__(kDecodeThreads, 2)
     attention_decode_kernel(AttentionArgs args, const int32_t *tokens, SplitKv splits) {
     constexpr int kHeads = 8 * HeadTiles;
@@ -221,7 +254,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
     const int n_splits = (n_tiles + per_split - 1) / per_split;
     constexpr int kPitch = D + 4;                    // row pitch of `outs`, avoids bank conflicts
     float *outs = reinterpret_cast<float *>(shared); // [warp][head][kPitch]
-    const unsigned char *workspace = shared + kDecodePipelineBytes<D, Stages>;
+    const unsigned char *workspace = shared + kDecodePipelineBytes<Cache, D, Stages>;
     SplitCombine<T, D, kHeads, Long> combine(args, splits, n_splits, smem_address(workspace),
                                              smem_address(&combine_barrier));
     const bool is_split = n_splits > 1 && combine.has_splits();
@@ -240,15 +273,15 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
 
     const int lane = threadIdx.x % kWarpSize;
     const int warp = threadIdx.x / kWarpSize;
-    DecodeState<T, D, HeadTiles> state;
+    DecodeState<T, Cache, D, HeadTiles> state;
     const T *q = static_cast<const T *>(args.q) + token * args.q_token +
                  int64_t(kv_head) * args.group * args.q_head;
     const uint32_t buffer =
-        smem_address(shared) + uint32_t(warp) * Stages * 2 * kDecodeKeys * kTileRowBytes<D>;
+        smem_address(shared) + uint32_t(warp) * Stages * DecodeTile<Cache, D>::kBytes;
     const int first_tile = tiles_begin + split * per_split;
-    decode_tiles<T, D, HeadTiles, Stages>(args, args.table_of(token), kv_head, begin, end,
-                                          first_tile, min(first_tile + per_split, tiles_end),
-                                          buffer, q, state);
+    decode_tiles<T, Cache, D, HeadTiles, Stages>(args, args.table_of(token), kv_head, begin, end,
+                                                 first_tile, min(first_tile + per_split, tiles_end),
+                                                 buffer, q, state);
 
     __syncthreads(); // before the pipeline buffer is reused as `outs`
 #pragma unroll
@@ -266,9 +299,9 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
             }
 #pragma unroll
             for (int d = 0; d < D / 16; ++d) {
-                float *to = outs + (warp * kHeads + head) * kPitch + d * 16 + lane / 4;
-                to[0] = state.out[h][d][c];
-                to[8] = state.out[h][d][c + 2];
+                float *to = outs + (warp * kHeads + head) * kPitch;
+                to[state.low_dim(d)] = state.out[h][d][c] * state.unit;
+                to[state.high_dim(d)] = state.out[h][d][c + 2] * state.unit;
             }
         }
     }
@@ -326,12 +359,13 @@ inline int decode_clusters(const device::CudaStream &stream, int64_t units) {
 }
 
 // Shared memory of the largest launch.
-template <int D, int HeadTiles, int Stages> constexpr int max_decode_smem(bool has_clusters) {
-    return kDecodePipelineBytes<D, Stages> +
+template <typename Cache, int D, int HeadTiles, int Stages>
+constexpr int max_decode_smem(bool has_clusters) {
+    return kDecodePipelineBytes<Cache, D, Stages> +
            (has_clusters ? combine_bytes<D>(8 * HeadTiles, kMaxSplits) : 0);
 }
 
-template <typename T, int D, int HeadTiles, int Stages, bool Long>
+template <typename T, typename Cache, int D, int HeadTiles, int Stages, bool Long>
 void launch_decode(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
                    int64_t n_tokens, int n_splits, int clusters) {
     const int64_t units = n_tokens * args.kv_heads;
@@ -347,9 +381,10 @@ void launch_decode(device::CudaStream &stream, const AttentionArgs &args, const 
         splits.counters = static_cast<int32_t *>(
             stream.counters.at_least(size_t(units * splits.n) * sizeof(int32_t)));
     }
-    const auto kernel = attention_decode_kernel<T, D, HeadTiles, Stages, Long>;
-    set_max_dynamic_smem(kernel, size_t(max_decode_smem<D, HeadTiles, Stages>(has_clusters)));
-    const int bytes = kDecodePipelineBytes<D, Stages> +
+    const auto kernel = attention_decode_kernel<T, Cache, D, HeadTiles, Stages, Long>;
+    set_max_dynamic_smem(kernel,
+                         size_t(max_decode_smem<Cache, D, HeadTiles, Stages>(has_clusters)));
+    const int bytes = kDecodePipelineBytes<Cache, D, Stages> +
                       (has_clusters ? combine_bytes<D>(args.group, splits.n) : 0);
     const dim3 grid(unsigned(splits.n * clusters), unsigned(args.kv_heads), unsigned(n_tokens));
     launch(stream, kernel, grid, kDecodeThreads, size_t(bytes),
@@ -371,18 +406,32 @@ void run_decode(device::CudaStream &stream, const AttentionArgs &args, const int
     constexpr int kOwnShared = 2 << 10; // upper bound of the static shared memory
     const bool are_few = 2 * stream.n_sms / units >= 4;
     const bool has_room =
-        max_decode_smem<D, HeadTiles, 3>(stream.has_pdl) + kOwnShared <= stream.max_shared_bytes;
+        max_decode_smem<T, D, HeadTiles, 3>(stream.has_pdl) + kOwnShared <= stream.max_shared_bytes;
     if (clusters > 1) {
-        launch_decode<T, D, HeadTiles, 2, true>(stream, args, tokens, n_tokens, n, clusters);
+        launch_decode<T, T, D, HeadTiles, 2, true>(stream, args, tokens, n_tokens, n, clusters);
         return;
     }
     if constexpr (D == 64 || D == 128) {
         if (tuning.stages == 3 || (tuning.stages == 0 && !are_few && has_room)) {
-            launch_decode<T, D, HeadTiles, 3, false>(stream, args, tokens, n_tokens, n, 1);
+            launch_decode<T, T, D, HeadTiles, 3, false>(stream, args, tokens, n_tokens, n, 1);
             return;
         }
     }
-    launch_decode<T, D, HeadTiles, 2, false>(stream, args, tokens, n_tokens, n, 1);
+    launch_decode<T, T, D, HeadTiles, 2, false>(stream, args, tokens, n_tokens, n, 1);
+}
+
+// The same over 8-bit caches. A stage has half the bytes, so that there are twice as many.
+template <typename T, typename Format, int D, int HeadTiles>
+void run_decode_bytes(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
+                      int64_t n_tokens, bool are_long = false, const DecodeTuning &tuning = {}) {
+    constexpr int kStages = D > 128 ? 2 : 4;
+    const int64_t units = n_tokens * args.kv_heads;
+    const int clusters = tuning.clusters > 0 ? tuning.clusters
+                         : are_long          ? decode_clusters(stream, units)
+                                             : 1;
+    const int n = clusters > 1 ? kMaxSplits : decode_splits(stream, units);
+    launch_decode<T, Format, D, HeadTiles, kStages, true>(stream, args, tokens, n_tokens, n,
+                                                          clusters);
 }
 
 } // namespace llaisys::ops::cuda

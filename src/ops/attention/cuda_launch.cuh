@@ -103,6 +103,8 @@ struct AttentionLaunch {
     const AttentionRuns *runs;
 };
 
+using LaunchAttention = void (*)(const AttentionLaunch &);
+
 template <int D> void launch_attention(const AttentionLaunch &l) {
     dispatch_half(l.dtype, [&](auto type) {
         using T = decltype(type);

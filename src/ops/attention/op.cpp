@@ -30,6 +30,23 @@ void find_attention_runs(const int32_t *q_rows, int64_t n, std::vector<int32_t> 
     found->are_all_single = found->n_singles == n;
 }
 
+int64_t find_run_extents(const int32_t *end, const std::vector<int32_t> &runs,
+                         std::vector<int32_t> *extents) {
+    extents->clear();
+    int64_t n_copied = 0;
+    for (size_t i = 0; i + 1 < runs.size(); i += 2) {
+        const int32_t *first = end + runs[i];
+        const int32_t entries = *std::max_element(first, first + runs[i + 1]);
+        extents->push_back(int32_t(n_copied));
+        extents->push_back(entries);
+        n_copied += (entries + kCopyPage - 1) / kCopyPage * kCopyPage;
+        if (n_copied > INT32_MAX - kCopyPage) {
+            return 0;
+        }
+    }
+    return n_copied;
+}
+
 void attention(const device::Stream &stream, const Tensor &out, const Tensor &q, const KvLayer &kv,
                const AttentionLists &lists, float scale, float soft_cap) {
     const Checks check{"attention", stream};

@@ -23,7 +23,13 @@ struct AttentionRuns {
     // The first n_long of singles include every token that sees more than kLongSequence entries; a
     // device may split these over more blocks. 0: none, more than kMaxLongSequences, or unknown.
     int64_t n_long = 0;
+    // i32 [n_runs, 2]: position of the run's sequence in a dense copy of the entries of all runs, a
+    // multiple of kCopyPage, and entries of the sequence. Undefined: unknown.
+    Tensor extents;
+    int64_t n_copied = 0; // entries of the copy
 };
+
+constexpr int64_t kCopyPage = 16; // entries
 
 constexpr int64_t kLongSequence = 4096; // entries
 constexpr int64_t kMaxLongSequences = 16;
@@ -32,6 +38,10 @@ constexpr int64_t kMaxLongSequences = 16;
 // counts of *found.
 void find_attention_runs(const int32_t *q_rows, int64_t n, std::vector<int32_t> *runs,
                          std::vector<int32_t> *singles, AttentionRuns *found);
+// Find the extents of runs, from `end` [n] of the tokens (host memory): replaces *extents, flat, and
+// returns n_copied; 0 if it does not fit in 32 bits.
+int64_t find_run_extents(const int32_t *end, const std::vector<int32_t> &runs,
+                         std::vector<int32_t> *extents);
 
 // Visible entries of each query token; all tensors are on the device of the queries.
 struct AttentionLists {

@@ -216,6 +216,11 @@ __device__ __forceinline__ void cp_async_16(uint32_t shared, const void *global,
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global),
                  "r"(valid ? 16 : 0));
 }
+// cp.async.ca of 4 bytes; writes zeros when `valid` is false.
+__device__ __forceinline__ void cp_async_4(uint32_t shared, const void *global, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared), "l"(global),
+                 "r"(valid ? 4 : 0));
+}
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;"); }
 template <int Pending> __device__ __forceinline__ void cp_async_wait_group() {
     asm volatile("cp.async.wait_group %0;" ::"n"(Pending));

@@ -125,8 +125,9 @@ void attention_input(const device::Stream &stream, const Tensor &residual, const
         return reinterpret_cast<const T *>(part.weight->bytes.data());
     };
     const cuda::QkNorm qk_norm{cuda::reals(head_norms.q), cuda::reals(head_norms.k), norm.epsilon};
+    const bool is_bytes = is_eight_bits(kv.k.dtype());
     bool is_projected = false;
-    if (head_norms.q != nullptr) {
+    if (head_norms.q != nullptr || is_bytes) {
         is_projected = project_qkv<T>(stream, residual, norm, q, k, v);
     } else {
         const cuda::QkvEpilogue<T> epilogue{
@@ -146,7 +147,14 @@ void attention_input(const device::Stream &stream, const Tensor &residual, const
         rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
         linear(stream, norm.normed, parts, 3);
     }
-    cuda::rope_kv_store<T>(cuda_stream, pairs, qk_norm, pairs.q, pairs.q_row, n);
+    if (!is_bytes) {
+        cuda::rope_kv_store<T>(cuda_stream, pairs, qk_norm, pairs.q, pairs.q_row, n);
+        return;
+    }
+    const cuda::KvByteCaches caches{cuda::kv_bytes(kv.k), cuda::kv_bytes(kv.v)};
+    const auto store = kv.k.dtype() == LLAISYS_DTYPE_I8 ? cuda::rope_kv_store<T, cuda::Int8>
+                                                        : cuda::rope_kv_store<T, cuda::E4m3>;
+    store(cuda_stream, pairs, qk_norm, pairs.q, pairs.q_row, n, caches);
 }
 
 // Norm kernel, then gemm_swiglu_sm90.cuh; false where it is not supported or not the fastest.
@@ -232,17 +240,22 @@ bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, 
         return b.data() == a.data() + bytes_of(a.dtype(), a.size(1)) && a.stride(0) == b.stride(0);
     };
     const bool has_qk_norm = head_norms.q != nullptr || head_norms.k != nullptr;
+    const bool is_bytes = is_eight_bits(placement.kv.k.dtype());
+    if (is_bytes && !cuda::can_reduce_head(placement.kv.head_dim)) {
+        return false;
+    }
     if (has_qk_norm && (head_norms.q == nullptr || head_norms.k == nullptr ||
-                        !cuda::can_fuse_qk_norm(placement.kv.head_dim) ||
+                        !cuda::can_reduce_head(placement.kv.head_dim) ||
                         head_norms.q->size(0) != placement.kv.head_dim ||
                         !is_16_byte_aligned(*head_norms.q) || !is_16_byte_aligned(*head_norms.k))) {
         return false;
     }
     const bool has_rope_kernel =
-        has_qk_norm || residual.size(0) > cuda::max_fused_rows(device::cuda_stream_of(stream));
+        has_qk_norm || is_bytes ||
+        residual.size(0) > cuda::max_fused_rows(device::cuda_stream_of(stream));
     if (!is_fast(residual, norm, q) || !is_fast(residual, norm, k) || !is_fast(residual, norm, v) ||
         k.weight->bytes.dtype() != dtype || v.weight->bytes.dtype() != dtype ||
-        q.out->dtype() != dtype || placement.kv.k.dtype() != dtype ||
+        q.out->dtype() != dtype || (!is_bytes && placement.kv.k.dtype() != dtype) ||
         placement.rope_factor != 1.0f || placement.kv.head_dim != 2 * placement.inv_freq.size(0) ||
         placement.kv.head_dim % 16 != 0 || placement.kv.head_dim > 2 * cuda::kMaxPairs ||
         (has_rope_kernel && !(is_adjacent(*q.out, *k.out) && is_adjacent(*k.out, *v.out) &&

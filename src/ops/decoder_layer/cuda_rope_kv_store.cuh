@@ -2,12 +2,14 @@
 // q is updated in place.
 //
 // 8 pairs per thread; their loads overlap with the sine and cosine of the row. Memory-bound: each
-// value is read and written once.
+// value is read and written once. 8-bit caches: the threads of a head reduce its largest magnitude.
 #pragma once
 
+#include "ops/cuda/kv_bytes.cuh"
 #include "ops/decoder_layer/cuda_epilogues.cuh"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace llaisys::ops::cuda {
 
@@ -51,17 +53,59 @@ struct QkNorm {
 constexpr int kPairsPerThread = 8;
 inline int threads_per_head(int64_t head_dim) { return int(head_dim / (2 * kPairsPerThread)); }
 
-// Whether the QK norm of a head is a reduction within an aligned group of lanes.
-inline bool can_fuse_qk_norm(int64_t head_dim) {
+// Whether a reduction over a head (QK norm, scale of 8 bits) is one within an aligned group of lanes.
+inline bool can_reduce_head(int64_t head_dim) {
     const int threads = threads_per_head(head_dim);
     return head_dim % (2 * kPairsPerThread) == 0 && threads <= kWarpSize &&
            (threads & (threads - 1)) == 0;
 }
 
-// One block per row. Norms: with QK norm.
-template <typename T, bool Norms>
+// Lanes of the head of this thread.
+__device__ __forceinline__ unsigned head_lanes(int head_threads) {
+    const int lane = threadIdx.x % kWarpSize;
+    return (head_threads == kWarpSize ? kFullMask : (1u << head_threads) - 1u)
+           << (lane / head_threads * head_threads);
+}
+
+// 8-bit caches; unused by 16-bit ones. d is a multiple of 16.
+struct KvByteCaches {
+    KvBytes k, v;
+};
+
+// Quantises and stores the 8 pairs of a thread: x from `pair` on and y from d / 2 + `pair` on.
+template <typename Format>
+__device__ __forceinline__ void
+store_quantised(const KvBytes &cache, int64_t slot, int head, int pair, int head_threads,
+                const float (&x)[kPairsPerThread], const float (&y)[kPairsPerThread]) {
+    uint32_t largest = 0;
+#pragma unroll
+    for (int j = 0; j < kPairsPerThread; ++j) {
+        largest = max(largest, max(magnitude_bits(x[j]), magnitude_bits(y[j])));
+    }
+    const unsigned lanes = head_lanes(head_threads);
+    for (int step = head_threads / 2; step > 0; step /= 2) {
+        largest = max(largest, __shfl_xor_sync(lanes, largest, step));
+    }
+    const RowScale scale = row_scale<Format>(largest);
+    __align__(8) uint8_t low[kPairsPerThread], high[kPairsPerThread];
+#pragma unroll
+    for (int j = 0; j < kPairsPerThread; ++j) {
+        low[j] = quantise<Format>(x[j], scale.factor);
+        high[j] = quantise<Format>(y[j], scale.factor);
+    }
+    uint8_t *to = cache.values + cache.row_at(slot, head) + pair;
+    *reinterpret_cast<uint2 *>(to) = *reinterpret_cast<const uint2 *>(low);
+    *reinterpret_cast<uint2 *>(to + cache.d / 2) = *reinterpret_cast<const uint2 *>(high);
+    if (pair == 0) {
+        *reinterpret_cast<float *>(cache.scale_at(slot, head)) = scale.scale;
+    }
+}
+
+// One block per row. Norms: with QK norm. Format: of 8-bit caches; void: the caches are of type T.
+template <typename T, bool Norms, typename Format>
 __global__ void __launch_bounds__(kRopeKvStoreThreads)
-    rope_kv_store_kernel(RopeKvStore<T> pairs, QkNorm norm, const T *qkv, int64_t ld) {
+    rope_kv_store_kernel(RopeKvStore<T> pairs, KvByteCaches bytes, QkNorm norm, const T *qkv,
+                         int64_t ld) {
     constexpr int kPairs = kPairsPerThread;
     __shared__ float2 angles[kMaxPairs];
     __shared__ __align__(16) float weights[Norms ? 4 * kMaxPairs : 4]; // of the norms: [2, d]
@@ -137,10 +181,7 @@ __global__ void __launch_bounds__(kRopeKvStoreThreads)
             y[j] = to_float(high[j]) + high_bias[j];
         }
         if (Norms && pairs.s.section_of(head) < 2) {
-            const int lane = threadIdx.x % kWarpSize;
-            const unsigned group =
-                (head_threads == kWarpSize ? kFullMask : (1u << head_threads) - 1u)
-                << (lane / head_threads * head_threads);
+            const unsigned group = head_lanes(head_threads);
             float sum = 0;
 #pragma unroll
             for (int j = 0; j < kPairs; ++j) {
@@ -169,6 +210,18 @@ __global__ void __launch_bounds__(kRopeKvStoreThreads)
         for (int j = 0; j < kPairs; ++j) {
             const float2 angle = angles[pair + j];
             pairs.rotate(head, angle.x, angle.y, &x[j], &y[j]);
+        }
+        if constexpr (!std::is_void_v<Format>) {
+            const int section = pairs.s.section_of(head);
+            if (section > 0) {
+                store_quantised<Format>(section == 1 ? bytes.k : bytes.v, pairs.s.slots[row],
+                                        head - pairs.s.first_head(section), pair, head_threads, x,
+                                        y);
+                continue;
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < kPairs; ++j) {
             low[j] = from_float<T>(x[j]);
             high[j] = from_float<T>(y[j]);
         }
@@ -177,15 +230,17 @@ __global__ void __launch_bounds__(kRopeKvStoreThreads)
     }
 }
 
-// qkv: n rows, row stride ld. norm: null data for none; otherwise can_fuse_qk_norm(d).
-template <typename T>
+// qkv: n rows, row stride ld. norm: null data for none; otherwise, and with a Format,
+// can_reduce_head(d).
+template <typename T, typename Format = void>
 void rope_kv_store(const device::CudaStream &stream, const RopeKvStore<T> &pairs,
-                   const QkNorm &norm, const T *qkv, int64_t ld, int64_t n) {
+                   const QkNorm &norm, const T *qkv, int64_t ld, int64_t n,
+                   const KvByteCaches &bytes = {}) {
     const int64_t items = int64_t(pairs.s.heads()) * threads_per_head(pairs.s.d);
     const int64_t threads = std::min<int64_t>(kRopeKvStoreThreads, (items + 31) / 32 * 32);
-    const auto kernel =
-        norm.q.data != nullptr ? rope_kv_store_kernel<T, true> : rope_kv_store_kernel<T, false>;
-    launch(stream, kernel, unsigned(n), unsigned(threads), 0, true, pairs, norm, qkv, ld);
+    const auto kernel = norm.q.data != nullptr ? rope_kv_store_kernel<T, true, Format>
+                                               : rope_kv_store_kernel<T, false, Format>;
+    launch(stream, kernel, unsigned(n), unsigned(threads), 0, true, pairs, bytes, norm, qkv, ld);
 }
 
 } // namespace llaisys::ops::cuda

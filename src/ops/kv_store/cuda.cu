@@ -1,8 +1,8 @@
 // cache[slots[i]] = values[i]. One block for the keys and one for the values of a token;
-// memory-bound.
+// memory-bound. 8-bit caches: one warp per head, which finds the scale and then quantises.
 #include "ops/kv_store/cuda.hpp"
 
-#include "ops/cuda/common.cuh"
+#include "ops/cuda/kv_bytes.cuh"
 
 namespace llaisys::ops {
 
@@ -30,8 +30,59 @@ __global__ void kv_store_kernel(Rows keys, Rows values, const int32_t *slots, in
     }
 }
 
+struct ByteRows {
+    cuda::KvBytes cache;
+    cuda::Reals values;
+    int64_t stride_token, stride_head;
+};
+
+template <typename Format>
+__global__ void kv_store_bytes_kernel(ByteRows keys, ByteRows values, const int32_t *slots) {
+    cuda::grid_dependency_wait();
+    const ByteRows &rows = blockIdx.y == 0 ? keys : values;
+    const int64_t i = blockIdx.x;
+    const int64_t slot = slots[i];
+    if (slot < 0 || slot >= rows.cache.n_slots) {
+        return;
+    }
+    const int lane = threadIdx.x % cuda::kWarpSize;
+    const int64_t d = rows.cache.d;
+    for (int64_t head = threadIdx.x / cuda::kWarpSize; head < rows.cache.n_heads;
+         head += kThreads / cuda::kWarpSize) {
+        const int64_t from = i * rows.stride_token + head * rows.stride_head;
+        uint32_t largest = 0;
+        for (int64_t c = lane; c < d; c += cuda::kWarpSize) {
+            largest = max(largest, cuda::magnitude_bits(rows.values.load(from + c)));
+        }
+        const cuda::RowScale scale =
+            cuda::row_scale<Format>(__reduce_max_sync(cuda::kFullMask, largest));
+        uint8_t *to = rows.cache.values + rows.cache.row_at(slot, head);
+        for (int64_t c = lane; c < d; c += cuda::kWarpSize) {
+            to[c] = cuda::quantise<Format>(rows.values.load(from + c), scale.factor);
+        }
+        if (lane == 0) {
+            rows.cache.set_scale(slot, head, scale.scale);
+        }
+    }
+}
+
+// Rows that are quantised already.
+__global__ void kv_store_raw_kernel(cuda::KvByteRows keys, cuda::KvByteRows values,
+                                    const int32_t *slots) {
+    cuda::grid_dependency_wait();
+    const cuda::KvByteRows &rows = blockIdx.y == 0 ? keys : values;
+    const int64_t slot = slots[blockIdx.x];
+    if (slot >= 0 && slot < rows.to.n_slots) {
+        cuda::copy_slot(rows, slot, blockIdx.x);
+    }
+}
+
 Rows rows_of(const Tensor &cache, const Tensor &values) {
     return {cuda::reals(cache), cuda::reals(values), values.stride(0), values.stride(1)};
+}
+
+ByteRows byte_rows_of(const Tensor &cache, const Tensor &values) {
+    return {cuda::kv_bytes(cache), cuda::reals(values), values.stride(0), values.stride(1)};
 }
 
 } // namespace
@@ -41,10 +92,24 @@ void kv_store_cuda(const device::Stream &stream, const KvLayer &kv, const Tensor
     if (k.elements() == 0) {
         return;
     }
+    const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     const dim3 grid(unsigned(k.size(0)), v != nullptr ? 2 : 1);
-    cuda::launch(device::cuda_stream_of(stream), kv_store_kernel, grid, kThreads, 0, true,
-                 rows_of(kv.k, k), rows_of(kv.v, v != nullptr ? *v : k), slots.as<int32_t>(),
-                 kv.n_slots, kv.n_heads, kv.head_dim);
+    const Tensor &values = v != nullptr ? *v : k;
+    if (!is_eight_bits(kv.k.dtype())) {
+        cuda::launch(cuda_stream, kv_store_kernel, grid, kThreads, 0, true, rows_of(kv.k, k),
+                     rows_of(kv.v, values), slots.as<int32_t>(), kv.n_slots, kv.n_heads,
+                     kv.head_dim);
+    } else if (is_eight_bits(k.dtype())) {
+        cuda::launch(cuda_stream, kv_store_raw_kernel, grid, kThreads, 0, true,
+                     cuda::KvByteRows{cuda::kv_bytes(kv.k), cuda::kv_bytes(k)},
+                     cuda::KvByteRows{cuda::kv_bytes(kv.v), cuda::kv_bytes(values)},
+                     slots.as<int32_t>());
+    } else {
+        const auto kernel = kv.k.dtype() == LLAISYS_DTYPE_I8 ? kv_store_bytes_kernel<cuda::Int8>
+                                                             : kv_store_bytes_kernel<cuda::E4m3>;
+        cuda::launch(cuda_stream, kernel, grid, kThreads, 0, true, byte_rows_of(kv.k, k),
+                     byte_rows_of(kv.v, values), slots.as<int32_t>());
+    }
 }
 
 } // namespace llaisys::ops

@@ -12,7 +12,7 @@ namespace llaisys::runtime {
 namespace {
 
 constexpr int64_t kShiftRows = 64;
-constexpr DType kWide = LLAISYS_DTYPE_F32; // int8 keys are rotated in f32
+constexpr DType kWide = LLAISYS_DTYPE_F32; // 8-bit keys are rotated in f32
 
 Tensor create(const device::Stream &stream, const Shape &shape, DType dtype) {
     return Tensor::create(shape, dtype, stream.type(), stream.device_id());

@@ -22,7 +22,7 @@ public:
     // Allocates scratch for n rows before it changes anything.
     void copy_slots(const device::Stream &stream, const int32_t *src, const int32_t *dst,
                     int64_t n);
-    // Rotates the keys of slots[i] by delta[i] positions in all layers. Allocates nothing. int8
+    // Rotates the keys of slots[i] by delta[i] positions in all layers. Allocates nothing. 8-bit
     // keys are rotated in f32 and quantised again with a new scale.
     void shift_slots(const device::Stream &stream, const int32_t *slots, const int64_t *delta,
                      int64_t n);

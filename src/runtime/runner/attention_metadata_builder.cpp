@@ -105,6 +105,7 @@ void AttentionMetadataBuilder::build_block(const PreparedStep &step, const Ubatc
 
 void AttentionMetadataBuilder::find_runs() {
     ops::find_attention_runs(host_rows_.data(), n_, &host_runs_, &host_singles_, &runs_);
+    runs_.n_copied = ops::find_run_extents(host_end_.data(), host_runs_, &host_extents_);
     order_singles();
 }
 
@@ -151,14 +152,14 @@ void AttentionMetadataBuilder::split_runs() {
 
 int64_t AttentionMetadataBuilder::max_bytes(int64_t n_tokens, int64_t n_table_entries) const {
     const auto bytes = [](int64_t n) { return StepArena::bytes_for(n, sizeof(int32_t)); };
-    // Runs and singles: at most two values per token, aligned separately.
+    // Runs, their extents and singles: at most three values per token, aligned separately.
     return (6 + int64_t(groups_.size())) * bytes(n_tokens) + bytes(1) + bytes(n_table_entries);
 }
 
 int64_t AttentionMetadataBuilder::bytes(int64_t n_padded) const {
     const auto bytes = [](int64_t n) { return StepArena::bytes_for(n, sizeof(int32_t)); };
     return (3 + int64_t(groups_.size())) * bytes(n_padded) + bytes(1) +
-           bytes(int64_t(host_runs_.size())) +
+           2 * bytes(int64_t(host_runs_.size())) +
            bytes(runs_.are_all_single ? n_padded : runs_.n_singles) + bytes(n_rows_ * width_);
 }
 
@@ -185,6 +186,9 @@ models::AttentionMetadata AttentionMetadataBuilder::put(StepArena *arena, int64_
     lists.runs.n_long = n_long(runs_.are_all_single ? n_padded : runs_.n_singles);
     if (!runs_.are_all_single) {
         lists.runs.runs = put(host_runs_.data(), 2 * runs_.n_runs, 2 * runs_.n_runs, 0);
+        if (runs_.n_copied > 0) {
+            lists.runs.extents = put(host_extents_.data(), 2 * runs_.n_runs, 2 * runs_.n_runs, 0);
+        }
     }
     const int64_t n_singles = runs_.are_all_single ? n_padded : runs_.n_singles;
     int32_t *singles = arena->allocate<int32_t>({n_singles}, &lists.runs.singles);

@@ -73,7 +73,8 @@ private:
     ops::AttentionRuns runs_;
 
     // Host scratch, grow-only.
-    std::vector<int32_t> host_rows_, host_end_, host_tables_, host_runs_, host_singles_;
+    std::vector<int32_t> host_rows_, host_end_, host_tables_, host_runs_, host_singles_,
+        host_extents_;
     struct CellList {
         std::vector<int64_t> seq_ids; // sorted
         std::vector<int32_t> slots;
