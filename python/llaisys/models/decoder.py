@@ -78,7 +78,7 @@ class DecoderAdapter(NativeAdapter):
             row += experts.used * size * (2 * experts.inner + config.hidden_size)
         return MemoryNeeds(
             weights=weights,
-            activations=row * options.max_batch_tokens,
+            activations=row * options.max_batch_tokens + _kv_copy_bytes(config, options),
             # The logits, and a copy for masks, biases and penalties.
             logits=2 * 4 * config.vocab_size * max_num_seqs,
         )
@@ -267,6 +267,19 @@ def weight_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> dict[str, i
             size = count * linear_weight_bytes(dtype, shape[0] // count, shape[1])
         sizes[name] = sizes.get(name, 0) + size
     return sizes
+
+
+def _kv_copy_bytes(config: ModelConfig, options: AdapterOptions) -> int:
+    """Memory in which a GPU dequantises the sequences of prompt chunks for prefill attention.
+
+    At most 1 GiB (kMaxCopyBytes in src/ops/attention/cuda_bytes.cuh), twice because it grows by
+    doubling.
+    """
+    if options.device == "cpu" or options.kv_cache_dtype not in ("q8", "fp8"):
+        return 0
+    entries = (options.max_model_len or config.longest_context) + options.max_batch_tokens
+    heads = -(-config.num_kv_heads // options.parallel.tensor_parallel_size)
+    return 2 * min(1 << 30, 4 * heads * config.head_dim * entries)
 
 
 def _check_quantization(checkpoint: Checkpoint, options: AdapterOptions) -> None:
