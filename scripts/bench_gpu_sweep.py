@@ -6,8 +6,8 @@
 
 Random bf16 weights, greedy sampling, prompts of --context tokens. A decode step is the difference
 of two runs that generate a different number of tokens, over that number. The floor is the time to
-read the weights and the KV cache of a step at --bandwidth bytes per second. Prints one JSON line per
-shape and KV cache dtype and a table at the end.
+read the weights and the KV cache of a step at --bandwidth bytes per second. Prints a JSON line for
+each shape and KV cache dtype and a table at the end.
 """
 
 from __future__ import annotations
