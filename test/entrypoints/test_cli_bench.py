@@ -37,8 +37,9 @@ def test_bench_latency_fields(model: str, capsys: pytest.CaptureFixture[str]) ->
     assert main(arguments) == 0
     result = json.loads(capsys.readouterr().out)
     assert {
-        "model", "dtype", "threads", "load_s", "ttft_s", "prefill_tok_s", "decode_tok_s",
-        "bandwidth_fraction", "weights_mb", "kv_cache_mb", "rss_mb", "base_rss_mb", "peak_rss_mb",
+        "model", "dtype", "kv_cache_dtype", "threads", "load_s", "ttft_s", "prefill_tok_s",
+        "decode_tok_s", "bandwidth_fraction", "weights_mb", "kv_cache_mb", "rss_mb", "base_rss_mb",
+        "peak_rss_mb",
     } <= set(result)  # fmt: skip
     assert result["decode_tok_s"] > 0 and "stage_ms_per_token" not in result
 

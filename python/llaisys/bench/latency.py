@@ -35,6 +35,7 @@ FIRST_PROMPT = 16  # prompt tokens of the time-to-first-token measurement
 class LatencyResult:
     model: str
     dtype: str
+    kv_cache_dtype: str
     threads: int  # CPU threads; 0 on a GPU
     load_s: float  # opening the files and packing the weights
     ttft_s: float  # load_s + the first token of a 16-token prompt
@@ -78,6 +79,8 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
         kv_bytes = family.kv_bytes_per_token(checkpoint, adapter_options)
         kv_bytes *= adapter.kv_capacity_tokens
         dtype = engine.dtype if engine.dtype != "auto" else checkpoint.config.dtype
+        kv_dtype = engine.cache.kv_cache_dtype
+        kv_dtype = dtype if kv_dtype == "auto" else kv_dtype
     bandwidth = 0.0
     try:
         run = _Run(adapter, rng)
@@ -101,6 +104,7 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
         LatencyResult(
             model=options.shape or str(engine.model or path.name),
             dtype=dtype,
+            kv_cache_dtype=kv_dtype,
             threads=threads,
             load_s=round(load_s, 3),
             ttft_s=round(ttft_s, 3),

@@ -196,6 +196,7 @@ class ModelInfo:
     num_blocks: int
     block_size: int
     kv_bytes_per_token: int = 0
+    kv_cache_dtype: str = "auto"  # as configured
     num_host_blocks: int = 0  # host slots for evicted blocks
     generation_defaults: dict[str, float | int | None] = field(default_factory=dict)
     hidden_size: int = 0  # size of an embedding; 0: not supported

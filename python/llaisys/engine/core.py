@@ -343,6 +343,7 @@ class EngineCore:
             "num_steps": self.num_steps,
             **scheduler,
             "kv_cache_bytes": self.model_info.kv_cache_bytes,
+            "kv_cache_dtype": self.model_info.kv_cache_dtype,
             "kv_host_bytes": self.model_info.kv_host_bytes,
             "prefix_cache_queries": prefix.queries,
             "prefix_cache_hits": prefix.hits,

@@ -63,6 +63,7 @@ GAUGES = {
     "engine_resident_memory_bytes": "Resident memory of the engine process.",
     "spec_decode_mean_accepted_length": "Mean tokens per verified draft, bonus token included.",
 }
+CACHE_CONFIG_INFO = "Always 1; the labels are the configuration of the KV cache."
 COUNTERS = {
     "engine_cpu_seconds": "CPU time of the engine process.",
     "engine_steps": "Engine steps.",
@@ -145,6 +146,13 @@ class EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         engines = [(m.metric_name, m.engine_or_none) for m in self.models if m.metric_name]
         yield from self._gauges([(name, engine_gauges(e)) for name, e in engines if e is not None])
+        info = GaugeMetricFamily(
+            PREFIX + "cache_config_info", CACHE_CONFIG_INFO, labels=["model_name", "cache_dtype"]
+        )
+        for name, engine in engines:
+            if engine is not None and engine.stats.kv_cache_dtype:
+                info.add_metric([name, engine.stats.kv_cache_dtype], 1)
+        yield info
         totals = {}
         for name, engine in engines:
             totals[name] = Counter(self._retired.get(name, Counter()))

@@ -130,7 +130,7 @@ class Executor(ABC):
         parallel = self.config.parallel
         logger.info(
             "executor backend=%s tp_size=%d world_size=%d device=%s model=%s max_model_len=%d "
-            "kv_blocks=%d x %d tokens (%.1f MiB per rank) host_blocks=%d (%.1f MiB per rank)",
+            "kv_blocks=%d x %d tokens (%s, %.1f MiB per rank) host_blocks=%d (%.1f MiB per rank)",
             parallel.distributed_executor_backend,
             parallel.tensor_parallel_size,
             parallel.world_size,
@@ -139,6 +139,7 @@ class Executor(ABC):
             info.max_model_len,
             info.num_blocks,
             info.block_size,
+            info.kv_cache_dtype,
             info.kv_cache_bytes / (1 << 20),
             info.num_host_blocks,
             info.kv_host_bytes / (1 << 20),

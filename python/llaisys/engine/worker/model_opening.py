@@ -195,6 +195,7 @@ def describe(opened: OpenedModel, adapter: ModelAdapter, config: EngineConfig) -
         num_blocks=adapter.kv_capacity_tokens // block_size,
         block_size=block_size,
         kv_bytes_per_token=opened.kv_bytes_per_token,
+        kv_cache_dtype=config.cache.kv_cache_dtype,
         num_host_blocks=opened.num_host_blocks,
         hidden_size=adapter.hidden_size,
         generation_defaults={} if checkpoint is None else {**checkpoint.config.generation},

@@ -209,12 +209,14 @@ class EngineStats(Struct, array_like=True):
     stage_seconds: dict[str, float] = {}  # since the start, by worker stage
     sample_counts: dict[str, int] = {}  # rows sampled since the start, by device or host
     gpus: list[GpuUsage] = []  # gauges; empty on the CPU
+    kv_cache_dtype: str = ""  # as configured
 
     @classmethod
     def at_start(cls, info: ModelInfo) -> EngineStats:
         return cls(
             kv_blocks=info.num_blocks,
             kv_cache_bytes=info.kv_cache_bytes,
+            kv_cache_dtype=info.kv_cache_dtype,
             kv_host_blocks=info.num_host_blocks,
             kv_host_bytes=info.kv_host_bytes,
         )

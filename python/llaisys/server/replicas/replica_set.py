@@ -337,6 +337,8 @@ def total(parts: Sequence[EngineStats]) -> EngineStats:
             ]
         elif name == "gpus":
             summed.gpus = [gpu for value in values for gpu in value]
+        elif name == "kv_cache_dtype":
+            summed.kv_cache_dtype = next(filter(None, values), "")
         elif name != "spec_decode_mean_accepted_length":
             setattr(summed, name, sum(values))
     if drafts:
