@@ -63,3 +63,15 @@ TEST(a_window_shortens_a_sequence_unless_another_layer_sees_it_all) {
     CHECK_EQ(Step({30000}).n_long(&windowed, 1), 0);
     CHECK_EQ(Step({30000}).n_long(&mixed, 1), 1);
 }
+
+TEST(run_extents_are_whole_pages_of_the_longest_token) {
+    std::vector<int32_t> extents{7};
+    const int32_t ends[] = {9, 5, 17, 3, 3, 16, 1};
+    // Runs of tokens 0 to 2 and 4 to 5; token 3 and token 6 are single.
+    CHECK_EQ(ops::find_run_extents(ends, {0, 3, 4, 2}, &extents), 48);
+    CHECK(extents == std::vector<int32_t>({0, 17, 32, 16}));
+    CHECK_EQ(ops::find_run_extents(ends, {}, &extents), 0);
+    CHECK(extents.empty());
+    const int32_t large[] = {INT32_MAX / 2, 1, INT32_MAX / 2 + 9, 1};
+    CHECK_EQ(ops::find_run_extents(large, {0, 2, 2, 2}, &extents), 0); // not in 32 bits
+}

@@ -222,20 +222,16 @@ def test_offloaded_prefix_has_the_same_bits(
             assert ask(llm, prompt) == (answer, logprobs, cached, cached)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "bf16"])
-def test_context_shift_matches_the_cpu(directory: Path, dtype: str) -> None:
-    """Keys are dequantised, rotated and quantised again; three shifts."""
+def test_context_shift_matches_the_cpu(directory: Path) -> None:
+    """Keys are dequantised, rotated and quantised again; three shifts. f32 activations."""
     params = SamplingParams(max_tokens=150, temperature=0.0, ignore_eos=True, n_keep=3)
+    options: dict[str, Any] = {"context_shift": True, "max_model_len": 64, "block_size": 4}
     found = []
     for device in ("cpu", "cuda"):
-        with open_llm(
-            directory, "q8", device=device, dtype=dtype, context_shift=True, max_model_len=64,
-            block_size=4,
-        ) as llm:  # fmt: skip
+        with open_llm(directory, "q8", device=device, dtype="f32", **options) as llm:
             found.append(llm.generate(PROMPTS[0], params)[0].token_ids)
     assert len(found[0]) == len(found[1]) == 150
-    same = matching([found[1]], [found[0]])
-    assert same >= (0.9 if dtype == "f32" else 0.2), found
+    assert matching([found[1]], [found[0]]) >= 0.9, found
 
 
 def test_fp8_context_shift_generates(directory: Path) -> None:
@@ -250,7 +246,7 @@ def test_fp8_context_shift_generates(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
-def test_long_sequences_and_drafts_of_runs(
+def test_long_sequences_beside_short_ones_mostly_match_16_bits(
     tmp_path_factory: pytest.TempPathFactory, kv_dtype: str
 ) -> None:
     """Sequences over several clusters, mixed with short ones and with prompt chunks."""

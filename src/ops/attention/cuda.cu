@@ -224,6 +224,7 @@ void attention_cuda(const device::Stream &stream, const Tensor &out, const Tenso
     args.width_at = lists.width.defined() ? lists.width.as<int32_t>() : nullptr;
     args.width = int32_t(lists.tables.size(1));
     args.block_size = lists.block_size;
+    args.block_shift = cuda::block_shift_of(lists.block_size);
     args.kv_heads = int32_t(kv.n_heads);
     args.group = int32_t(q.size(1) / kv.n_heads);
     args.are_settled = lists.are_settled;

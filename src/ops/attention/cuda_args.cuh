@@ -19,6 +19,7 @@ struct AttentionArgs {
     const int32_t *width_at;             // when not null, the width is read from here
     int32_t width;
     int32_t block_size;
+    int32_t block_shift;     // log2 of block_size; 0: block_size is 1 or no power of two
     int32_t kv_heads, group; // group: query heads per KV head
     float scale_log2;        // softmax scale times log2(e)
     bool are_settled;        // see AttentionLists
@@ -29,10 +30,21 @@ struct AttentionArgs {
     }
     // KV slot of position e of a block table row.
     __device__ __forceinline__ int64_t slot_of(const int32_t *table, int e) const {
+        if (block_shift > 0) {
+            return (int64_t(table[e >> block_shift]) << block_shift) + (e & (block_size - 1));
+        }
         return block_size == 1 ? table[e]
                                : int64_t(table[e / block_size]) * block_size + e % block_size;
     }
 };
+
+inline int32_t block_shift_of(int32_t block_size) {
+    int32_t shift = 0;
+    while ((2 << shift) <= block_size) {
+        ++shift;
+    }
+    return block_size == 1 << shift ? shift : 0;
+}
 
 // Bytes of a row of D 16-bit values in a tile: whole swizzle periods of 8 chunks.
 template <int D> constexpr int kTileRowBytes = (D + 63) / 64 * 128;

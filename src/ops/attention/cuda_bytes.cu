@@ -131,6 +131,7 @@ void attend_runs(const AttentionLaunch &all, const KvLayer &kv, const AttentionL
     args.width_at = nullptr;
     args.width = copy.width;
     args.block_size = int32_t(kCopyPage);
+    args.block_shift = block_shift_of(args.block_size);
     AttentionRuns only_runs = runs;
     only_runs.n_singles = 0;
     only_runs.singles = Tensor();

@@ -152,20 +152,21 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
     const auto entry_of = [&](int i) {
         return (first_tile + warp + i * kDecodeWarps) * kDecodeKeys + lane % kDecodeKeys;
     };
-    const auto slot_at = [&](int i) -> int64_t { // KV slot of key lane % 16 of tile i; -1: masked
+    const auto slot_at = [&](int i) -> int { // KV slot of key lane % 16 of tile i; -1: masked
         const int e = entry_of(i);
-        return i < n && e >= begin && e < end ? args.slot_of(table, e) : -1;
+        return i < n && e >= begin && e < end ? int(args.slot_of(table, e)) : -1;
     };
-    const auto fetch = [&](int i, int64_t slot) {
+    const auto fetch = [&](int i, int slot) {
         if (i < n) {
             const uint32_t to = buffer + uint32_t(i % Stages) * Tile::kBytes;
 #pragma unroll
             for (int c0 = 0; c0 < kDecodeKeys * kChunks; c0 += kWarpSize) {
                 const int c = c0 + lane;
                 const int row = c / kChunks;
-                const int64_t from = __shfl_sync(kFullMask, slot, row);
+                const int from = __shfl_sync(kFullMask, slot, row);
                 const int64_t offset =
-                    ((from < 0 ? 0 : from) * args.kv_heads + kv_head) * kRow + c % kChunks * 16;
+                    (int64_t(from < 0 ? 0 : from) * args.kv_heads + kv_head) * kRow +
+                    c % kChunks * 16;
                 const uint32_t at = Tile::offset(row, c % kChunks);
                 if (kDecodeKeys * kChunks % kWarpSize == 0 || c < kDecodeKeys * kChunks) {
                     cp_async_16(to + at, static_cast<const char *>(args.k) + offset, from >= 0);
@@ -183,7 +184,7 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
     };
     // The previous kernel writes the tile of the last position; the other tiles may be
     // prefetched.
-    int64_t first_slots[Stages];
+    int first_slots[Stages];
     bool is_prefetched[Stages];
 #pragma unroll
     for (int i = 0; i < Stages; ++i) {
@@ -194,7 +195,7 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
             fetch(i, first_slots[i]);
         }
     }
-    int64_t next = slot_at(Stages);
+    int next = slot_at(Stages);
     if (args.are_settled) {
         grid_dependency_wait();
     }
@@ -374,10 +375,10 @@ void launch_decode(device::CudaStream &stream, const AttentionArgs &args, const 
     splits.clusters = clusters;
     const bool has_clusters = stream.has_pdl;
     if (!has_clusters || clusters > 1) {
-        const int64_t values =
-            has_clusters ? int64_t(clusters) * args.group : int64_t(splits.n) * 8 * HeadTiles;
-        splits.partial = static_cast<float *>(
-            stream.scratch.at_least(size_t(units * values * (D + 2)) * sizeof(float)));
+        const int64_t floats = has_clusters ? clusters * cluster_partial_floats<D>(args.group)
+                                            : int64_t(splits.n) * 8 * HeadTiles * (D + 2);
+        splits.partial =
+            static_cast<float *>(stream.scratch.at_least(size_t(units * floats) * sizeof(float)));
         splits.counters = static_cast<int32_t *>(
             stream.counters.at_least(size_t(units * splits.n) * sizeof(int32_t)));
     }

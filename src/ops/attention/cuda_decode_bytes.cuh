@@ -56,7 +56,8 @@ template <typename T, typename Format, int D, int HeadTiles> struct DecodeByteSt
     float out[HeadTiles][kSteps][4] = {};
     float max[HeadTiles][2];
     float sum[HeadTiles][2] = {};
-    float unit = 0; // of out: the largest scale of a value so far
+    float unit = 0;     // of out: the largest scale of a value so far
+    float per_unit = 0; // 1 / unit
     uint32_t q[HeadTiles][kSteps][2];
 
     __device__ __forceinline__ DecodeByteState() {
@@ -113,44 +114,36 @@ template <typename T, typename Format, int D, int HeadTiles> struct DecodeByteSt
         const float high_key = load_shared_f32(scales + 8 * 4) * scale;
         const float low_value = load_shared_f32(scales + kDecodeKeys * 4);
         const float high_value = load_shared_f32(scales + (kDecodeKeys + 8) * 4);
-        float largest = fmaxf(low_value, high_value);
-        largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, 4));
-        largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, 8));
-        largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, 16));
-        const float unit_now = fmaxf(unit, largest);
-        const float per_unit = unit_now > 0 ? 1.0f / unit_now : 0.0f;
-        const float unit_rescale = unit * per_unit;
-        unit = unit_now;
-
         const int low = first + lane / 4; // this lane's keys: low and low + 8
         const bool sees_low = low >= begin && low < end;
         const bool sees_high = low + 8 >= begin && low + 8 < end;
+        bool has_larger = fmaxf(low_value, high_value) > unit;
+#pragma unroll
+        for (int h = 0; h < HeadTiles; ++h) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                scores[h][c] = sees_low ? scores[h][c] * low_key : -INFINITY;
+                scores[h][c + 2] = sees_high ? scores[h][c + 2] * high_key : -INFINITY;
+                has_larger = has_larger || fmaxf(scores[h][c], scores[h][c + 2]) > max[h][c];
+            }
+        }
+        if (__any_sync(kFullMask, has_larger)) { // the first tiles of a sequence, then rarely
+            rescale(scores, fmaxf(low_value, high_value));
+        }
+        const float low_weight = low_value * per_unit;
+        const float high_weight = high_value * per_unit;
         uint32_t p[HeadTiles][2];
 #pragma unroll
         for (int h = 0; h < HeadTiles; ++h) {
             float weights[4];
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
-                const float s0 = sees_low ? scores[h][c] * low_key : -INFINITY;
-                const float s1 = sees_high ? scores[h][c + 2] * high_key : -INFINITY;
-                float top = fmaxf(s0, s1);
-                top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 4));
-                top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 8));
-                top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 16));
-                const float now = fmaxf(max[h][c], top);
-                const float safe = now == -INFINITY ? 0.0f : now;
-                const float rescale = exp2f(max[h][c] - safe);
-                weights[c] = exp2f(s0 - safe);
-                weights[c + 2] = exp2f(s1 - safe);
-                sum[h][c] = sum[h][c] * rescale + weights[c] + weights[c + 2];
-                max[h][c] = now;
-#pragma unroll
-                for (int d = 0; d < kSteps; ++d) {
-                    out[h][d][c] *= rescale * unit_rescale;
-                    out[h][d][c + 2] *= rescale * unit_rescale;
-                }
-                weights[c] *= low_value * per_unit;
-                weights[c + 2] *= high_value * per_unit;
+                const float safe = max[h][c] == -INFINITY ? 0.0f : max[h][c];
+                weights[c] = ex2_approx_ftz(scores[h][c] - safe);
+                weights[c + 2] = ex2_approx_ftz(scores[h][c + 2] - safe);
+                sum[h][c] += weights[c] + weights[c + 2];
+                weights[c] *= low_weight;
+                weights[c + 2] *= high_weight;
             }
             p[h][0] = movmatrix_trans(pack_pair<f16>(weights[0], weights[1]));
             p[h][1] = movmatrix_trans(pack_pair<f16>(weights[2], weights[3]));
@@ -171,6 +164,39 @@ template <typename T, typename Format, int D, int HeadTiles> struct DecodeByteSt
                 }
             }
         }
+    }
+
+private:
+    // Raises maximum and unit to those of a tile and rescales the sums. value_scale: the larger of
+    // this lane's two.
+    __device__ __forceinline__ void rescale(const float (&scores)[HeadTiles][4],
+                                            float value_scale) {
+        const float unit_now = fmaxf(unit, max_of_keys(value_scale));
+        per_unit = unit_now > 0 ? 1.0f / unit_now : 0.0f;
+        const float unit_factor = unit * per_unit;
+        unit = unit_now;
+#pragma unroll
+        for (int h = 0; h < HeadTiles; ++h) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const float now =
+                    fmaxf(max[h][c], max_of_keys(fmaxf(scores[h][c], scores[h][c + 2])));
+                const float factor = ex2_approx_ftz(max[h][c] - (now == -INFINITY ? 0.0f : now));
+                sum[h][c] *= factor;
+                max[h][c] = now;
+#pragma unroll
+                for (int d = 0; d < kSteps; ++d) {
+                    out[h][d][c] *= factor * unit_factor;
+                    out[h][d][c + 2] *= factor * unit_factor;
+                }
+            }
+        }
+    }
+    // Maximum over the lanes of all keys of a head.
+    static __device__ __forceinline__ float max_of_keys(float x) {
+        x = fmaxf(x, __shfl_xor_sync(kFullMask, x, 4));
+        x = fmaxf(x, __shfl_xor_sync(kFullMask, x, 8));
+        return fmaxf(x, __shfl_xor_sync(kFullMask, x, 16));
     }
 };
 template <typename T, int D, int HeadTiles>
