@@ -68,6 +68,7 @@ ROUTES: dict[tuple[str, str], dict[str, Any] | None] = {
     ("POST", "/api/embed"): {"model": "mock", "input": "a"},
     ("POST", "/api/embeddings"): {"model": "mock", "prompt": "a"},
     ("POST", "/api/show"): {"model": "mock"},
+    ("POST", "/api/pull"): {"model": "mock"},
     ("POST", "/v1/sessions"): {"messages": MESSAGES},
     ("PUT", "/v1/sessions/{session_id}"): {"messages": MESSAGES},
     ("PATCH", "/v1/sessions/{session_id}"): {"title": "t"},

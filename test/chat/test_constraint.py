@@ -12,6 +12,7 @@ from llaisys.chat.constraint import call_constraint
 from llaisys.chat.reasoning import REASONING_FORMATS
 from llaisys.chat.tool_formats import TOOL_FORMATS
 from llaisys.chat.tools import read_tools
+from llaisys.common.structured import StructuredOutputs
 
 BYTES = LLTokenizer("byte")
 THINK = REASONING_FORMATS["think"]
@@ -61,6 +62,28 @@ def allows(text: str, choice: Any, tagged: bool, markers: Any = None, opened: bo
 )
 def test_required_choice_forces_a_call(text: str, expected: bool) -> None:
     assert allows(text, "required", tagged=True) is expected
+
+
+def test_text_format_beside_calls() -> None:
+    tools = read_tools(TOOLS, "auto")
+    assert tools is not None
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    held = call_constraint(tools, True, None, False, StructuredOutputs(json=schema))
+    assert held is not None and held.grammar is not None
+    grammar = json.dumps({"grammars": [{"lark_grammar": held.grammar}]})
+    for text, expected in (
+        (CALL, True),
+        (f"{CALL}\n<tool_call>\n{PING}\n</tool_call>", True),
+        ('{"a": 1}', True),
+        ('{"a": "x"}', False),
+        ("Hello.", False),
+    ):
+        matcher = LLMatcher(BYTES, grammar, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        ids = list(text.encode())
+        accepted = matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+        assert accepted is expected, text
+    assert call_constraint(tools, False, None, False, StructuredOutputs(json=schema)) is None
 
 
 def test_named_choice_allows_only_that_tool() -> None:

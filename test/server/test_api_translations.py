@@ -104,9 +104,7 @@ def test_ollama_options_are_mapped_ignored_or_rejected() -> None:
     assert not {"num_ctx", "num_gpu", "mirostat", "top_k"} & set(chat)
     for unlimited in (-1, -2):
         assert "max_tokens" not in ollama(options={"num_predict": unlimited})
-    assert "options.mirostat" in refusal(
-        ChatRequest, model="m", messages=MESSAGES, options={"mirostat": 2}
-    )
+    assert set(ollama(options={"mirostat": 2})) == set(ollama())
     assert set(ollama(options={"nonsense": 1})) == set(ollama())
 
 
@@ -121,5 +119,5 @@ def test_ollama_generate_prompt_becomes_a_message() -> None:
         {"role": "system", "content": "s"},
         {"role": "user", "content": "p"},
     ]
-    for fields in ({"images": ["x"]}, {"context": [1]}, {"template": "x"}):
+    for fields in ({"images": ["x"]}, {"template": "x"}):
         assert next(iter(fields)) in refusal(GenerateRequest, model="m", prompt="p", **fields)

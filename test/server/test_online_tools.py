@@ -26,6 +26,7 @@ RULES = [
     {"when": ["<tool_response>\nsunny"], "say": "It is sunny."},
     {"when": ["TWO"], "say": f"I look.\n{CALL}\n{CALL}"},
     {"when": ["LOOP"], "say": "\n".join([PARIS, PISA, PARIS, PISA] * 4)},
+    {"when": ["YES"], "say": '{"ok": true}'},
     {"when": ["BROKEN"], "say": '<tool_call>\n{"name": weather}\n</tool_call>'},
     {"when": ["CUT"], "say": f"{CALL}"},
     {"when": ["BOTH"], "say": f"<think>\n{THOUGHT}\n</think>\n\nSo.\n{CALL}"},
@@ -196,6 +197,21 @@ def test_forced_call_excludes_other_constraints(client: httpx.Client) -> None:
     fields = {"tools": [WEATHER], "tool_choice": "required"}
     body = ask("weather", **fields, structured_outputs={"regex": "[a-z]+"})
     assert error_of(client.post(CHAT, json=body), 400)["param"] == "tool_choice"
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_calls_beside_a_response_format(client: httpx.Client, choice: str) -> None:
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    format_ = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}, "days": {}}}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": parameters}}
+    fields = {"tools": [tool], "tool_choice": choice, "response_format": format_}
+    called = answer(client, ask("weather", **fields))
+    (call,) = called["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"])["city"] == "Paris"
+    if choice == "auto":
+        text = answer(client, ask("YES weather", **fields))["message"]["content"]
+        assert json.loads(text) == {"ok": True}
 
 
 def test_malformed_call_is_text(client: httpx.Client) -> None:

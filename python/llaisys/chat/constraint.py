@@ -19,13 +19,20 @@ WHITE_SPACE = r"[\x20\x0A\x09]{1,16}"  # between JSON tokens; bounded, so that a
 
 
 def call_constraint(
-    tools: ToolSet, is_tagged: bool, markers: ReasoningMarkers | None, opened: bool
+    tools: ToolSet,
+    is_tagged: bool,
+    markers: ReasoningMarkers | None,
+    opened: bool,
+    text: StructuredOutputs | None = None,
 ) -> StructuredOutputs | None:
     """None: unconstrained. `is_tagged`: calls are between tags, else bare JSON. `markers`: of
     reasoning before the calls; None: no reasoning, or the engine waits for its end. `opened`: the
-    prompt ends inside the reasoning."""
+    prompt ends inside the reasoning. `text`: JSON that an answer without calls must be; calls
+    without tags could not be distinguished from it."""
     if tools.is_forced:
-        return StructuredOutputs(grammar=_forced(tools, is_tagged, markers, opened))
+        return StructuredOutputs(grammar=_calls(tools, is_tagged, markers, opened, None))
+    if text is not None and is_tagged:
+        return StructuredOutputs(grammar=_calls(tools, is_tagged, markers, opened, text))
     if is_tagged and any(tool.strict for tool in tools.tools):
         structures = [_structure(tool) for tool in tools.tools]
         tag = {"structures": structures, "triggers": [START]}
@@ -33,8 +40,14 @@ def call_constraint(
     return None
 
 
-def _forced(tools: ToolSet, is_tagged: bool, markers: ReasoningMarkers | None, opened: bool) -> str:
-    """A Lark grammar of llguidance."""
+def _calls(
+    tools: ToolSet,
+    is_tagged: bool,
+    markers: ReasoningMarkers | None,
+    opened: bool,
+    text: StructuredOutputs | None,
+) -> str:
+    """A Lark grammar of llguidance: calls, or the text if there is one."""
     calls = " | ".join(f"call_{number}" for number in range(len(tools.callable)))
     one, most = "call", min(tools.max_calls, MAX_FORCED_CALLS)
     body = [f"call_{n}: %json {_json(_call_schema(t))}" for n, t in enumerate(tools.callable)]
@@ -46,6 +59,9 @@ def _forced(tools: ToolSet, is_tagged: bool, markers: ReasoningMarkers | None, o
     rules = [f"answer: {several if most > 1 else one}", f"call: {calls}", *body]
     rules.append(r"SPACE: /[\x20\x0A]{1,4}/")
     start = "SPACE? answer"
+    if text is not None:
+        start = "SPACE? (answer | text)"
+        rules.append(f"text: %json {_json(_text_schema(text))}")
     if markers is not None:
         rules += [
             r"TEXT: /(.|\n)*/",
@@ -54,6 +70,14 @@ def _forced(tools: ToolSet, is_tagged: bool, markers: ReasoningMarkers | None, o
         thinks = "thought" if opened else f"({_text(markers.start)} thought)?"
         start = f"{thinks} {start}"
     return "\n".join([f"start: {start}", *rules])
+
+
+def _text_schema(text: StructuredOutputs) -> dict[str, Any]:
+    schema = json.loads(str(text.json)) if text.json is not None else {"type": "object"}
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    options = {"lenient": text.lenient, "coerce_one_of": text.lenient}
+    return {**closed(schema), "x-guidance": {**options, "whitespace_pattern": WHITE_SPACE}}
 
 
 def _call_schema(tool: Tool) -> dict[str, Any]:

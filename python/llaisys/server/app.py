@@ -5,7 +5,8 @@ from __future__ import annotations
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp
+from starlette.routing import Match
+from starlette.types import ASGIApp, Scope
 
 from llaisys.server.anthropic import routes as anthropic_routes
 from llaisys.server.embeddings import routes as embedding_routes
@@ -85,9 +86,11 @@ def make_app(shared: SharedState, models: Models) -> ASGIApp:
         for kind, number in notes.counts.items() if notes is not None else ():
             shared.metrics.ignored_fields.labels(route, kind.value).inc(number)
 
-    guarded: ASGIApp = BodyGuard(
-        app, limits.max_body_bytes, limits.body_timeout, BodyBudget(limits.max_total_body_bytes)
-    )
+    def has_route(scope: Scope) -> bool:
+        return any(route.matches(scope)[0] is not Match.NONE for route in app.router.routes)
+
+    budget = BodyBudget(limits.max_total_body_bytes)
+    guarded: ASGIApp = BodyGuard(app, limits.max_body_bytes, limits.body_timeout, budget, has_route)
     guarded = KeyGuard(guarded, shared.keys, is_public)
     # Around the keys: a browser sends a preflight without one.
     guarded = CORSMiddleware(

@@ -7,6 +7,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,10 @@ class Service:
             "id": name,
             "object": "model",
             "created": self.created,
+            # Anthropic's names
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(self.created, UTC).isoformat(),
             "owned_by": "llaisys",
             "root": name,
             "parent": None,

@@ -21,6 +21,7 @@ from llaisys.common.types import (
     PromptProgress,
     RequestOutput,
     StreamOutput,
+    TokenLogprobs,
     Usage,
 )
 from llaisys.server.generation.formatter import PARSE_COST, AnswerFormatter
@@ -47,7 +48,7 @@ class BlockFormatter(AnswerFormatter):
         self.output: CompletionOutput | None = None  # when complete
         self._begun = False
         self.was_cut = False  # finish reason `length`
-        self.delta: StreamOutput | None = None  # the latest one of a stream
+        self._new_logprobs: list[TokenLogprobs] = []  # of a stream, not taken yet
 
     # ---- formatting, by subclasses -------------------------------------------------------------
 
@@ -85,7 +86,7 @@ class BlockFormatter(AnswerFormatter):
 
     def format_delta(self, number: int, delta: StreamOutput) -> list[bytes]:
         found = self._begin()
-        self.delta = delta
+        self._new_logprobs += text_logprobs(delta)
         if delta.progress is not None:
             found += self.progress(delta.progress)
         self.was_cut = delta.finish_reason == "length"
@@ -103,6 +104,12 @@ class BlockFormatter(AnswerFormatter):
 
     def format_end(self, usage: Usage) -> list[bytes]:
         return []  # `close` has written the last events
+
+    def take_logprobs(self) -> list[TokenLogprobs]:
+        """Return the logprobs of a stream since the last call. Their text may be part of a later
+        delta."""
+        found, self._new_logprobs = self._new_logprobs, []
+        return found
 
     def end_block(self) -> list[bytes]:
         """Close the open block, if there is one."""
@@ -131,6 +138,13 @@ class BlockFormatter(AnswerFormatter):
             found += self.open_block(kind)
         self.text += event.text
         return found + self.add(kind, event.text)
+
+
+def text_logprobs(source: CompletionOutput | StreamOutput) -> list[TokenLogprobs]:
+    """Return the logprobs without that of a stop token, which has no text."""
+    entries = source.logprobs or []
+    is_token = source.finish_reason == "stop" and not isinstance(source.stop_reason, str)
+    return entries[:-1] if is_token else entries
 
 
 BLOCKS: dict[type[AnswerEvent], Block] = {

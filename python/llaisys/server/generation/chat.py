@@ -19,6 +19,7 @@ from llaisys.chat.style import ChatStyle
 from llaisys.chat.tools import ToolSet
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
+from llaisys.common.structured import StructuredOutputs
 from llaisys.common.validation import check_count, invalid_value
 from llaisys.engine.context_window import DEFAULT_KEEP
 from llaisys.server.generation.formatter import AnswerFormatter
@@ -133,7 +134,8 @@ async def open_chat(
         else style.is_inside_reasoning(found[-1]["content"])
     )
     if tools is not None:
-        params = constrain_to_tools(params, tools, style, opened, tokenizer)
+        format = body.text_format
+        params = constrain_to_tools(params, tools, style, opened, tokenizer, format)
     job.visible_ids = style.visible_ids(tokenizer, tools)
     job.count_reasoning = style.reasoning_counter(tokenizer, opened)
     if tools is not None and tools.ends_at_repeat:
@@ -152,18 +154,25 @@ def repeat_check(reader: AnswerReader) -> Callable[[str], bool]:
 
 
 def constrain_to_tools(
-    params: SamplingParams, tools: ToolSet, style: ChatStyle, opened: bool, tokenizer: Any
+    params: SamplingParams,
+    tools: ToolSet,
+    style: ChatStyle,
+    opened: bool,
+    tokenizer: Any,
+    format: StructuredOutputs | None = None,
 ) -> SamplingParams:
-    """Return the parameters with the structured output constraint of the tools. Another constraint
-    takes precedence unless a call is forced; then raises InvalidInputError."""
+    """Return the parameters with the structured output constraint of the tools. `format`: the JSON
+    of `response_format`, which text must have and calls need not. Another constraint takes
+    precedence unless a call is forced; then raises InvalidInputError."""
     # The engine detects the end of reasoning that the prompt opened if its end marker is a token.
     detects = (
         opened and style.markers is not None and tokenizer.token_id(style.markers.end) is not None
     )
-    constraint = call_constraint(tools, style.uses_tags, None if detects else style.markers, opened)
+    markers = None if detects else style.markers
+    constraint = call_constraint(tools, style.uses_tags, markers, opened, format)
     if constraint is None:
         return params
-    if params.structured_outputs is None:
+    if params.structured_outputs is None or format is not None:
         return params.clone(structured_outputs=constraint)
     if tools.is_forced:
         raise conflicting_field("tool_choice", "forced", "auto beside another constraint")

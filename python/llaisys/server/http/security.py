@@ -281,10 +281,19 @@ class BodyBudget:
 
 
 class BodyGuard:
-    """Requires JSON bodies within a size, a time and the shared budget."""
+    """Requires JSON bodies within a size, a time and the shared budget. Bodies of another type for
+    paths without a route reach the app, which responds with a 404."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int, timeout: float, budget: BodyBudget) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        max_bytes: int,
+        timeout: float,
+        budget: BodyBudget,
+        has_route: Callable[[Scope], bool],
+    ) -> None:
         self.app = app
+        self.has_route = has_route
         self.max_bytes = max_bytes
         self.timeout = timeout
         self.budget = budget
@@ -348,7 +357,7 @@ class BodyGuard:
             if kind in UNTYPED and scope["path"].startswith(UNTYPED_PATHS):
                 others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
                 scope["headers"] = [*others, (b"content-type", b"application/json")]
-            elif kind != "application/json":
+            elif kind != "application/json" and self.has_route(scope):
                 raise ApiError(415, "the body must be JSON: Content-Type: application/json")
         return body
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from llaisys.chat.history import as_object
 from llaisys.chat.reader import AnswerReader
 from llaisys.chat.records import ChatAnswer
-from llaisys.common.types import CompletionOutput, Usage
+from llaisys.common.types import CompletionOutput, TokenLogprobs, Usage
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.block_formatter import Block, BlockFormatter
+from llaisys.server.generation.block_formatter import Block, BlockFormatter, text_logprobs
+from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import json_bytes
+from llaisys.server.openai.response_objects import chat_logprobs
 
 
 def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
@@ -40,8 +43,18 @@ class OllamaFormatter(BlockFormatter):
 
     media_type = "application/x-ndjson"
 
-    def __init__(self, reader: AnswerReader, model: str, chat: bool) -> None:
+    def __init__(
+        self,
+        reader: AnswerReader,
+        model: str,
+        chat: bool,
+        names: TokenNames | None = None,
+        prompt: Sequence[int] | None = None,
+    ) -> None:
+        """`names`: for logprobs, if requested; `prompt`: start of the returned context."""
         super().__init__(reader)
+        self.names = names
+        self.prompt = prompt
         self.response_id = f"ollama-{uuid.uuid4().hex}"
         self.model = model
         self.chat = chat
@@ -62,13 +75,24 @@ class OllamaFormatter(BlockFormatter):
             found |= {"response": text, **fields}
         return {**found, "done": False}
 
+    def _logprobs(self, entries: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
+        if self.names is None or not entries:
+            return {}
+        found: Any = chat_logprobs(entries, self.names)
+        return {"logprobs": found["content"]}
+
     def _line(self, **fields: Any) -> bytes:
-        return json_bytes(self._object(**fields)) + b"\n"
+        logprobs = self._logprobs(self.take_logprobs())
+        return json_bytes(self._object(**fields) | logprobs) + b"\n"
 
     def _end(self, output: CompletionOutput, usage: Usage) -> dict[str, Any]:
         times, total = output.timings, time.monotonic() - self.started
         first = times.first_token or 0.0
+        context: dict[str, Any] = {}
+        if self.prompt is not None:
+            context["context"] = [*self.prompt, *output.token_ids]
         return {
+            **context,
             "done": True,
             "done_reason": "length" if output.finish_reason == "length" else "stop",
             "total_duration": nanoseconds(total),
@@ -82,7 +106,7 @@ class OllamaFormatter(BlockFormatter):
     def body(self, answer: ChatAnswer, output: CompletionOutput, usage: Usage) -> dict[str, Any]:
         calls = [call_object(call.name, call.arguments) for call in answer.tool_calls]
         found = self._object(answer.content, answer.reasoning, calls)
-        return found | self._end(output, usage)
+        return found | self._logprobs(text_logprobs(output)) | self._end(output, usage)
 
     def begin(self) -> list[bytes]:
         return []
@@ -101,7 +125,8 @@ class OllamaFormatter(BlockFormatter):
         return [self._line(calls=[call_object(self.call.name, self.text)])]
 
     def close(self, output: CompletionOutput, usage: Usage) -> list[bytes]:
-        return [json_bytes(self._object() | self._end(output, usage)) + b"\n"]
+        logprobs = self._logprobs(self.take_logprobs())
+        return [json_bytes(self._object() | logprobs | self._end(output, usage)) + b"\n"]
 
     def format_error(self, error: ApiError) -> list[bytes]:
         return [json_bytes(error_body(error, None)) + b"\n"]

@@ -17,6 +17,7 @@ from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.infill import encode_infill
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import encode_prompts
+from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes, json_response
 from llaisys.server.ollama.formatter import OllamaFormatter, error_body, nanoseconds, now
@@ -27,9 +28,10 @@ from llaisys.server.ollama.schemas import (
     EmbedRequest,
     GenerateRequest,
     OllamaRequest,
+    PullRequest,
     ShowRequest,
 )
-from llaisys.server.service import service_for
+from llaisys.server.service import service_for, unknown_model
 
 __all__ = ["error_body", "router"]
 
@@ -43,8 +45,15 @@ async def chat(request: Request, body: ChatRequest) -> Response:
     """Answer a conversation, streamed as lines of JSON unless `stream` is false."""
     if body.only_loads:
         return await loaded(request, body, {"message": {"role": "assistant", "content": ""}})
-    opened = await open_chat(await Job.of(request, body.chat, "messages"), body.chat)
-    return await opened.run(OllamaFormatter(opened.new_reader(), body.model, chat=True))
+    job = await Job.of(request, body.chat, "messages")
+    opened = await open_chat(job, body.chat)
+    names = token_names(job, body)
+    return await opened.run(OllamaFormatter(opened.new_reader(), body.model, True, names))
+
+
+def token_names(job: Job, body: OllamaRequest) -> TokenNames | None:
+    """Return the names of tokens for logprobs, if requested."""
+    return TokenNames(job.service.engine.tokenizer) if body.logprobs else None
 
 
 @router.post("/generate")
@@ -53,6 +62,7 @@ async def generate(request: Request, body: GenerateRequest) -> Response:
     if body.only_loads:
         return await loaded(request, body, {"response": ""})
     job = await Job.of(request, body.chat, "prompt")
+    names = token_names(job, body)
     if body.raw or body.suffix:
         params = await job.sampling(body.chat.to_sampling)
         engine, prompt, limit = job.service.engine, body.prompt or "", job.prompt_limit
@@ -61,11 +71,14 @@ async def generate(request: Request, body: GenerateRequest) -> Response:
             prompts, params = [infill.ids], infill.with_stop_tokens(params)
         else:
             prompts = await encode_prompts(engine, [prompt], True, limit)
-        return await job.run(
-            prompts, params, OllamaFormatter(AnswerReader(), body.model, chat=False)
-        )
+        formatter = OllamaFormatter(AnswerReader(), body.model, False, names)
+        return await job.run(prompts, params, formatter)
     opened = await open_chat(job, body.chat)
-    return await opened.run(OllamaFormatter(opened.new_reader(), body.model, chat=False))
+    if body.context:
+        opened.prompt = [*body.context, *opened.prompt]
+        job.prompt_limit.check_tokens(len(opened.prompt))
+    formatter = OllamaFormatter(opened.new_reader(), body.model, False, names, opened.prompt)
+    return await opened.run(formatter)
 
 
 @router.post("/embed")
@@ -140,7 +153,23 @@ async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
     if not name:
         raise invalid_value("model", name, "the name of a model")
     service = await service_for(request, name.removesuffix(":latest"))
-    return model_details(service)
+    return await model_details(service)
+
+
+@router.post("/pull")
+async def pull(request: Request, body: PullRequest) -> Response:
+    """Report success for a served model, which needs no download; other models are a 404."""
+    name = body.model or body.name
+    if not name:
+        raise invalid_value("model", name, "the name of a model")
+    models = request.app.state.models
+    if not models.has_model(name.removesuffix(":latest")):
+        names = [known for service in models.services for known in service.model_names]
+        raise unknown_model(name, names)
+    if body.stream is False:
+        return json_response({"status": "success"})
+    lines = [json_bytes({"status": text}) for text in ("pulling manifest", "success")]
+    return Response(b"\n".join([*lines, b""]), media_type=OllamaFormatter.media_type)
 
 
 @router.get("/version")

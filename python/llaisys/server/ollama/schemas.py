@@ -15,15 +15,13 @@ from llaisys.common.validation import MAX_INT, check_int, invalid_value
 from llaisys.server.generation.chat import ProtocolRequest
 from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import (
-    NEVER,
     UNSUPPORTED,
     FieldNotes,
     Ignored,
     field_error,
     filter_object,
-    unsupported,
 )
-from llaisys.server.openai.schemas import CompletionRequest, Schema, Text
+from llaisys.server.openai.schemas import LOGPROBS, CompletionRequest, Schema, Text, TokenId
 
 Number = float | int
 
@@ -38,17 +36,18 @@ SAMPLING = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
 }
-# Options of loading and running a model, which the server configures: ignored.
+# Options of loading and running a model, which the server configures, and of samplers that it does
+# not have: ignored.
 HINTS = frozenset(
     "num_ctx num_keep num_batch num_gpu main_gpu num_thread numa use_mmap use_mlock low_vram "
     "f16_kv vocab_only logits_all embedding_only rope_frequency_base rope_frequency_scale "
-    "repeat_last_n penalize_newline mirostat_tau mirostat_eta draft_num_predict".split()
+    "repeat_last_n penalize_newline mirostat mirostat_tau mirostat_eta tfs_z "
+    "draft_num_predict".split()
 )
-# Options that affect the answer; NEUTRAL: accepted values of unsupported ones.
-OPTIONS = frozenset({*SAMPLING, "num_predict", "seed", "stop", "mirostat", "tfs_z"})
+# Options that affect the answer.
+OPTIONS = frozenset({*SAMPLING, "num_predict", "seed", "stop"})
 CALL_NAMES = frozenset({"id", "type", "function"})
 FUNCTION_NAMES = frozenset({"name", "arguments", "index", "description"})
-NEUTRAL: dict[str, tuple[Any, ...]] = {"mirostat": (0,), "tfs_z": (1,)}
 
 
 class OllamaMessage(Schema):
@@ -81,8 +80,8 @@ class OllamaRequest(ProtocolRequest):
     options: dict[str, Any] | None = None
     keep_alive: Text | Number | None = None  # ignored
     think: bool | Literal["low", "medium", "high"] | None = None
-    logprobs: Literal[False] | None = None
-    top_logprobs: Literal[0] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int | None, Checked("top_logprobs", LOGPROBS)] = None
     truncate: bool | None = None  # ignored: a prompt that is too long is rejected
     shift: bool | None = None
 
@@ -93,6 +92,8 @@ class OllamaRequest(ProtocolRequest):
     def shared_fields(self) -> dict[str, Any]:
         fields = sampling_fields(self.options or {})
         fields |= {"model": self.model.removesuffix(":latest"), "stream": self.stream is not False}
+        if self.logprobs:
+            fields |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
         if self.format == "json":
             fields["response_format"] = {"type": "json_object"}
         elif isinstance(self.format, dict):
@@ -129,7 +130,7 @@ class GenerateRequest(OllamaRequest):
     raw: bool | None = None  # without the chat template
     suffix: Text | None = None  # text after the answer, for FIM models
     template: Literal[""] | None = None
-    context: list[int] | None = None
+    context: list[TokenId] | None = None  # of an answer
     images: list[Any] | None = None
 
     @property
@@ -139,12 +140,6 @@ class GenerateRequest(OllamaRequest):
     def to_chat(self) -> dict[str, Any]:
         if self.images:
             raise no_images("images")
-        if self.context:
-            raise InvalidInputError(
-                "context is not supported by this server; use /api/chat",
-                field="context",
-                code=UNSUPPORTED,
-            )
         fields = self.shared_fields()
         system = [{"role": "system", "content": self.system}] if self.system else []
         user = [{"role": "user", "content": self.prompt}] if self.prompt else PLACEHOLDER
@@ -185,6 +180,15 @@ class EmbedRequest(OllamaEmbeddingRequest):
 
 class EmbeddingsRequest(OllamaEmbeddingRequest):
     prompt: Text | None = None
+
+
+class PullRequest(Schema):
+    model: Text | None = Field(None, max_length=1024)
+    name: Text | None = Field(None, max_length=1024)  # older alias of model
+    stream: bool | None = None
+    insecure: bool | None = None
+    username: Text | None = None
+    password: Text | None = None
 
 
 class ShowRequest(Schema):
@@ -295,6 +299,4 @@ def sampling_fields(options: dict[str, Any]) -> dict[str, Any]:
         elif name == "stop":
             texts = [value] if isinstance(value, str) else value
             fields["stop"] = [text for text in texts if text] if isinstance(texts, list) else texts
-        elif name in NEUTRAL and value not in NEUTRAL[name]:
-            raise unsupported(f"options.{name}", NEVER)
     return fields

@@ -125,9 +125,11 @@ async def verbose_object(
 
 @router.get("/v1/models", tags=["OpenAI"])
 async def models(request: Request) -> dict[str, Any]:
-    """List the served models."""
+    """List the served models, with the fields of OpenAI's and Anthropic's objects."""
     cards = request.app.state.models.cards()
-    return {"object": "list", "data": cards}
+    ids = [card["id"] for card in cards] or [None]
+    pages = {"first_id": ids[0], "last_id": ids[-1], "has_more": False}
+    return {"object": "list", "data": cards, **pages}
 
 
 @router.get("/v1/models/{model:path}", tags=["OpenAI"])

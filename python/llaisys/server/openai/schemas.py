@@ -20,6 +20,7 @@ from llaisys.common.sampling import (
     MAX_TOKENS,
     SamplingParams,
 )
+from llaisys.common.structured import StructuredOutputs
 from llaisys.common.validation import (
     MAX_INT,
     invalid_count,
@@ -42,17 +43,18 @@ from llaisys.server.openai.field_kinds import (
 from llaisys.server.openai.fields import FieldNotes, Ignored
 from llaisys.server.openai.structured import (
     STRUCTURED_FIELDS,
+    json_format,
     structured_of,
     with_known_format,
 )
 from llaisys.server.openai.tool_schemas import (
     FUNCTION_TOOLS,
-    AllowedChoice,
     CalledFunction,
     FunctionDefinition,
     NamedChoice,
     NamedFunction,
     ToolCall,
+    ToolChoiceObject,
     ToolDefinition,
     tool_set_of,
 )
@@ -289,7 +291,7 @@ class ChatCompletionRequest(SamplingFields):
     chat_template_kwargs: dict[str, Any] | None = None
     session_id: SessionId | None = None
     tools: list[ToolDefinition] | None = None
-    tool_choice: Literal["auto", "none", "required"] | NamedChoice | AllowedChoice | None = None
+    tool_choice: Literal["auto", "none", "required"] | ToolChoiceObject | None = None
     parallel_tool_calls: bool | None = None
     # Names of `tools` and `tool_choice` before 2024; calls are then in `function_call`.
     functions: list[FunctionDefinition] | None = None
@@ -320,6 +322,11 @@ class ChatCompletionRequest(SamplingFields):
             choice = NamedChoice.model_construct(function=choice)
         self._tool_set = tool_set_of(tools, choice, False)
         return self
+
+    @property
+    def text_format(self) -> StructuredOutputs | None:
+        """The JSON of `response_format`, if it is the only constraint."""
+        return json_format(self)
 
     @property
     def tool_set(self) -> ToolSet | None:

@@ -134,3 +134,13 @@ def structured_of(body: Any) -> StructuredOutputs | None:
             message = f"{name} is given; it must be left out with {names[0]}"
             raise InvalidInputError(message, field=name, limit=f"left out with {names[0]}")
     return used[names[0]] if names else None
+
+
+def json_format(body: Any) -> StructuredOutputs | None:
+    """Return the constraint of `response_format` if it is JSON and no other field constrains."""
+    others = (getattr(body, name) for name in (*STRUCTURED_FIELDS, FIELD))
+    used = [value for value in others if value not in (None, TEXT)]
+    found = body.response_format
+    if len(used) != 1 or not isinstance(found, StructuredOutputs):
+        return None
+    return found if found.constraint in ("json", "json_object") else None

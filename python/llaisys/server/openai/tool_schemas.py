@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -62,6 +62,9 @@ class AllowedChoice(Schema):
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
+
+
+ToolChoiceObject = Annotated[NamedChoice | AllowedChoice, Field(discriminator="type")]
 
 
 class CalledFunction(Schema):

@@ -17,7 +17,7 @@ from llaisys.common.types import (
     Usage,
 )
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.block_formatter import Block, BlockFormatter
+from llaisys.server.generation.block_formatter import Block, BlockFormatter, text_logprobs
 from llaisys.server.generation.timings import (
     PromptProgressReporter,
     StreamTimings,
@@ -129,8 +129,7 @@ class ResponsesFormatter(BlockFormatter):
         status = "incomplete" if output.finish_reason == "length" else "completed"
         if answer.reasoning:
             self.items.append(self._item(Block.REASONING, answer.reasoning, status))
-        entries = (output.logprobs or [])[usage.reasoning_tokens :]
-        self._logprobs = self._entries(entries, output)
+        self._logprobs = self._entries(text_logprobs(output)[usage.reasoning_tokens :])
         if answer.content or not answer.tool_calls:
             self.items.append(self._item(Block.TEXT, answer.content, status))
         for call in answer.tool_calls:
@@ -179,21 +178,16 @@ class ResponsesFormatter(BlockFormatter):
             self._timings.add(len(delta.token_ids))
         return super().format_delta(number, delta)
 
-    def _entries(
-        self, logprobs: Sequence[TokenLogprobs], source: CompletionOutput | StreamOutput
-    ) -> list[dict[str, Any]]:
-        """Return the logprob objects of a text, if requested, without that of a stop token."""
-        if source.finish_reason == "stop" and not isinstance(source.stop_reason, str):
-            logprobs = logprobs[:-1]
+    def _entries(self, logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+        """Return the logprob objects of a text, if requested."""
         entries: Any = chat_logprobs(logprobs if self._has_logprobs else [], self._names)
         found: list[dict[str, Any]] = entries["content"]
         return found
 
     def add(self, block: Block, text: str) -> list[bytes]:
+        new = self.take_logprobs()
         if block is Block.TEXT:
-            # The tokens of a delta belong to its first text.
-            delta, self.delta = self.delta, None
-            logprobs = [] if delta is None else self._entries(delta.logprobs or [], delta)
+            logprobs = self._entries(new)
             self._logprobs += logprobs
             more: dict[str, Any] = {"content_index": 0, "logprobs": logprobs}
             if self._timings is not None:
