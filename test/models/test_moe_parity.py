@@ -3,6 +3,7 @@ cache, tensor parallelism, GGUF files and weights quantised at load."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from moe_models import MODELS, VOCAB, make_moe_model, write_moe_gguf
 from reference_models import BLOCK, Piece, opened, random_tokens, reference_logits, run_block, save
 
 from llaisys import LLM, SamplingParams
+from llaisys.common.errors import ModelLoadError
+from llaisys.models.families import open_checkpoint
+from llaisys.models.loading.shard import Shard
 
 pytestmark = pytest.mark.parity
 
@@ -144,3 +148,30 @@ def test_experts_in_one_tensor_load_like_separate_ones(tmp_path: Path) -> None:
         check(
             run_block(adapter, [Piece(0, tokens)], {0: [0, 1, 2]}), reference_logits(model, tokens)
         )
+
+
+def test_a_rank_reads_its_rows_of_every_expert(tmp_path: Path) -> None:
+    directory = save(make_moe_model("mixtral"), tmp_path)
+    name = "model.layers.1.mlp.experts.gate_proj.weight"
+    with open_checkpoint(directory) as checkpoint:
+        whole = checkpoint.read(name, "f32").reshape(5, 40, 48)
+        shard = Shard(0, 20, 40, parts=5)
+        expected = whole[:, 20:].reshape(100, 48)
+        np.testing.assert_array_equal(checkpoint.read_shard(name, "f32", shard), expected)
+        records = checkpoint.records(name, shard)
+        assert records is not None and [r.shape for r in records] == [(20, 48)] * 5
+        parts = [np.empty(r.shape, np.float32) for r in records]
+        for record, part in zip(records, parts, strict=True):
+            record.read_into(part.reshape(-1).view(np.uint8).data)
+        np.testing.assert_array_equal(np.concatenate(parts), expected)
+
+
+def test_a_missing_expert_is_named(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    directory = save(make_moe_model("mixtral"), tmp_path)
+    path = str(directory / "model.safetensors")
+    name = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
+    save_file({k: v for k, v in load_file(path).items() if k != name}, path)
+    with pytest.raises(ModelLoadError, match=re.escape(repr(name))), opened(directory):
+        pass
