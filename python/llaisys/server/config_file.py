@@ -32,7 +32,7 @@ def read_config_file(path: Path) -> dict[str, Any]:
     """Raises InvalidInputError with the file and the fault."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InvalidInputError(f"--config {path}: {reason}", field="config") from None
 

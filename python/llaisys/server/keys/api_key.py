@@ -123,7 +123,7 @@ def _read_line(text: str) -> ApiKey:
         return ApiKey(text)
     try:
         values: dict[str, Any] = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidInputError(
             "it starts like a JSON object but is not valid JSON", field="api_key_file"
         ) from None

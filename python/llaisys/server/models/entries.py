@@ -64,7 +64,7 @@ def read_models_file(path: Path, options: Mapping[str, Any]) -> tuple[ModelEntry
     Raises InvalidInputError with the file, the table and the name."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise InvalidInputError(f"--models {path}: {reason}", field="models") from None
     for name in data:
