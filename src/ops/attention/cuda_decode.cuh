@@ -334,13 +334,13 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
     }
 }
 
-// Splits per cluster: 2 blocks per SM in all, a power of two within the cluster limit.
+// Splits per cluster: blocks_per_sm blocks per SM in all, a power of two within the cluster limit.
 // Batch-invariant streams always use kMaxSplits.
-inline int decode_splits(const device::CudaStream &stream, int64_t units) {
+inline int decode_splits(const device::CudaStream &stream, int64_t units, int blocks_per_sm = 2) {
     if (stream.is_exact) {
         return kMaxSplits;
     }
-    const int64_t wanted = std::max<int64_t>(2 * stream.n_sms / units, 1);
+    const int64_t wanted = std::max<int64_t>(blocks_per_sm * stream.n_sms / units, 1);
     int n = 1;
     while (n * 2 <= std::min<int64_t>(wanted, kMaxSplits)) {
         n *= 2;
@@ -421,16 +421,18 @@ void run_decode(device::CudaStream &stream, const AttentionArgs &args, const int
     launch_decode<T, T, D, HeadTiles, 2, false>(stream, args, tokens, n_tokens, n, 1);
 }
 
-// The same over 8-bit caches. A stage has half the bytes, so that there are twice as many.
+// The same over 8-bit caches. A stage has half the bytes and more instructions per byte: 3 stages of
+// head_dim 128 leave room for 4 blocks per SM.
 template <typename T, typename Format, int D, int HeadTiles>
 void run_decode_bytes(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
                       int64_t n_tokens, bool are_long = false, const DecodeTuning &tuning = {}) {
-    constexpr int kStages = D > 128 ? 2 : 4;
+    constexpr int kStages = D > 128 ? 2 : 3;
+    constexpr int kBlocksPerSm = D > 128 ? 2 : 4;
     const int64_t units = n_tokens * args.kv_heads;
     const int clusters = tuning.clusters > 0 ? tuning.clusters
                          : are_long          ? decode_clusters(stream, units)
                                              : 1;
-    const int n = clusters > 1 ? kMaxSplits : decode_splits(stream, units);
+    const int n = clusters > 1 ? kMaxSplits : decode_splits(stream, units, kBlocksPerSm);
     launch_decode<T, Format, D, HeadTiles, kStages, true>(stream, args, tokens, n_tokens, n,
                                                           clusters);
 }
