@@ -251,6 +251,26 @@ def responses(client: httpx.Client) -> None:
     assert "".join(deltas) == events[-1]["response"]["output"][0]["content"][0]["text"]
 
 
+@shape("compat_oai_responses")
+def response_timings(client: httpx.Client) -> None:
+    fields = {"max_output_tokens": 8, "timings_per_token": True, "return_progress": True}
+    events = streamed(client, "/responses", input="This is a test" * 10, **fields)
+    progress = [e for e in events if "prompt_progress" in e]
+    assert progress and all(e["type"] == "response.in_progress" for e in progress)
+    assert all(e["prompt_progress"]["total"] > 0 for e in progress)
+    timed = [e for e in events if "timings" in e]
+    assert any(e["type"] == "response.output_text.delta" for e in timed)
+    rates = {"prompt_per_second", "predicted_per_second"}
+    assert all(rates <= e["timings"].keys() for e in timed) and timed[-1] is events[-1]
+
+
+@shape("chat_completion")
+def verbose(client: httpx.Client) -> None:
+    asked = {"max_tokens": 2, "messages": BOOK}
+    assert "Book" in post(client, "/chat/completions", **asked, verbose=True)["__verbose"]["prompt"]
+    assert "__verbose" not in post(client, "/chat/completions", **asked, verbose=False)
+
+
 CALL = {"type": "tool_use", "id": "t1", "name": "get_weather", "input": {"location": "Paris"}}
 RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "Sunny, 25°C"}
 
