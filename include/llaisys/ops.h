@@ -42,6 +42,16 @@ LLAISYS_API int32_t llaisysLinear(llaisysStream_t stream, llaisysTensor_t in, ll
                                   int32_t n, const llaisysLinearWeight_t *weight,
                                   const llaisysTensor_t *bias, const llaisysTensor_t *out);
 
+/* LoRA. For each of n parts and each row i with an adapter s = slots[i] (i32 [m], a host tensor;
+ * -1: none): out[p][i] += scales[s] * b[p * n_adapters + s] * a[p * n_adapters + s] * in[i].
+ * in [m, in] real, strided; out[p] [m, out] real, strided; a [rank, in] and b [out, rank]: host
+ * tensors of one dtype, real, or both NULL; ranks 1 to 256. At most 3 parts. Results of a row are
+ * independent of other rows. */
+LLAISYS_API int32_t llaisysLora(llaisysStream_t stream, llaisysTensor_t in, llaisysTensor_t slots,
+                                int32_t n, int32_t n_adapters, const llaisysTensor_t *a,
+                                const llaisysTensor_t *b, const float *scales,
+                                const llaisysTensor_t *out);
+
 /* Selects the experts of each token: experts i32 [n, k] and weights f32 [n, k], best first, lowest
  * index first on a tie, from logits f32 [n, E]. The scores are the softmax of a row, or the sigmoid
  * of each logit. bias f32 [E] (NULL: none) is added to the scores for the selection only. With

@@ -10,6 +10,14 @@ using namespace llaisys::capi;
 namespace {
 
 constexpr int32_t kMaxHiddenLayers = 64;
+constexpr int32_t kMaxLoras = 1024;
+
+void check_lora_sizes(int32_t max_loras, int32_t max_rank) {
+    require(max_loras >= 0 && max_loras <= kMaxLoras, "max_loras must be in [0, ", kMaxLoras,
+            "], got ", max_loras);
+    require(max_loras == 0 || (max_rank >= 1 && max_rank <= ops::kMaxLoraRank),
+            "max_rank must be in [1, ", ops::kMaxLoraRank, "], got ", max_rank);
+}
 
 void set_no_slot_error() {
     set_last_error(LLAISYS_ERROR_MEMORY, "the KV cache has no free slot for this step");
@@ -84,6 +92,43 @@ int32_t llaisysModelReplaceWeight(LlaisysModel *model, const char *field, int32_
     return guard([&] {
         not_null(model, "model")->pipeline.wait();
         model->model->replace_weight(model->stream, not_null(field, "field"), layer, tensor);
+    });
+}
+
+// -- LoRA adapters
+// ---------------------------------------------------------------------------------
+
+int32_t llaisysModelReserveLora(LlaisysModel *model, int32_t max_loras, int32_t max_rank) {
+    return guard([&] {
+        not_null(model, "model");
+        check_lora_sizes(max_loras, max_rank);
+        model->runner().reserve_lora(max_loras, max_rank);
+    });
+}
+
+int32_t llaisysModelLoraBytes(LlaisysModel *model, int32_t max_loras, int32_t max_rank,
+                              int64_t *bytes) {
+    return guard([&] {
+        not_null(model, "model");
+        not_null(bytes, "bytes");
+        check_lora_sizes(max_loras, max_rank);
+        *bytes = model->model->lora_bytes(max_loras, max_rank);
+    });
+}
+
+int32_t llaisysModelSetLora(LlaisysModel *model, int32_t slot, const char *field, int32_t layer,
+                            llaisysTensor_t a, llaisysTensor_t b, float scale) {
+    return guard([&] {
+        not_null(model, "model")->pipeline.wait();
+        model->model->set_lora(model->stream, slot, not_null(field, "field"), layer,
+                               tensor_of(a, "a"), tensor_of(b, "b"), scale);
+    });
+}
+
+int32_t llaisysModelClearLora(LlaisysModel *model, int32_t slot) {
+    return guard([&] {
+        not_null(model, "model")->pipeline.wait();
+        model->model->clear_lora(model->stream, slot);
     });
 }
 

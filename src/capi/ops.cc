@@ -6,6 +6,7 @@
 #include "ops/geglu/op.hpp"
 #include "ops/kv_store/op.hpp"
 #include "ops/layer_norm/op.hpp"
+#include "ops/lora/op.hpp"
 #include "ops/moe/op.hpp"
 #include "ops/quantise/op.hpp"
 #include "ops/rearrange/op.hpp"
@@ -17,6 +18,7 @@
 #include "ops/swiglu/op.hpp"
 #include "ops/topk/op.hpp"
 
+#include <algorithm>
 #include <vector>
 
 using namespace llaisys;
@@ -34,6 +36,74 @@ const device::Stream &stream_of(llaisysStream_t stream) {
 }
 
 constexpr int32_t kMaxParts = 64;
+
+constexpr int32_t kMaxAdapters = 1024;
+
+// Adapters of llaisysLora: [n_parts, n].
+struct Adapters {
+    const device::Stream &stream;
+    int32_t n;
+    const llaisysTensor_t *a, *b;
+    const float *scales;
+    DType dtype = LLAISYS_DTYPE_INVALID;
+    int64_t max_rank = 1;
+    std::vector<int32_t> ranks = {}; // largest of each adapter
+
+    // Fills in dtype and ranks; `fallback`: the dtype when there is no adapter.
+    void inspect(int32_t n_parts, DType fallback) {
+        ranks.assign(size_t(n), 0);
+        for (int32_t i = 0; i < n_parts * n; ++i) {
+            require((a[i] == nullptr) == (b[i] == nullptr), "lora: one of a and b of adapter ",
+                    i % n, " is NULL");
+            if (a[i] == nullptr) {
+                continue;
+            }
+            const Tensor &tensor = tensor_of(a[i], "lora: a");
+            require(tensor.ndim() == 2 && tensor.size(0) >= 1 &&
+                        tensor.size(0) <= ops::kMaxLoraRank && is_activation(tensor.dtype()),
+                    "lora: a: got ", tensor.shape(), " of ", name_of(tensor.dtype()),
+                    ", expected real values of a rank in [1, ", ops::kMaxLoraRank, "]");
+            max_rank = std::max(max_rank, tensor.size(0));
+            ranks[size_t(i % n)] = std::max(ranks[size_t(i % n)], int32_t(tensor.size(0)));
+            dtype = dtype == LLAISYS_DTYPE_INVALID ? tensor.dtype() : dtype;
+        }
+        dtype = dtype == LLAISYS_DTYPE_INVALID ? fallback : dtype;
+    }
+    ops::LoraWeight weight(int32_t part, int64_t out_features, int64_t in_features) const {
+        const auto made =
+            ops::LoraWeight::create(stream, dtype, n, max_rank, out_features, in_features);
+        for (int32_t s = 0; s < n; ++s) {
+            if (a[part * n + s] != nullptr) {
+                made.set(stream, s, tensor_of(a[part * n + s], "lora: a"),
+                         tensor_of(b[part * n + s], "lora: b"), scales[s]);
+            }
+        }
+        return made;
+    }
+};
+
+void run_lora(const device::Stream &stream, const Tensor &in, const ops::LoraPart *parts, int n,
+              const Tensor &slots, const int32_t *ranks) {
+    const int64_t m = in.size(0);
+    const ops::LoraWeight &weight = *parts[0].weight;
+    require(slots.device() == LLAISYS_DEVICE_CPU && slots.dtype() == LLAISYS_DTYPE_I32 &&
+                slots.shape() == Shape{m} && slots.is_contiguous(),
+            "lora: slots must be an i32 host tensor of shape ", Shape{m}, ", got ", slots.shape());
+    const int64_t n_tiles = ops::lora_tiles(m, weight.n_slots());
+    std::vector<int32_t> rows(size_t(m + 4 * n_tiles));
+    ops::group_lora_rows(slots.as<int32_t>(), m, ranks, weight.n_slots(), rows.data(),
+                         rows.data() + m);
+    const auto create = [&](const Shape &shape, DType dtype) {
+        return Tensor::create(shape, dtype, stream.type(), stream.device_id());
+    };
+    ops::LoraRows grouped{create({m}, LLAISYS_DTYPE_I32), create({n_tiles, 4}, LLAISYS_DTYPE_I32)};
+    grouped.rows.load(stream, rows.data(), size_t(grouped.rows.bytes()));
+    grouped.tiles.load(stream, rows.data() + m, size_t(grouped.tiles.bytes()));
+    const Tensor scratch =
+        create({ops::lora_scratch(m, n, in.size(1), weight.max_rank())}, LLAISYS_DTYPE_F32);
+    ops::lora(stream, in, parts, n, grouped, scratch);
+    stream.synchronize(); // the memory above is released
+}
 
 } // namespace
 
@@ -97,6 +167,36 @@ int32_t llaisysLinear(llaisysStream_t stream, llaisysTensor_t in, llaisysTensor_
         }
         ops::linear(stream_of(stream), tensor_of(in, "linear: in"), parts, n,
                     rows != nullptr ? &tensor_of(rows, "linear: rows") : nullptr);
+    });
+}
+
+int32_t llaisysLora(llaisysStream_t stream, llaisysTensor_t in, llaisysTensor_t slots, int32_t n,
+                    int32_t n_adapters, const llaisysTensor_t *a, const llaisysTensor_t *b,
+                    const float *scales, const llaisysTensor_t *out) {
+    return guard([&] {
+        require(n >= 1 && n <= ops::kMaxLoraParts, "lora: n must be in [1, ", ops::kMaxLoraParts,
+                "], got ", n);
+        require(n_adapters >= 1 && n_adapters <= kMaxAdapters, "lora: n_adapters must be in [1, ",
+                kMaxAdapters, "], got ", n_adapters);
+        not_null(a, "lora: a");
+        not_null(b, "lora: b");
+        not_null(scales, "lora: scales");
+        not_null(out, "lora: out");
+        const Tensor &rows = tensor_of(in, "lora: in");
+        ops::LoraWeight weights[ops::kMaxLoraParts];
+        ops::LoraPart parts[ops::kMaxLoraParts];
+        Adapters adapters{stream_of(stream), n_adapters, a, b, scales};
+        adapters.inspect(n, rows.dtype());
+        for (int32_t p = 0; p < n; ++p) {
+            const Tensor &to = tensor_of(out[p], "lora: out");
+            require(rows.ndim() == 2 && to.ndim() == 2,
+                    "lora: in and out must have 2 dimensions, got ", rows.shape(), " and ",
+                    to.shape());
+            weights[p] = adapters.weight(p, to.size(1), rows.size(1));
+            parts[p] = {&weights[p], &to};
+        }
+        run_lora(adapters.stream, rows, parts, n, tensor_of(slots, "lora: slots"),
+                 adapters.ranks.data());
     });
 }
 

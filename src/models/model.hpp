@@ -7,6 +7,7 @@
 #include "device/runtime.hpp"
 #include "llaisys/models/model.h"
 #include "ops/attention/op.hpp"
+#include "ops/lora/op.hpp"
 #include "parallel/process_group.hpp"
 #include "runtime/workspace/workspace.hpp"
 #include "tensor/tensor.hpp"
@@ -63,6 +64,9 @@ struct ModelInput {
     // needed. A model may then drop the other rows.
     Tensor last_rows;        // i64 [r]: output_rows
     Tensor last_row_indices; // i32 [r]: 0, 1, ...: their rows after that
+    // Rows with a LoRA adapter; without storage when no row has one.
+    ops::LoraRows lora;
+    ops::LoraRows last_lora; // those of last_rows
 };
 
 // Slots for the keys and values of a micro-batch, and the cache entries visible to each token.
@@ -98,6 +102,18 @@ public:
         fail(LLAISYS_ERROR_UNSUPPORTED, "only decoders support hidden states of layers");
     }
 
+    // LoRA; see llaisysModelReserveLora. Slots reserved; 0: none.
+    virtual int64_t lora_slots() const { return 0; }
+    // Largest rank of each slot in any product, [lora_slots()]; 0: empty.
+    virtual const int32_t *lora_ranks() const { return nullptr; }
+    virtual int64_t lora_bytes(int64_t, int64_t) const { no_lora(); }
+    virtual void reserve_lora(const device::Stream &, int64_t, int64_t) { no_lora(); }
+    virtual void set_lora(const device::Stream &, int64_t, const char *, int64_t, const Tensor &,
+                          const Tensor &, float) {
+        no_lora();
+    }
+    virtual void clear_lora(const device::Stream &, int64_t) { no_lora(); }
+
     // The public slot table of this model type.
     virtual void *weights() = 0;
     // Takes ownership of the handle or throws; may pack the values at once.
@@ -116,6 +132,10 @@ public:
                          ForwardOutput *output) = 0;
 
 private:
+    [[noreturn]] static void no_lora() {
+        fail(LLAISYS_ERROR_UNSUPPORTED, "only decoders support LoRA adapters");
+    }
+
     ModelSpec spec_;
 };
 

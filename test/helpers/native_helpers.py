@@ -297,7 +297,7 @@ class MockModel(Model):
             "seq_ids": None if seqs is None else np.array([i for s in seqs for i in s], np.int64),
             "logits": None if marks is None else np.asarray(marks, np.int8),
         }
-        for name in ("slot_mapping", "context_lens", "block_tables"):
+        for name in ("slot_mapping", "context_lens", "block_tables", "lora_slots"):
             if name in fields:
                 arrays[name] = np.ascontiguousarray(fields.pop(name), np.int32)
         if "pooling" in fields:

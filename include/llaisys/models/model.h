@@ -89,6 +89,29 @@ LLAISYS_API void *llaisysModelWeights(LlaisysModel *model);
 LLAISYS_API int32_t llaisysModelReplaceWeight(LlaisysModel *model, const char *field, int32_t layer,
                                               llaisysTensor_t tensor);
 
+/* -- LoRA adapters: decoders only ---------------------------------------------------------------
+ *
+ * A token with a slot s computes y + scale * B (A x) for the products y = W x of q, k, v, o, gate,
+ * up and down, before biases. */
+
+/* Replaces the slots by max_loras empty ones for adapters of rank 1 .. max_rank (at most 256); 0:
+ * none. Waits for steps in flight. At most 1024 slots. On failure there are none. */
+LLAISYS_API int32_t llaisysModelReserveLora(LlaisysModel *model, int32_t max_loras,
+                                            int32_t max_rank);
+/* Device bytes that ReserveLora allocates. */
+LLAISYS_API int32_t llaisysModelLoraBytes(LlaisysModel *model, int32_t max_loras, int32_t max_rank,
+                                          int64_t *bytes);
+/* Copies A [rank, in] and B [out, rank] of the linear weight `field` ("attn_q_w", ..) of a layer
+ * into a slot, converted to the dtype of the meta. Host tensors, f32, f16 or bf16; the caller
+ * keeps them. Ranks may differ between weights; a weight that was not set has no adapter. in and
+ * out are those of this rank's shard: A of o and down is sharded by columns, B of the others by
+ * rows. Waits for steps in flight. On failure the weight has no adapter in this slot. */
+LLAISYS_API int32_t llaisysModelSetLora(LlaisysModel *model, int32_t slot, const char *field,
+                                        int32_t layer, llaisysTensor_t a, llaisysTensor_t b,
+                                        float scale);
+/* Empties a slot. */
+LLAISYS_API int32_t llaisysModelClearLora(LlaisysModel *model, int32_t slot);
+
 /* -- Running ------------------------------------------------------------------------------------ */
 
 /* May return with work in flight; Sample and GetLogits* wait for it. */

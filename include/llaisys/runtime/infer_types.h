@@ -47,8 +47,10 @@ typedef struct LlaisysStepInput {
     int32_t block_table_width;
     int32_t embd_size; /* 0: the hidden size. Draft head: also the feature size */
 
-    const uint8_t *pooling; /* [n_tokens]: LlaisysPooling; NULL: NONE. A pooled token has one
+    const uint8_t *pooling;    /* [n_tokens]: LlaisysPooling; NULL: NONE. A pooled token has one
                                sequence */
+    const int32_t *lora_slots; /* [n_tokens]: LoRA slot, -1: no adapter; NULL: -1. See
+                                  llaisysModelReserveLora */
 } LlaisysStepInput;
 
 /* A logits processor of the sampler chain. */

@@ -39,6 +39,7 @@ class LlaisysStepInput(Structure):
         ("block_table_width", c_int32),
         ("embd_size", c_int32),
         ("pooling", c_void_p),
+        ("lora_slots", c_void_p),
     )
 
 

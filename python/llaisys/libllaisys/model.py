@@ -7,6 +7,7 @@ from ctypes import (
     Structure,
     c_char_p,
     c_double,
+    c_float,
     c_int,
     c_int32,
     c_int64,
@@ -92,6 +93,14 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysModelParams", c_int32, [c_void_p, POINTER(LlaisysModelCreateParams)]),
     ("llaisysModelWeights", c_void_p, [c_void_p]),
     ("llaisysModelReplaceWeight", c_int32, [c_void_p, c_char_p, c_int32, c_void_p]),
+    ("llaisysModelReserveLora", c_int32, [c_void_p, c_int32, c_int32]),
+    ("llaisysModelLoraBytes", c_int32, [c_void_p, c_int32, c_int32, POINTER(c_int64)]),
+    (
+        "llaisysModelSetLora",
+        c_int32,
+        [c_void_p, c_int32, c_char_p, c_int32, c_void_p, c_void_p, c_float],
+    ),
+    ("llaisysModelClearLora", c_int32, [c_void_p, c_int32]),
     ("llaisysModelStep", c_int32, [c_void_p, POINTER(LlaisysStepInput)]),
     ("llaisysModelDecode", c_int32, [c_void_p, LlaisysBatch]),
     (

@@ -55,6 +55,29 @@ class Model(Handle):
         for other_field, other_layer in also:
             check(replace(model, other_field.encode(), other_layer, given))
 
+    def reserve_lora(self, max_loras: int, max_rank: int) -> None:
+        """Replace the LoRA slots by empty ones; 0: none."""
+        check(lib().llaisysModelReserveLora(self.handle, max_loras, max_rank))
+
+    def lora_bytes(self, max_loras: int, max_rank: int) -> int:
+        """Device bytes that `reserve_lora` allocates."""
+        size = ctypes.c_int64()
+        code = lib().llaisysModelLoraBytes(self.handle, max_loras, max_rank, ctypes.byref(size))
+        check(code)
+        return size.value
+
+    def set_lora(
+        self, slot: int, field: str, layer: int, a: Tensor, b: Tensor, scale: float
+    ) -> None:
+        """Copy A [rank, in] and B [out, rank] of one linear weight into a slot."""
+        name = field.encode()
+        code = lib().llaisysModelSetLora(self.handle, slot, name, layer, a.handle, b.handle, scale)
+        check(code)
+
+    def clear_lora(self, slot: int) -> None:
+        """Empty a slot."""
+        check(lib().llaisysModelClearLora(self.handle, slot))
+
     def step(self, step: LlaisysStepInput) -> None:
         step.struct_size = ctypes.sizeof(step)
         check(lib().llaisysModelStep(self.handle, ctypes.byref(step)))

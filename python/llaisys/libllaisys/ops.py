@@ -22,6 +22,11 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysLinearWeightBytes", c_int32, [c_int, c_int64, c_int64, POINTER(c_int64)]),
     ("llaisysLinear", c_int32, _tensors(2, c_int32, _HANDLES, _HANDLES, _HANDLES)),
     (
+        "llaisysLora",
+        c_int32,
+        _tensors(2, c_int32, c_int32, _HANDLES, _HANDLES, c_void_p, _HANDLES),
+    ),
+    (
         "llaisysMoeRoute",
         c_int32,
         _tensors(4, c_int32, c_int32, c_int32, c_int32, c_float),

@@ -10,6 +10,7 @@
 #include "parallel/tensor_parallel.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 namespace llaisys::models {
 
@@ -152,6 +153,9 @@ DecoderModel::Activations DecoderModel::allocate_activations(runtime::Workspace 
         act.last_attn_out =
             workspace.allocate({last_rows, int64_t(meta_.nh), int64_t(meta_.dh)}, dtype);
     }
+    if (lora_.n_slots() > 0) {
+        act.lora = workspace.allocate({lora_.scratch(n)}, LLAISYS_DTYPE_F32);
+    }
     if (!aux_hidden_layers_.empty()) {
         act.aux_hidden = workspace.allocate({n, hidden}, LLAISYS_DTYPE_F32);
     }
@@ -196,6 +200,7 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
     embed(stream, input, act.residual);
     ops::Residual residual{act.residual, Tensor()};
     Activations tail = act; // after the attention of the last layer; may have fewer rows
+    const ops::LoraRows *lora_rows = input.lora.rows.defined() ? &input.lora : nullptr;
     const bool has_outputs =
         input.output_rows.defined() || input.hidden_rows.defined() || !aux_hidden_layers_.empty();
     for (size_t i = 0; i < layers_.size(); ++i) {
@@ -210,8 +215,9 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
                            attention.lists_of(i), scale_, meta_.attention_soft_cap);
             if (is_last && selects_output_rows(input)) {
                 tail = select_output_rows(stream, input, act, &residual);
+                lora_rows = lora_rows != nullptr ? &input.last_lora : nullptr;
             }
-            feed_forward(stream, i, tail, &residual);
+            feed_forward(stream, i, tail, lora_rows, &residual);
         });
     }
     if (!has_outputs) {
@@ -359,32 +365,38 @@ void DecoderModel::project(const device::Stream &stream, size_t i, const ModelIn
                          {&layer.k.weight, tensor_at(weights_.attn_k_b, i), &act.k},
                          {&layer.v.weight, tensor_at(weights_.attn_v_b, i), &act.v}, head_norms,
                          {input.positions, inv_freqs_[i], attention.slots, attention.kv[i],
-                          or_one(meta_.rope_factor)});
+                          or_one(meta_.rope_factor)},
+                         lora(i, {LoraTarget::q, LoraTarget::k, LoraTarget::v},
+                              input.lora.rows.defined() ? &input.lora : nullptr, act));
 }
 
 void DecoderModel::mlp_input(const device::Stream &stream, size_t i, const ops::Norm &norm,
-                             const Activations &act, ops::Residual *residual) const {
+                             const Activations &act, const ops::LoraRows *lora_rows,
+                             ops::Residual *residual) const {
     const Layer &layer = layers_[i];
     const Tensor *up_bias = tensor_at(weights_.mlp_up_b, i);
     const auto activation =
         meta_.mlp_kind == LLAISYS_MLP_SWIGLU ? ops::Activation::silu : ops::Activation::gelu_tanh;
     if (meta_.mlp_kind == LLAISYS_MLP_GELU) {
         return ops::mlp_input(stream, residual, norm, {&layer.up.weight, up_bias, &act.gate},
-                              {nullptr, nullptr, nullptr}, activation);
+                              {nullptr, nullptr, nullptr}, activation,
+                              lora(i, {LoraTarget::up}, lora_rows, act));
     }
     ops::mlp_input(stream, residual, norm, {&layer.gate.weight, nullptr, &act.gate},
-                   {&layer.up.weight, up_bias, &act.up}, activation);
+                   {&layer.up.weight, up_bias, &act.up}, activation,
+                   lora(i, {LoraTarget::gate, LoraTarget::up}, lora_rows, act));
 }
 
 void DecoderModel::feed_forward(const device::Stream &stream, size_t i, const Activations &act,
-                                ops::Residual *residual) const {
+                                const ops::LoraRows *lora_rows, ops::Residual *residual) const {
     const Layer &layer = layers_[i];
     const Tensor &attended = act.attn_out;
     if (meta_.is_parallel != 0) { // both read the residual stream before either adds to it
-        mlp_input(stream, i, attn_norm(i, act), act, residual);
+        mlp_input(stream, i, attn_norm(i, act), act, lora_rows, residual);
     }
     add_product(stream, residual, attended.view({attended.size(0), act.q.size(1)}), layer.o.weight,
-                tensor_at(weights_.attn_o_b, i), weights_.attn_post_norm_w[i], act.normed);
+                tensor_at(weights_.attn_o_b, i), weights_.attn_post_norm_w[i], act.normed,
+                lora(i, {LoraTarget::o}, lora_rows, act));
     if (moe_.has(i)) {
         return moe_.run(stream, i, mlp_norm(i, act), act.moe, or_one(meta_.residual_scale),
                         residual);
@@ -392,27 +404,31 @@ void DecoderModel::feed_forward(const device::Stream &stream, size_t i, const Ac
     if (meta_.is_parallel != 0) {
         ops::settle(stream, residual);
     } else {
-        mlp_input(stream, i, mlp_norm(i, act), act, residual);
+        mlp_input(stream, i, mlp_norm(i, act), act, lora_rows, residual);
     }
     add_product(stream, residual, act.gate, layer.down.weight, tensor_at(weights_.mlp_down_b, i),
-                weights_.mlp_post_norm_w[i], act.normed);
+                weights_.mlp_post_norm_w[i], act.normed,
+                lora(i, {LoraTarget::down}, lora_rows, act));
 }
 
 void DecoderModel::add_product(const device::Stream &stream, ops::Residual *residual,
                                const Tensor &in, const ops::LinearWeight &weight,
-                               const Tensor *bias, llaisysTensor_t post_norm,
-                               const Tensor &scratch) const {
+                               const Tensor *bias, llaisysTensor_t post_norm, const Tensor &scratch,
+                               const ops::Lora &lora) const {
     const float scale = or_one(meta_.residual_scale);
     const bool is_plain = post_norm == nullptr && scale == 1.0f;
     if (group_->size() == 1 && is_plain) {
-        return ops::add_product(stream, residual, in, weight, bias, scratch);
+        return ops::add_product(stream, residual, in, weight, bias, scratch, lora);
     }
     ops::settle(stream, residual);
     if (group_->size() == 1) {
         const ops::LinearPart part{&weight, bias, &scratch};
         ops::linear(stream, in, &part, 1);
+        ops::apply_lora(stream, lora, in, {&scratch});
     } else {
-        parallel::row_parallel_linear(stream, *group_, scratch, in, weight, bias);
+        parallel::row_parallel_linear(stream, *group_, scratch, in, weight, bias, false);
+        ops::apply_lora(stream, lora, in, {&scratch}); // A x is this rank's term of a sum
+        group_->AllReduce(scratch);
     }
     if (post_norm != nullptr) {
         ops::norm_rows(stream, scratch, scratch, norm(post_norm, nullptr, scratch));
@@ -421,6 +437,58 @@ void DecoderModel::add_product(const device::Stream &stream, ops::Residual *resi
         ops::scale(stream, scratch, scratch, scale);
     }
     residual->addend = scratch;
+}
+
+// -- LoRA ----------------------------------------------------------------------------------------
+
+LoraShapes DecoderModel::lora_shapes() const {
+    const int64_t hidden = int64_t(meta_.hs);
+    const int64_t q_size = int64_t(meta_.nh * meta_.dh);
+    const int64_t kv_size = int64_t(meta_.nkvh * meta_.dh);
+    const int64_t inner = int64_t(meta_.di);
+    const int64_t gate = meta_.mlp_kind == LLAISYS_MLP_GELU ? 0 : inner;
+    return {{{"attn_q_w", q_size, hidden},
+             {"attn_k_w", kv_size, hidden},
+             {"attn_v_w", kv_size, hidden},
+             {"attn_o_w", hidden, q_size},
+             {"mlp_gate_w", gate, hidden},
+             {"mlp_up_w", inner, hidden},
+             {"mlp_down_w", inner > 0 ? hidden : 0, inner}}};
+}
+
+int64_t DecoderModel::lora_bytes(int64_t n_slots, int64_t max_rank) const {
+    return LoraSlots::bytes_of(lora_shapes(), int64_t(meta_.nlayer), meta_.dtype, n_slots,
+                               max_rank);
+}
+
+void DecoderModel::reserve_lora(const device::Stream &stream, int64_t n_slots, int64_t max_rank) {
+    lora_ = LoraSlots(); // release the memory first
+    if (n_slots > 0) {
+        lora_ =
+            LoraSlots(stream, lora_shapes(), int64_t(meta_.nlayer), meta_.dtype, n_slots, max_rank);
+    }
+}
+
+void DecoderModel::set_lora(const device::Stream &stream, int64_t slot, const char *field,
+                            int64_t layer, const Tensor &a, const Tensor &b, float scale) {
+    const bool is_mlp = std::strncmp(field, "mlp_", 4) == 0;
+    require(!is_mlp || layer < 0 || layer >= int64_t(layers_.size()) || !moe_.has(size_t(layer)),
+            "field must not be ", field, " in layer ", layer, ", whose MLP has experts");
+    lora_.set(stream, slot, field, layer, a, b, scale);
+}
+
+ops::Lora DecoderModel::lora(size_t layer, std::initializer_list<LoraTarget> targets,
+                             const ops::LoraRows *rows, const Activations &act) const {
+    ops::Lora lora;
+    if (rows == nullptr) {
+        return lora;
+    }
+    lora.rows = rows;
+    lora.scratch = &act.lora;
+    for (const LoraTarget target : targets) {
+        lora.weights[size_t(lora.n_parts++)] = &lora_.weight(layer, target);
+    }
+    return lora;
 }
 
 } // namespace llaisys::models

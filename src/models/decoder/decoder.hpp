@@ -8,6 +8,7 @@
 // of logits per step.
 #pragma once
 
+#include "models/decoder/lora_slots.hpp"
 #include "models/decoder/moe.hpp"
 #include "models/slot_model.hpp"
 #include "ops/decoder_layer/op.hpp"
@@ -33,6 +34,15 @@ public:
         return int64_t(aux_hidden_layers_.size() * meta_.hs);
     }
     void set_aux_hidden_layers(const std::vector<int32_t> &layers) override;
+    int64_t lora_slots() const override { return lora_.n_slots(); }
+    const int32_t *lora_ranks() const override { return lora_.ranks(); }
+    int64_t lora_bytes(int64_t n_slots, int64_t max_rank) const override;
+    void reserve_lora(const device::Stream &stream, int64_t n_slots, int64_t max_rank) override;
+    void set_lora(const device::Stream &stream, int64_t slot, const char *field, int64_t layer,
+                  const Tensor &a, const Tensor &b, float scale) override;
+    void clear_lora(const device::Stream &stream, int64_t slot) override {
+        lora_.clear(stream, slot);
+    }
     int64_t workspace_bytes(int64_t n_tokens, int64_t n_outputs) const override;
     void forward(const device::Stream &stream, runtime::Workspace &workspace,
                  const ModelInput &input, const AttentionMetadata &attention,
@@ -57,6 +67,7 @@ private:
         Tensor last_residual; // f32 [rows, hs]
         Tensor last_attn_out; // [rows, nh, dh]
         MoeLayers::Buffers moe;
+        Tensor lora; // f32, scratch of ops::lora; only with LoRA slots
     };
     static constexpr int64_t kHeadRows = 32;
     static constexpr int64_t kLastRows = 512;
@@ -82,6 +93,10 @@ private:
     // Norm of layer `index` before attention, or before the MLP. Without one: NormKind::none.
     ops::Norm attn_norm(size_t index, const Activations &act) const;
     ops::Norm mlp_norm(size_t index, const Activations &act) const;
+    LoraShapes lora_shapes() const;
+    // The adapters of products over one input; rows null: none.
+    ops::Lora lora(size_t layer, std::initializer_list<LoraTarget> targets,
+                   const ops::LoraRows *rows, const Activations &act) const;
     // Computes queries, and stores keys and values in the cache.
     void project(const device::Stream &stream, size_t index, const ModelInput &input,
                  const AttentionMetadata &attention, const Activations &act,
@@ -93,10 +108,11 @@ private:
                                    const Activations &act, ops::Residual *residual) const;
     // gate = activation(gate) * up of the normalised residual stream.
     void mlp_input(const device::Stream &stream, size_t index, const ops::Norm &norm,
-                   const Activations &act, ops::Residual *residual) const;
-    // The output projection of attention, then the MLP.
+                   const Activations &act, const ops::LoraRows *lora_rows,
+                   ops::Residual *residual) const;
+    // The output projection of attention, then the MLP. lora_rows null: no adapters.
     void feed_forward(const device::Stream &stream, size_t index, const Activations &act,
-                      ops::Residual *residual) const;
+                      const ops::LoraRows *lora_rows, ops::Residual *residual) const;
     // Logits of rows (i32) of the residual stream; gathers the ranks' columns of a
     // vocabulary-parallel head.
     void run_head(const device::Stream &stream, const Tensor &rows, const Activations &act,
@@ -105,7 +121,7 @@ private:
     // none) and multiplied by residual_scale. Overwrites scratch with the product.
     void add_product(const device::Stream &stream, ops::Residual *residual, const Tensor &in,
                      const ops::LinearWeight &weight, const Tensor *bias, llaisysTensor_t post_norm,
-                     const Tensor &scratch) const;
+                     const Tensor &scratch, const ops::Lora &lora) const;
 
     std::shared_ptr<const parallel::ProcessGroup> group_;
     LlaisysDecoderMeta meta_;                // nh, nkvh and di of this rank; its pointers are null
@@ -114,6 +130,7 @@ private:
     std::vector<Layer> layers_;
     MoeLayers moe_;
     std::vector<Tensor> inv_freqs_; // of each layer
+    LoraSlots lora_;
     runtime::PackedWeight head_;
     runtime::PackedWeight in_embed_; // without storage: in_embed is read as a tensor
     int64_t head_columns_ = 0; // vocabulary rows per rank (the last may have fewer); 0: not sharded

@@ -5,6 +5,7 @@
 #include "ops/cpu/attention_kernel.hpp"
 #include "ops/cpu/kernels.hpp"
 #include "ops/cpu/linear_kernel.hpp"
+#include "ops/cpu/lora_kernel.hpp"
 #include "ops/cpu/row_kernels.hpp"
 
 namespace llaisys::LLAISYS_CPU_NS {
@@ -34,6 +35,12 @@ constexpr ops::cpu::Kernels make_table() {
     table.linear_f32 = linear<float>;
     table.linear_f16 = linear<f16_t>;
     table.linear_bf16 = linear<bf16_t>;
+    table.lora_shrink_f32 = lora_shrink<float>;
+    table.lora_shrink_f16 = lora_shrink<f16_t>;
+    table.lora_shrink_bf16 = lora_shrink<bf16_t>;
+    table.lora_expand_f32 = lora_expand<float>;
+    table.lora_expand_f16 = lora_expand<f16_t>;
+    table.lora_expand_bf16 = lora_expand<bf16_t>;
     table.attention_span = attention_span;
     table.attention_merge = attention_merge;
     return table;

@@ -39,6 +39,24 @@ struct LinearTask {
     int64_t ldo;
 };
 
+// m rows of one LoRA adapter. Shrink: t[i, r] = scale * sum over n values of x[rows[i]] * w[r].
+// Expand: out[rows[i], j] += sum over r of t[i, r] * w[r, j], for n values of j.
+struct LoraTask {
+    int64_t m;
+    int64_t rank;
+    int64_t n;
+    const int32_t *rows; // [m]
+    const void *w;       // [rank, n], rows ldw apart, in the dtype of the kernel
+    int64_t ldw;
+    float *t; // [m, rank], rows ldt apart
+    int64_t ldt;
+    const float *x; // shrink: rows ldx apart
+    int64_t ldx;
+    float scale; // shrink
+    float *out;  // expand: rows ldo apart
+    int64_t ldo;
+};
+
 // Attention processes the entries of a span of kSpan entries in order, in tiles of kTile entries,
 // then merges the spans in order; both are aligned to multiples from entry 0. The order is the same
 // for every batch.
@@ -139,6 +157,13 @@ struct Kernels {
     void (*linear_f32)(const LinearTask &task);
     void (*linear_f16)(const LinearTask &task);
     void (*linear_bf16)(const LinearTask &task);
+
+    void (*lora_shrink_f32)(const LoraTask &task);
+    void (*lora_shrink_f16)(const LoraTask &task);
+    void (*lora_shrink_bf16)(const LoraTask &task);
+    void (*lora_expand_f32)(const LoraTask &task);
+    void (*lora_expand_f16)(const LoraTask &task);
+    void (*lora_expand_bf16)(const LoraTask &task);
 
     // Tiles of the entries [first, last), which lie in one span: overwrites the states of all
     // heads; `state` is that of the first.

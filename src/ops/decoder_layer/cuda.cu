@@ -5,6 +5,8 @@
 //   up to 96   norm kernel, then gemm_tma_m96.cuh with the same epilogues, where it is the fastest
 //   more       norm kernel, one cuBLASLt GEMM over adjacent weights, then a kernel for biases, RoPE and
 //              KV store; swiglu_rows.cuh, or gemm_swiglu_sm90.cuh with enough rows to fill its tiles
+// With LoRA adapters the norm is a kernel of its own and the products are stored: ops/lora adds to
+// them before biases, RoPE and KV store, or before SwiGLU.
 //
 // Bound: weight reads up to 64 rows, L2 to SM bandwidth above.
 #include "ops/decoder_layer/cuda.hpp"
@@ -25,6 +27,11 @@ bool is_16_byte_aligned(const Tensor &tensor) {
     return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0;
 }
 
+// Whether the columns of b follow those of a.
+bool is_adjacent(const Tensor &a, const Tensor &b) {
+    return b.data() == a.data() + bytes_of(a.dtype(), a.size(1)) && a.stride(0) == b.stride(0);
+}
+
 bool is_bias_16_byte_aligned(const LinearPart &part) {
     return part.bias == nullptr || is_16_byte_aligned(*part.bias);
 }
@@ -38,12 +45,14 @@ bool is_fast(const Tensor &residual, const Norm &norm, const LinearPart &part) {
            is_16_byte_aligned(part.weight->bytes);
 }
 
-// Input of a small-M GEMM: residual rows for a fused norm, otherwise normalized rows.
-cuda::GemmInput gemm_input(const device::Stream &stream, const Tensor &residual, const Norm &norm) {
+// Input of a small-M GEMM: residual rows for a fused norm, otherwise normalized rows. fuses_norm
+// false: norm.normed is used after the GEMM too.
+cuda::GemmInput gemm_input(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+                           bool fuses_norm = true) {
     cuda::GemmInput in{};
     in.m = int(residual.size(0));
     in.k = int(residual.size(1));
-    if (cuda::can_fuse_norm(device::cuda_stream_of(stream), in.m, in.k) &&
+    if (fuses_norm && cuda::can_fuse_norm(device::cuda_stream_of(stream), in.m, in.k) &&
         norm.weight.dtype() == LLAISYS_DTYPE_F32 && is_16_byte_aligned(norm.weight)) {
         in.residual = residual.as<float>();
         in.ld_residual = residual.stride(0);
@@ -76,35 +85,41 @@ bool run_m96(const device::Stream &stream, const Tensor &residual, const Norm &n
     return true;
 }
 
-// GEMM of q, k and v into adjacent outputs, without biases; false where cuBLASLt is to be used.
+// GEMM of adjacent weights into adjacent outputs, without biases; false where cuBLASLt is to be
+// used. keeps_normed: norm.normed holds the normalized rows afterwards.
 template <typename T>
-bool project_qkv(const device::Stream &stream, const Tensor &residual, const Norm &norm,
-                 const LinearPart &q, const LinearPart &k, const LinearPart &v) {
+bool project(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+             std::initializer_list<const LinearPart *> parts, const cuda::M96Tuning &tuning,
+             bool keeps_normed) {
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
-    const Tensor &w = q.weight->bytes;
-    if (k.weight->bytes.data() != w.data() + w.bytes() ||
-        v.weight->bytes.data() != k.weight->bytes.data() + k.weight->bytes.bytes()) {
-        return false;
-    }
+    const LinearPart &first = **parts.begin();
     cuda::LinearEpilogue<T> epilogue{};
-    epilogue.w = reinterpret_cast<const T *>(w.data());
-    epilogue.n = q.weight->out_features + k.weight->out_features + v.weight->out_features;
+    for (const LinearPart *part : parts) {
+        if (part->weight->bytes.data() !=
+            first.weight->bytes.data() +
+                bytes_of(first.weight->bytes.dtype(), epilogue.n * residual.size(1))) {
+            return false;
+        }
+        epilogue.n += part->weight->out_features;
+    }
+    epilogue.w = reinterpret_cast<const T *>(first.weight->bytes.data());
     epilogue.k = residual.size(1);
     epilogue.bias = cuda::reals(nullptr);
-    epilogue.out = cuda::reals(*q.out);
-    epilogue.ldo = q.out->stride(0);
-    const int64_t n = residual.size(0);
-    if (n <= cuda::max_fused_rows(cuda_stream)) {
-        cuda::run_gemm_small_m<T>(cuda_stream, gemm_input(stream, residual, norm), epilogue);
+    epilogue.out = cuda::reals(*first.out);
+    epilogue.ldo = first.out->stride(0);
+    if (residual.size(0) <= cuda::max_fused_rows(cuda_stream)) {
+        cuda::run_gemm_small_m<T>(cuda_stream, gemm_input(stream, residual, norm, !keeps_normed),
+                                  epilogue);
         return true;
     }
-    return run_m96<T>(stream, residual, norm, epilogue, cuda::m96_qkv_tuning(n, residual.size(1)));
+    return run_m96<T>(stream, residual, norm, epilogue, tuning);
 }
 
 template <typename T>
 void attention_input(const device::Stream &stream, const Tensor &residual, const Norm &norm,
                      const LinearPart &q, const LinearPart &k, const LinearPart &v,
-                     const HeadNorms &head_norms, const Placement &placement) {
+                     const HeadNorms &head_norms, const Placement &placement,
+                     const Lora &adapters) {
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     const KvLayer &kv = placement.kv;
     const int64_t n = residual.size(0);
@@ -127,8 +142,11 @@ void attention_input(const device::Stream &stream, const Tensor &residual, const
     const cuda::QkNorm qk_norm{cuda::reals(head_norms.q), cuda::reals(head_norms.k), norm.epsilon};
     const bool is_bytes = is_eight_bits(kv.k.dtype());
     bool is_projected = false;
-    if (head_norms.q != nullptr || is_bytes) {
-        is_projected = project_qkv<T>(stream, residual, norm, q, k, v);
+    const bool has_lora = adapters.rows != nullptr;
+    if (head_norms.q != nullptr || is_bytes || has_lora) {
+        is_projected =
+            project<T>(stream, residual, norm, {&q, &k, &v},
+                       cuda::m96_qkv_tuning(residual.size(0), residual.size(1)), has_lora);
     } else {
         const cuda::QkvEpilogue<T> epilogue{
             pairs, {weights(q), weights(k), weights(v)}, residual.size(1), 0};
@@ -147,6 +165,7 @@ void attention_input(const device::Stream &stream, const Tensor &residual, const
         rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
         linear(stream, norm.normed, parts, 3);
     }
+    apply_lora(stream, adapters, norm.normed, {q.out, k.out, v.out});
     if (!is_bytes) {
         cuda::rope_kv_store<T>(cuda_stream, pairs, qk_norm, pairs.q, pairs.q_row, n);
         return;
@@ -197,6 +216,20 @@ bool mlp_input(const device::Stream &stream, const Tensor &residual, const Norm 
     return true;
 }
 
+// Gate and up with LoRA adapters, whose products SwiGLU needs.
+template <typename T>
+void mlp_input_lora(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+                    const LinearPart &gate, const LinearPart &up, const Lora &adapters) {
+    if (!project<T>(stream, residual, norm, {&gate, &up},
+                    cuda::m96_gate_up_tuning(residual.size(0), residual.size(1)), true)) {
+        const LinearPart parts[] = {gate, up};
+        rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
+        linear(stream, norm.normed, parts, 2);
+    }
+    lora_swiglu(stream, norm.normed, {adapters.weights[0], gate.out}, {adapters.weights[1], up.out},
+                *adapters.rows, *adapters.scratch);
+}
+
 template <typename T>
 void head(const device::Stream &stream, const Tensor &logits, const Tensor &residual,
           const Norm &norm, const LinearWeight &weight, const Tensor &rows) {
@@ -234,11 +267,9 @@ void head(const device::Stream &stream, const Tensor &logits, const Tensor &resi
 
 bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, const Norm &norm,
                           const LinearPart &q, const LinearPart &k, const LinearPart &v,
-                          const HeadNorms &head_norms, const Placement &placement) {
+                          const HeadNorms &head_norms, const Placement &placement,
+                          const Lora &adapters) {
     const DType dtype = q.weight->bytes.dtype();
-    const auto is_adjacent = [](const Tensor &a, const Tensor &b) {
-        return b.data() == a.data() + bytes_of(a.dtype(), a.size(1)) && a.stride(0) == b.stride(0);
-    };
     const bool has_qk_norm = head_norms.q != nullptr || head_norms.k != nullptr;
     const bool is_bytes = is_eight_bits(placement.kv.k.dtype());
     if (is_bytes && !cuda::can_reduce_head(placement.kv.head_dim)) {
@@ -251,7 +282,7 @@ bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, 
         return false;
     }
     const bool has_rope_kernel =
-        has_qk_norm || is_bytes ||
+        has_qk_norm || is_bytes || adapters.rows != nullptr ||
         residual.size(0) > cuda::max_fused_rows(device::cuda_stream_of(stream));
     if (!is_fast(residual, norm, q) || !is_fast(residual, norm, k) || !is_fast(residual, norm, v) ||
         k.weight->bytes.dtype() != dtype || v.weight->bytes.dtype() != dtype ||
@@ -269,19 +300,29 @@ bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, 
         return true;
     }
     cuda::dispatch_half(dtype, [&](auto type) {
-        attention_input<decltype(type)>(stream, residual, norm, q, k, v, head_norms, placement);
+        attention_input<decltype(type)>(stream, residual, norm, q, k, v, head_norms, placement,
+                                        adapters);
     });
     return true;
 }
 
 bool mlp_input_cuda(const device::Stream &stream, const Tensor &residual, const Norm &norm,
-                    const LinearPart &gate, const LinearPart &up) {
+                    const LinearPart &gate, const LinearPart &up, const Lora &adapters) {
     const DType dtype = gate.weight->bytes.dtype();
     if (!is_fast(residual, norm, gate) || !is_fast(residual, norm, up) ||
         up.weight->bytes.dtype() != dtype || gate.out->dtype() != dtype || residual.size(0) == 0) {
         return false;
     }
     bool is_done = false;
+    if (adapters.rows != nullptr) {
+        if (!is_adjacent(*gate.out, *up.out)) {
+            return false;
+        }
+        cuda::dispatch_half(dtype, [&](auto type) {
+            mlp_input_lora<decltype(type)>(stream, residual, norm, gate, up, adapters);
+        });
+        return true;
+    }
     cuda::dispatch_half(dtype, [&](auto type) {
         is_done = mlp_input<decltype(type)>(stream, residual, norm, gate, up);
     });

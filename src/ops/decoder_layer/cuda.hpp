@@ -8,10 +8,11 @@ namespace llaisys::ops {
 
 bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, const Norm &norm,
                           const LinearPart &q, const LinearPart &k, const LinearPart &v,
-                          const HeadNorms &head_norms, const Placement &placement);
+                          const HeadNorms &head_norms, const Placement &placement,
+                          const Lora &adapters);
 
 bool mlp_input_cuda(const device::Stream &stream, const Tensor &residual, const Norm &norm,
-                    const LinearPart &gate, const LinearPart &up);
+                    const LinearPart &gate, const LinearPart &up, const Lora &adapters);
 
 bool head_cuda(const device::Stream &stream, const Tensor &logits, const Tensor &residual,
                const Norm &norm, const LinearWeight &weight, const Tensor &rows);

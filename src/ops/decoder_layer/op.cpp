@@ -72,13 +72,28 @@ void norm_rows(const device::Stream &stream, const Tensor &out, const Tensor &in
     }
 }
 
+void apply_lora(const device::Stream &stream, const Lora &adapters, const Tensor &in,
+                std::initializer_list<const Tensor *> outs) {
+    if (adapters.rows == nullptr) {
+        return;
+    }
+    ensure(int(outs.size()) == adapters.n_parts, "lora: ", outs.size(), " products, ",
+           adapters.n_parts, " adapters");
+    LoraPart parts[kMaxLoraParts];
+    for (int p = 0; p < adapters.n_parts; ++p) {
+        parts[p] = {adapters.weights[p], outs.begin()[p]};
+    }
+    lora(stream, in, parts, adapters.n_parts, *adapters.rows, *adapters.scratch);
+}
+
 void attention_input(const device::Stream &stream, Residual *residual, const Norm &norm,
                      const LinearPart &q, const LinearPart &k, const LinearPart &v,
-                     const HeadNorms &head_norms, const Placement &placement) {
+                     const HeadNorms &head_norms, const Placement &placement,
+                     const Lora &adapters) {
 #if defined(LLAISYS_HAVE_CUDA)
     if (stream.type() == LLAISYS_DEVICE_NVIDIA &&
-        attention_input_cuda(stream, settle(stream, residual), norm, q, k, v, head_norms,
-                             placement)) {
+        attention_input_cuda(stream, settle(stream, residual), norm, q, k, v, head_norms, placement,
+                             adapters)) {
         return;
     }
 #endif
@@ -86,6 +101,7 @@ void attention_input(const device::Stream &stream, Residual *residual, const Nor
     const LinearPart parts[] = {q, k, v};
     normalise(stream, residual, norm);
     linear(stream, norm.normed, parts, 3);
+    apply_lora(stream, adapters, norm.normed, {q.out, k.out, v.out});
     norm_heads(stream, *q.out, d, head_norms.q, norm.epsilon);
     norm_heads(stream, *k.out, d, head_norms.k, norm.epsilon);
     const Tensor queries = heads_of(*q.out, d);
@@ -97,11 +113,12 @@ void attention_input(const device::Stream &stream, Residual *residual, const Nor
 }
 
 void mlp_input(const device::Stream &stream, Residual *residual, const Norm &norm,
-               const LinearPart &gate, const LinearPart &up, Activation activation) {
+               const LinearPart &gate, const LinearPart &up, Activation activation,
+               const Lora &adapters) {
 #if defined(LLAISYS_HAVE_CUDA)
     if (stream.type() == LLAISYS_DEVICE_NVIDIA && activation == Activation::silu &&
         up.weight != nullptr && gate.bias == nullptr && up.bias == nullptr &&
-        mlp_input_cuda(stream, settle(stream, residual), norm, gate, up)) {
+        mlp_input_cuda(stream, settle(stream, residual), norm, gate, up, adapters)) {
         return;
     }
 #endif
@@ -109,6 +126,11 @@ void mlp_input(const device::Stream &stream, Residual *residual, const Norm &nor
     normalise(stream, residual, norm);
     const bool is_gated = up.weight != nullptr;
     linear(stream, norm.normed, parts, is_gated ? 2 : 1);
+    if (is_gated) {
+        apply_lora(stream, adapters, norm.normed, {gate.out, up.out});
+    } else {
+        apply_lora(stream, adapters, norm.normed, {gate.out});
+    }
     if (activation == Activation::gelu_tanh) {
         return geglu(stream, *gate.out, *gate.out, is_gated ? up.out : nullptr);
     }
@@ -117,14 +139,17 @@ void mlp_input(const device::Stream &stream, Residual *residual, const Norm &nor
 }
 
 void add_product(const device::Stream &stream, Residual *residual, const Tensor &in,
-                 const LinearWeight &weight, const Tensor *bias, const Tensor &scratch) {
+                 const LinearWeight &weight, const Tensor *bias, const Tensor &scratch,
+                 const Lora &adapters) {
 #if defined(LLAISYS_HAVE_CUDA)
     if (stream.type() == LLAISYS_DEVICE_NVIDIA) {
-        return linear_add(stream, settle(stream, residual), in, weight, bias);
+        linear_add(stream, settle(stream, residual), in, weight, bias);
+        return apply_lora(stream, adapters, in, {&residual->sum});
     }
 #endif
     const LinearPart part{&weight, bias, &scratch};
     linear(stream, in, &part, 1);
+    apply_lora(stream, adapters, in, {&scratch});
     residual->addend = scratch;
 }
 

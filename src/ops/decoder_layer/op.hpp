@@ -12,6 +12,9 @@
 
 #include "ops/kv_layer.hpp"
 #include "ops/linear/op.hpp"
+#include "ops/lora/op.hpp"
+
+#include <initializer_list>
 
 namespace llaisys::ops {
 
@@ -50,11 +53,24 @@ struct HeadNorms {
     const Tensor *k;
 };
 
+// LoRA adapters of the products of one call, in the order of its parts.
+struct Lora {
+    const LoraRows *rows = nullptr; // null: none
+    const LoraWeight *weights[kMaxLoraParts] = {};
+    int n_parts = 0;
+    const Tensor *scratch = nullptr; // of lora()
+};
+
+// outs += the adapters' products of `in`. Does nothing without adapters.
+void apply_lora(const device::Stream &stream, const Lora &lora, const Tensor &in,
+                std::initializer_list<const Tensor *> outs);
+
 // q, k, v: their outputs are [n, heads * d] with any row stride; afterwards q holds the rotated
 // queries, and k and v are undefined.
 void attention_input(const device::Stream &stream, Residual *residual, const Norm &norm,
                      const LinearPart &q, const LinearPart &k, const LinearPart &v,
-                     const HeadNorms &head_norms, const Placement &placement);
+                     const HeadNorms &head_norms, const Placement &placement,
+                     const Lora &lora = {});
 
 enum class Activation { silu, gelu_tanh };
 
@@ -62,7 +78,7 @@ enum class Activation { silu, gelu_tanh };
 // without a gate has no up.weight (null): gate.out = activation(gate).
 void mlp_input(const device::Stream &stream, Residual *residual, const Norm &norm,
                const LinearPart &gate, const LinearPart &up,
-               Activation activation = Activation::silu);
+               Activation activation = Activation::silu, const Lora &lora = {});
 
 // Adds a pending product to the sum; returns the sum.
 const Tensor &settle(const device::Stream &stream, Residual *residual);
@@ -73,7 +89,8 @@ void norm_rows(const device::Stream &stream, const Tensor &out, const Tensor &in
 // residual += in * weight^T + bias; bias null: none. scratch: real [n, hs] for a pending product.
 // No other product may be pending.
 void add_product(const device::Stream &stream, Residual *residual, const Tensor &in,
-                 const LinearWeight &weight, const Tensor *bias, const Tensor &scratch);
+                 const LinearWeight &weight, const Tensor *bias, const Tensor &scratch,
+                 const Lora &lora = {});
 
 // out f32 [h, hs]: the normalised rows (i64 [h]) of the residual stream. The residual and
 // norm.normed are unchanged.

@@ -12,6 +12,7 @@ const PreparedStep &InputPreparer::prepare(const LlaisysStepInput &input, const 
     prepare_positions(input, cells);
     prepare_outputs(input);
     prepare_pooled(input);
+    prepare_lora(input);
     return step_;
 }
 
@@ -135,6 +136,18 @@ void InputPreparer::prepare_pooled(const LlaisysStepInput &input) {
         const int32_t count = step_.seq_offsets[size_t(i) + 1] - step_.seq_offsets[size_t(i)];
         require(count == 1, "pooling[", i, "] needs a token of one sequence, it has ", count);
         step_.pooled.push_back(i);
+    }
+}
+
+void InputPreparer::prepare_lora(const LlaisysStepInput &input) {
+    step_.lora_slots = nullptr;
+    for (int32_t i = 0; input.lora_slots != nullptr && i < input.n_tokens; ++i) {
+        const int32_t slot = input.lora_slots[i];
+        require(slot >= -1 && slot < n_lora_slots_, "lora_slots[", i, "] must be in [-1, ",
+                n_lora_slots_, "), got ", slot);
+        if (slot >= 0) {
+            step_.lora_slots = input.lora_slots;
+        }
     }
 }
 

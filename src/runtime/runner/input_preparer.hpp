@@ -17,12 +17,13 @@ struct PreparedStep {
     const int64_t *token_ids = nullptr; // [n]; null with embd, except for a draft head
     const float *embd = nullptr;        // [n, embd_size]
     int64_t embd_size = 0;
-    std::vector<int64_t> positions;   // [n]
-    std::vector<int32_t> seq_offsets; // [n + 1]
-    std::vector<int64_t> seq_ids;     // [seq_offsets[n]], ascending per token
-    std::vector<int32_t> outputs;     // tokens with logits, ascending
-    std::vector<int32_t> pooled;      // tokens to pool, ascending
-    const uint8_t *pooling = nullptr; // [n]: LlaisysPooling
+    std::vector<int64_t> positions;      // [n]
+    std::vector<int32_t> seq_offsets;    // [n + 1]
+    std::vector<int64_t> seq_ids;        // [seq_offsets[n]], ascending per token
+    std::vector<int32_t> outputs;        // tokens with logits, ascending
+    std::vector<int32_t> pooled;         // tokens to pool, ascending
+    const uint8_t *pooling = nullptr;    // [n]: LlaisysPooling
+    const int32_t *lora_slots = nullptr; // [n]; null: no token has an adapter
 };
 
 // A micro-batch: ranges of a step's tokens, outputs and pooled tokens.
@@ -53,6 +54,9 @@ public:
     // is valid until the next call.
     const PreparedStep &prepare(const LlaisysStepInput &input, const KvCache *cells);
 
+    // LoRA slots of the model; lora_slots of a step are in [-1, n).
+    void set_lora_slots(int64_t n) { n_lora_slots_ = n; }
+
     // Micro-batches of at most max_ubatch tokens, in order. Valid until the next call.
     const std::vector<UbatchRange> &split(const PreparedStep &step);
 
@@ -62,8 +66,10 @@ private:
     void prepare_positions(const LlaisysStepInput &input, const KvCache *cells);
     void prepare_outputs(const LlaisysStepInput &input);
     void prepare_pooled(const LlaisysStepInput &input);
+    void prepare_lora(const LlaisysStepInput &input);
 
     Limits limits_;
+    int64_t n_lora_slots_ = 0;
     PreparedStep step_;
     std::vector<UbatchRange> ranges_;
     std::unordered_map<int64_t, int64_t> last_position_; // of each sequence of this step

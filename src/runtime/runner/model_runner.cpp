@@ -12,6 +12,17 @@ namespace {
 // one.
 constexpr int64_t kFewTokens = 64;
 
+// Bit of a graph's key: some row has a LoRA adapter. A step without one runs the base model's graph.
+constexpr int64_t kLoraGraph = int64_t(1) << 48;
+
+// Arena bytes of the ops::LoraRows of n rows.
+int64_t lora_input_bytes(int64_t n, int64_t n_slots) {
+    return n_slots == 0
+               ? 0
+               : StepArena::bytes_for(n, sizeof(int32_t)) +
+                     StepArena::bytes_for(4 * ops::lora_tiles(n, n_slots), sizeof(int32_t));
+}
+
 KvStorage make_storage(const device::Stream &stream, const models::KvSpec &spec,
                        const RunnerOptions &options) {
     const DType dtype = options.kv_dtype != LLAISYS_DTYPE_INVALID ? options.kv_dtype : spec.dtype;
@@ -65,7 +76,9 @@ void ModelRunner::reserve_largest_step() {
     const int64_t tokens = 2 * StepArena::bytes_for(largest, sizeof(int64_t)) +
                            2 * StepArena::bytes_for(largest, sizeof(int32_t)) +
                            StepArena::bytes_for(n_rows, sizeof(int64_t)) +
-                           StepArena::bytes_for(n_rows, sizeof(int32_t));
+                           StepArena::bytes_for(n_rows, sizeof(int32_t)) +
+                           lora_input_bytes(largest, model_.lora_slots()) +
+                           lora_input_bytes(n_rows, model_.lora_slots());
     arena_.begin(tokens + metadata_.max_bytes(largest, cells_ ? width : n_rows * blocks));
 }
 
@@ -171,6 +184,23 @@ bool ModelRunner::selects_output_rows(const UbatchRange &range, int64_t n_padded
            range.n_pooled == 0 && aux_hidden_.row_size() == 0;
 }
 
+bool ModelRunner::has_lora(const PreparedStep &step, const UbatchRange &range) const {
+    return step.lora_slots != nullptr &&
+           std::any_of(step.lora_slots + range.first, step.lora_slots + range.first + range.n,
+                       [](int32_t slot) { return slot >= 0; });
+}
+
+ops::LoraRows ModelRunner::group_lora() {
+    const auto n = int64_t(local_rows_.size());
+    const int64_t n_tiles = ops::lora_tiles(n, model_.lora_slots());
+    ops::LoraRows lora;
+    int32_t *rows = arena_.allocate<int32_t>({n}, &lora.rows);
+    int32_t *tiles = arena_.allocate<int32_t>({n_tiles, 4}, &lora.tiles);
+    ops::group_lora_rows(local_rows_.data(), n, model_.lora_ranks(), model_.lora_slots(), rows,
+                         tiles);
+    return lora;
+}
+
 int64_t ModelRunner::input_bytes(const PreparedStep &step, const UbatchRange &range,
                                  int64_t n_padded) const {
     int64_t values = 0;
@@ -186,6 +216,12 @@ int64_t ModelRunner::input_bytes(const PreparedStep &step, const UbatchRange &ra
     if (selects_output_rows(range, n_padded)) {
         values += StepArena::bytes_for(range.n_outputs, sizeof(int64_t)) +
                   StepArena::bytes_for(range.n_outputs, sizeof(int32_t));
+    }
+    if (has_lora(step, range)) {
+        values += lora_input_bytes(n_padded, model_.lora_slots());
+        if (selects_output_rows(range, n_padded)) {
+            values += lora_input_bytes(range.n_outputs, model_.lora_slots());
+        }
     }
     return values + StepArena::bytes_for(n_padded, sizeof(int64_t)) +
            StepArena::bytes_for(range.n_pooled, sizeof(int64_t)) +
@@ -232,6 +268,19 @@ models::ModelInput ModelRunner::build_input(const PreparedStep &step, const Ubat
         int64_t *to = arena_.allocate<int64_t>({range.n_pooled}, &input.hidden_rows);
         for (int32_t i = 0; i < range.n_pooled; ++i) {
             to[i] = step.pooled[size_t(range.first_pooled + i)] - range.first;
+        }
+    }
+    if (has_lora(step, range)) {
+        local_rows_.assign(step.lora_slots + range.first, step.lora_slots + range.first + range.n);
+        local_rows_.resize(size_t(n_padded), -1);
+        input.lora = group_lora();
+        if (selects_output_rows(range, n_padded)) {
+            for (int32_t i = 0; i < range.n_outputs; ++i) { // ascending, so in place
+                const int32_t row = step.outputs[size_t(range.first_output + i)] - range.first;
+                local_rows_[size_t(i)] = local_rows_[size_t(row)];
+            }
+            local_rows_.resize(size_t(range.n_outputs));
+            input.last_lora = group_lora();
         }
     }
     return input;
@@ -297,7 +346,8 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
     };
     if (bucket > 0) {
         graph_.reserve(params); // may move the workspace, so before memory_version()
-        const int64_t key = bucket + (metadata_.n_long(n_padded) << 32);
+        const int64_t key = bucket + (metadata_.n_long(n_padded) << 32) +
+                            (input.lora.rows.defined() ? kLoraGraph : 0);
         captured_.run(has_runs ? -key : key, memory_version(), body);
     } else if (range.n == options_.max_ubatch && !has_tuned_) {
         has_tuned_ = true;
@@ -312,6 +362,19 @@ void ModelRunner::set_aux_hidden_layers(const std::vector<int32_t> &layers) {
     clear_output();
     aux_hidden_ = OutputBuffer(stream_.type(), stream_.device_id(), model_.aux_hidden_size());
     captured_.clear(); // graphs write the old buffer
+    reserve_largest_step();
+}
+
+void ModelRunner::reserve_lora(int64_t n_slots, int64_t max_rank) {
+    stream_.synchronize(); // steps in flight read the old slots
+    captured_.clear();
+    try {
+        model_.reserve_lora(stream_, n_slots, max_rank);
+    } catch (...) {
+        preparer_.set_lora_slots(0);
+        throw;
+    }
+    preparer_.set_lora_slots(model_.lora_slots());
     reserve_largest_step();
 }
 

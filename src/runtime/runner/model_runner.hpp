@@ -85,6 +85,8 @@ public:
     }
     // See llaisysModelKeepHidden.
     void set_aux_hidden_layers(const std::vector<int32_t> &layers);
+    // See llaisysModelReserveLora.
+    void reserve_lora(int64_t n_slots, int64_t max_rank);
     // Auxiliary hidden states of the last step in host memory; synchronizes the stream. Null: none.
     const float *host_hidden() {
         const Profile::Scope scope = profile_.memcpy();
@@ -140,6 +142,9 @@ private:
     models::ModelInput build_input(const PreparedStep &step, const UbatchRange &range,
                                    int64_t n_padded);
     bool selects_output_rows(const UbatchRange &range, int64_t n_padded) const;
+    bool has_lora(const PreparedStep &step, const UbatchRange &range) const;
+    // Groups the rows of the slots in local_rows_ in memory of the arena.
+    ops::LoraRows group_lora();
     int64_t input_bytes(const PreparedStep &step, const UbatchRange &range, int64_t n_padded) const;
     uint64_t memory_version() const;
     void apply_kv_update();
