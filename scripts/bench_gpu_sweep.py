@@ -2,12 +2,12 @@
 """Time decode steps, a prefill and a long context on a GPU for several model shapes.
 
     scripts/bench_gpu_sweep.py [--shapes qwen3-8b ...] [--sequences 1 8 32 256] [--long 30000]
-        [--context 128] [--kv-cache-dtypes auto fp8 q8]
+        [--context 128] [--kv-cache-dtypes auto fp8 q8] [--quantization fp8]
 
-Random bf16 weights, greedy sampling, prompts of --context tokens. A decode step is the difference
-of two runs that generate a different number of tokens, over that number. The floor is the time to
-read the weights and the KV cache of a step at --bandwidth bytes per second. Prints a JSON line for
-each shape and KV cache dtype and a table at the end.
+Random bf16 weights, or the same quantized at load, greedy sampling, prompts of --context tokens. A
+decode step is the difference of two runs that generate a different number of tokens, over that
+number. The floor is the time to read the bf16 weights and the KV cache of a step at --bandwidth
+bytes per second. Prints a JSON line for each shape and KV cache dtype and a table at the end.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def run_shape(shape: str, kv_dtype: str, options: argparse.Namespace) -> dict[st
     with LLM(
         str(model),
         device="cuda",
+        quantization=options.quantization,
         max_model_len=options.long + 512 if options.long else 8192,
         max_num_seqs=max(*options.sequences, 1),
         max_num_batched_tokens=16384,
@@ -123,6 +124,7 @@ def main() -> int:
     parser.add_argument("--context", type=int, default=128, help="prompt tokens of a sequence")
     parser.add_argument("--kv-cache-dtypes", nargs="+", default=["auto"], choices=list(KV_BYTES))
     parser.add_argument("--long", type=int, default=30000, help="context; 0: none")
+    parser.add_argument("--quantization", choices=("int8", "int4", "fp8"))
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--bandwidth", type=float, default=4.39e12, help="bytes per second")
     parser.add_argument("--models", type=Path, default=Path("/dev/shm/llaisys-models"))

@@ -30,9 +30,10 @@ typedef struct LlaisysLinearWeight *llaisysLinearWeight_t;
 LLAISYS_API int32_t llaisysLinearWeightCreate(llaisysStream_t stream, llaisysTensor_t tensor,
                                               llaisysLinearWeight_t *weight);
 LLAISYS_API void llaisysLinearWeightDestroy(llaisysLinearWeight_t weight);
-/* Bytes of the packed weight on the CPU. */
-LLAISYS_API int32_t llaisysLinearWeightBytes(llaisysDataType_t dtype, int64_t out_features,
-                                             int64_t in_features, int64_t *bytes);
+/* Bytes of the packed weight on a device of this type; at most 1 % more than it takes. */
+LLAISYS_API int32_t llaisysLinearWeightBytes(llaisysDeviceType_t device, llaisysDataType_t dtype,
+                                             int64_t out_features, int64_t in_features,
+                                             int64_t *bytes);
 
 /* For each of n parts: out[p] = in[rows] * weight[p]^T + bias[p], in one parallel region.
  * in [m, in_features] real, strided; rows i32 [r] selects rows of in, NULL: all (r = m); out[p]
@@ -146,9 +147,10 @@ LLAISYS_API int32_t llaisysSelfAttentionMasked(llaisysStream_t stream, llaisysTe
                                                llaisysTensor_t v, llaisysTensor_t mask,
                                                float scale);
 
-/* Quantises a weight: in [n, k] real strided, out [n, k] q8_0, q4_0 or q4_1, k a multiple of 32.
- * Rounds to nearest; 4-bit types choose the scale with the least squared error among a few. A
- * block with a value that is not finite or too large for its f16 scale becomes NaN. */
+/* Quantises a weight: in [n, k] real strided, out [n, k] q8_0, q4_0 or q4_1, k a multiple of 32, or
+ * f8_g128 with one scale per row, k a multiple of 128. Rounds to nearest; 4-bit types choose the
+ * scale with the least squared error among a few. A block with a value that is not finite or too
+ * large for its f16 scale becomes NaN, with f8_g128 the whole row. */
 LLAISYS_API int32_t llaisysQuantise(llaisysStream_t stream, llaisysTensor_t out,
                                     llaisysTensor_t in);
 

@@ -64,7 +64,10 @@ typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_DTYPE_I8_G32 = 21,
     LLAISYS_DTYPE_I8_G128 = 22,
     LLAISYS_DTYPE_F8_E4M3 = 23, /* OCP e4m3: 448 is the largest value, no infinity */
-    LLAISYS_DTYPE_COUNT = 24
+    /* Weights of FP8 checkpoints, value s * q: a block is s as f32, then 128 values q in e4m3. On
+     * CUDA only. */
+    LLAISYS_DTYPE_F8_G128 = 24,
+    LLAISYS_DTYPE_COUNT = 25
 } llaisysDataType_t;
 
 /* Return codes of calls whose header lists no others. */

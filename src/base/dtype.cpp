@@ -51,7 +51,8 @@ bool is_activation(DType dtype) {
 }
 
 bool is_quantised(DType dtype) {
-    return dtype >= LLAISYS_DTYPE_Q8_0 && dtype <= LLAISYS_DTYPE_I8_G128;
+    return (dtype >= LLAISYS_DTYPE_Q8_0 && dtype <= LLAISYS_DTYPE_I8_G128) ||
+           dtype == LLAISYS_DTYPE_F8_G128;
 }
 
 bool is_weight(DType dtype) { return is_activation(dtype) || is_quantised(dtype); }
@@ -100,6 +101,8 @@ LlaisysDataTypeTraits traits_of(DType dtype) {
         return {32, 38};
     case LLAISYS_DTYPE_I8_G128:
         return {128, 134};
+    case LLAISYS_DTYPE_F8_G128:
+        return {128, 132};
     default:
         fail(LLAISYS_ERROR_INVALID, "unknown dtype ", int(dtype));
     }
@@ -107,9 +110,9 @@ LlaisysDataTypeTraits traits_of(DType dtype) {
 
 const char *name_of(DType dtype) {
     static const char *const names[] = {
-        "invalid", "f32",  "f16",    "bf16",   "i64",     "i32",    "i8",      "u8",
-        "q8_0",    "q4_0", "q4_1",   "q5_0",   "q5_1",    "q4_k",   "q5_k",    "q6_k",
-        "q2_k",    "q3_k", "iq4_nl", "i4_g32", "i4_g128", "i8_g32", "i8_g128", "f8_e4m3"};
+        "invalid", "f32",    "f16",     "bf16",   "i64",     "i32",     "i8",     "u8",   "q8_0",
+        "q4_0",    "q4_1",   "q5_0",    "q5_1",   "q4_k",    "q5_k",    "q6_k",   "q2_k", "q3_k",
+        "iq4_nl",  "i4_g32", "i4_g128", "i8_g32", "i8_g128", "f8_e4m3", "f8_g128"};
     static_assert(sizeof names / sizeof names[0] == LLAISYS_DTYPE_COUNT);
     return is_known(dtype) ? names[dtype] : names[0];
 }

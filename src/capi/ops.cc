@@ -142,11 +142,11 @@ int32_t llaisysLinearWeightCreate(llaisysStream_t stream, llaisysTensor_t tensor
 
 void llaisysLinearWeightDestroy(llaisysLinearWeight_t weight) { delete weight; }
 
-int32_t llaisysLinearWeightBytes(llaisysDataType_t dtype, int64_t out_features, int64_t in_features,
-                                 int64_t *bytes) {
+int32_t llaisysLinearWeightBytes(llaisysDeviceType_t device, llaisysDataType_t dtype,
+                                 int64_t out_features, int64_t in_features, int64_t *bytes) {
     return guard([&] {
         *not_null(bytes, "bytes") =
-            ops::LinearWeight::bytes_on_cpu(dtype, out_features, in_features);
+            ops::LinearWeight::bytes_on(device, dtype, out_features, in_features);
     });
 }
 

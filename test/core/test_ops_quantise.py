@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from gguf_blocks import e4m3_values
 from native_helpers import Array, Natives, op
 
 from llaisys.common.errors import InvalidInputError
@@ -120,9 +121,35 @@ def test_unsupported_types_and_shapes_are_rejected() -> None:
     with Natives() as make:
         x = make(np.ones((2, 64), F32), "f32")
         for shape, dtype, words in (
-            ((2, 64), "q5_0", "expected q8_0, q4_0 or q4_1"),
+            ((2, 64), "q5_0", "expected q8_0, q4_0, q4_1 or f8_g128"),
             ((2, 32), "q8_0", "shape"),
         ):
             out = make.keep(Tensor.create(shape, dtype))
             with pytest.raises(InvalidInputError, match=words):
                 op("Quantise", out, x)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_fp8_rounds_to_the_nearest_code_of_a_row_scale(dtype: str) -> None:
+    x = np.random.default_rng(0).standard_normal((5, 256), F32)
+    x *= np.array([[1.0], [1e-3], [300.0], [0.0], [1.0]], F32)
+    stored = convert(x, "f32", dtype)
+    x = convert(stored, dtype, "f32").astype(F32)
+    with Natives() as make:
+        out = make.keep(Tensor.create(x.shape, "f8_g128"))
+        op("Quantise", out, make.keep(tensor_from(stored, dtype)))
+        blocks = np.empty((5, 2, 132), np.uint8)
+        out.store(blocks.ctypes.data, blocks.nbytes)
+    scales = blocks[:, :, :4].copy().view("<f4")[..., 0]
+    np.testing.assert_allclose(scales, np.abs(x).max(1, keepdims=True).repeat(2, 1) / 448)
+    codes = e4m3_values()
+    got = (codes[blocks[:, :, 4:]] * scales[..., None]).reshape(x.shape)
+    known = codes[np.isfinite(codes)]
+    wanted = x / np.maximum(scales[:, :1], F32(1e-30))
+    nearest = known[np.abs(wanted[..., None] - known).argmin(-1)] * scales[:, :1]
+    np.testing.assert_allclose(np.abs(got - x), np.abs(nearest - x), rtol=1e-4, atol=1e-7)
+
+
+def test_fp8_needs_whole_blocks() -> None:
+    with pytest.raises(InvalidInputError, match="blocks of 128"):
+        Tensor.create((2, 96), "f8_g128")

@@ -167,14 +167,16 @@ TEST(traits_and_names_cover_every_type) {
         {"q8_0", 32, 34},     {"q4_0", 32, 18},   {"q4_1", 32, 20},      {"q5_0", 32, 22},
         {"q5_1", 32, 24},     {"q4_k", 256, 144}, {"q5_k", 256, 176},    {"q6_k", 256, 210},
         {"q2_k", 256, 84},    {"q3_k", 256, 110}, {"iq4_nl", 32, 18},    {"i4_g32", 32, 22},
-        {"i4_g128", 128, 70}, {"i8_g32", 32, 38}, {"i8_g128", 128, 134}, {"f8_e4m3", 1, 1}};
+        {"i4_g128", 128, 70}, {"i8_g32", 32, 38}, {"i8_g128", 128, 134}, {"f8_e4m3", 1, 1},
+        {"f8_g128", 128, 132}};
     CHECK_EQ(int(std::size(expected)), int(LLAISYS_DTYPE_COUNT));
     for (int i = 1; i < LLAISYS_DTYPE_COUNT; ++i) {
         const DType dtype = DType(i);
         CHECK(is_known(dtype));
         CHECK_EQ(is_activation(dtype), i <= 3);
-        CHECK_EQ(is_quantised(dtype), i >= 8 && i <= 22);
-        CHECK_EQ(is_weight(dtype), i <= 3 || (i >= 8 && i <= 22));
+        const bool is_block = (i >= 8 && i <= 22) || i == 24;
+        CHECK_EQ(is_quantised(dtype), is_block);
+        CHECK_EQ(is_weight(dtype), i <= 3 || is_block);
         CHECK_EQ(traits_of(dtype).block_elements, expected[i].elements);
         CHECK_EQ(traits_of(dtype).block_bytes, expected[i].bytes);
         CHECK_EQ(std::string(name_of(dtype)), expected[i].name);

@@ -68,7 +68,6 @@ def test_auto_uses_the_gpu_and_says_so_once(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"quantization": "int8"}, "quantization int8"),
         ({"distributed_executor_backend": "ray"}, "distributed_executor_backend ray"),
         ({"model": "mock"}, "no weights"),
         ({"adapter_class": object}, "adapter_class"),

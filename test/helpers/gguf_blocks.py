@@ -27,3 +27,21 @@ def random_blocks(dtype: str, rows: int, columns: int, largest: float = 0.1) -> 
         scales = rng.uniform(-largest, largest, blocks.shape[:2]).astype("<f2")
         blocks[:, :, offset : offset + 2] = scales[..., None].view(np.uint8)
     return blocks.reshape(rows, -1)
+
+
+def q4_k_m(name: str, shape: tuple[int, ...]) -> tuple[str, Array]:
+    """llama.cpp's mix: more bits for the output matrix, half of the value and down projections."""
+    is_wide = "embed" in name or "layers.0.self_attn.v" in name or "layers.0.mlp.down" in name
+    kind = "q6_k" if is_wide else "q5_0" if "layers.1.mlp.up" in name else "q4_k"
+    return kind.upper(), random_blocks(kind, *shape, largest=1e-2 if kind == "q5_0" else 1e-4)
+
+
+def e4m3_values() -> Array:
+    """Values of the 256 codes; NaN for 0x7f and 0xff."""
+    codes = np.arange(256)
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    values = np.where(
+        exponent > 0, (1 + mantissa / 8) * 2.0 ** (exponent - 7), mantissa / 8 * 2.0**-6
+    )
+    values[(codes & 127) == 127] = np.nan
+    return np.where(codes >= 128, -values, values).astype(np.float32)

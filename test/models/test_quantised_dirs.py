@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
 from model_files import write_safetensors, write_tiny_tokenizer
 from quantised_files import CONFIG, Scheme, write_quantised
 
@@ -126,6 +128,11 @@ def test_quantised_directory_equals_dequantised_model(scheme: Scheme, tmp_path: 
         (
             SCHEMES[0],
             {"g_idx": np.arange(128, dtype="<i4")[::-1] % 2},
+            r"q_proj.g_idx' has groups from 0 to 1; expected 0 to 0",
+        ),
+        (
+            SCHEMES[3],
+            {"g_idx": 3 - np.arange(128, dtype="<i4") // 32},
             r"q_proj.g_idx' of shape \[128\] reorders the",
         ),
     ],
@@ -143,5 +150,39 @@ def test_inconsistent_tensors_are_named(
 def test_zero_biases_of_gptq_are_ignored(tmp_path: Path) -> None:
     bias = {"model.layers.0.self_attn.o_proj.bias": np.zeros(128, "<f2")}
     write_quantised(tmp_path, SCHEMES[0], **bias)
+    with LLM(tmp_path) as llm:
+        assert best_logprobs(llm)
+
+
+@pytest.mark.parametrize("layout", ["gptq", "pack-quantized"])
+def test_act_order_is_read_as_q8_0(layout: str, tmp_path: Path) -> None:
+    scheme = Scheme(layout, 4, 32)
+    plain, _ = write_quantised(tmp_path, scheme)
+    order = np.random.default_rng(0).permutation(np.arange(128) // 32).astype("<i4")
+    name = "g_idx" if layout == "gptq" else "weight_g_idx"
+    write_quantised(tmp_path, scheme, **{f"{Q_PROJ}.{name}": order})
+    config = json.loads((tmp_path / "config.json").read_text())
+    section = config["quantization_config"]
+    if layout == "gptq":
+        section["desc_act"] = True
+    else:
+        section["config_groups"]["group_0"]["weights"]["actorder"] = "group"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with open_checkpoint(tmp_path) as checkpoint:
+        weight = checkpoint._weight(Q_PROJ)  # type: ignore[attr-defined]
+        in_order = checkpoint._stored_weight(Q_PROJ)  # type: ignore[attr-defined]
+        assert np.array_equal(in_order.values(), plain[Q_PROJ + ".weight"])
+        q = in_order.values() / in_order.scales.repeat(32, 1)
+        q += in_order.zeros.repeat(32, 1)
+        expected = (q - in_order.zeros[:, order]) * in_order.scales[:, order]
+        np.testing.assert_allclose(weight.values(), expected, atol=1e-6)
+        for part in (None, Shard(1, 32, 96), Shard(0, 8, 24)):
+            blocks = checkpoint.read_blocks(Q_PROJ + ".weight", part)
+            assert blocks is not None and blocks.type_name == "Q8_0"
+            wanted = expected if part is None else expected[part.index()]
+            got = dequantize(blocks.rows, GGMLQuantizationType.Q8_0)
+            steps = np.abs(wanted).reshape(len(wanted), -1, 32).max(2).repeat(32, 1) / 127
+            assert (np.abs(got - wanted) <= 0.51 * steps + 1e-7).all()
+        assert checkpoint.block_type(Q_PROJ + ".weight") == "Q8_0"
     with LLM(tmp_path) as llm:
         assert best_logprobs(llm)

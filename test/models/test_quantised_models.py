@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_blocks import random_blocks
+from gguf_blocks import q4_k_m
 from model_files import tiny_config, write_gguf, write_hf_model
 
 from llaisys import LLM, SamplingParams
 from llaisys.common.errors import InvalidInputError
 from llaisys.models.base import AdapterOptions
-from llaisys.models.decoder import DecoderAdapter, weight_bytes, weight_dtype
+from llaisys.models.decoder import weight_bytes, weight_dtype
 from llaisys.models.families import open_checkpoint
 
 KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")
@@ -44,13 +44,6 @@ def test_quantised_gguf_is_close_to_dequantised_model(
         shared = expected.keys() & got.keys()
         assert len(shared) >= 15
         assert max(abs(expected[i] - got[i]) for i in shared) < 0.05
-
-
-def q4_k_m(name: str, shape: tuple[int, ...]) -> tuple[str, Any]:
-    """llama.cpp's mix: more bits for the output matrix, half of the value and down projections."""
-    is_wide = "embed" in name or "layers.0.self_attn.v" in name or "layers.0.mlp.down" in name
-    kind = "q6_k" if is_wide else "q5_0" if "layers.1.mlp.up" in name else "q4_k"
-    return kind.upper(), random_blocks(kind, *shape, largest=1e-2 if kind == "q5_0" else 1e-4)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2"])
@@ -149,7 +142,31 @@ def test_quantization_without_effect_is_rejected(tmp_path: Path) -> None:
         assert best_logprobs(llm, PROMPTS)
     with pytest.raises(InvalidInputError, match=r"quantization is 'int3'.* int8"):
         LLM(path, quantization="int3")
-    with open_checkpoint(path) as checkpoint:
-        options = AdapterOptions(quantization="int8", device="cuda")
-        with pytest.raises(InvalidInputError, match=r"quantization is 'int8'.* cpu"):
-            DecoderAdapter.load(checkpoint, options)
+
+
+def test_fp8_is_rejected_on_the_cpu(tmp_path: Path) -> None:
+    write_hf_model(tmp_path, tiny_config("qwen2"))
+    with pytest.raises(InvalidInputError, match=r"quantization is 'fp8'.* int8 or int4 on the CPU"):
+        LLM(tmp_path, quantization="fp8", device="cpu")
+
+
+def test_weights_of_a_gpu_have_other_dtypes_and_sizes(tmp_path: Path) -> None:
+    write_hf_model(tmp_path, tiny_config("qwen2", hidden_size=128, intermediate_size=256))
+    names = ("model.embed_tokens.weight", "model.layers.0.mlp.down_proj.weight",
+             "model.layers.0.mlp.up_proj.weight")  # fmt: skip
+    with open_checkpoint(tmp_path) as checkpoint:
+        found = {
+            choice: [
+                weight_dtype(checkpoint, name, AdapterOptions(device="cuda", quantization=choice))
+                for name in names
+            ]
+            for choice in ("int8", "int4", "fp8")
+        }
+        assert found == {
+            "int8": ["q8_0", "q8_0", "q8_0"],
+            "int4": ["q8_0", "q4_1", "q4_1"],
+            "fp8": ["q8_0", "f8_g128", "f8_g128"],
+        }
+        sizes = weight_bytes(checkpoint, AdapterOptions(device="cuda", quantization="int4"))
+        # 4 bits per value, 4 bytes per group of 32, rows of whole 16 bytes.
+        assert sizes[names[1]] == 128 * (256 // 2 + 256 // 32 * 4)

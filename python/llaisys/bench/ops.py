@@ -161,17 +161,11 @@ def time_ops(
     yield from _row_ops(target, target.activations(dtypes[0]))
 
 
-def _weight_bytes(target: BenchTarget, dtype: str, shape: tuple[int, int]) -> int:
-    if target.device == "cpu":
-        return linear_weight_bytes(dtype, *shape)
-    return shape[0] * shape[1] * DTYPE_BYTES[dtype]
-
-
 def time_linear(
     target: BenchTarget, shape: tuple[int, int], dtype: str, row_counts: tuple[int, ...]
 ) -> Iterator[Timing]:
     out_features, in_features = shape
-    weight_bytes = _weight_bytes(target, dtype, shape)
+    weight_bytes = linear_weight_bytes(dtype, *shape, target.device)
     copies = -(-cold_bytes() // weight_bytes)
     x_dtype = target.activations(dtype)
     out_dtype = "f32" if out_features > HEAD_OUTPUTS else x_dtype

@@ -22,6 +22,7 @@ from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.step import ModelStepInput
 from llaisys.common.validation import invalid_count, invalid_value
 from llaisys.engine.config import EngineConfig
+from llaisys.engine.executor.device_choice import resolve_device
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
@@ -94,12 +95,13 @@ def run_perplexity(
     progress: Callable[[int, int, float], None],
 ) -> dict[str, Any]:
     """`progress` is called with (chunks done, number of chunks, perplexity so far)."""
-    engine = options.engine
+    engine = resolve_device(options.engine)
     model = engine.model or DEFAULT_MODEL
     has_reference = options.reference is not None or options.reference_dtype is not None
     with ExitStack() as stack:
         keep = stack.enter_context
         own = AdapterOptions(
+            device=engine.device,
             dtype=engine.dtype,
             quantization=engine.quantization,
             kv_cache_dtype=engine.cache.kv_cache_dtype,
@@ -112,6 +114,7 @@ def run_perplexity(
         if has_reference:
             dtype = options.reference_dtype or "f32"
             plain = AdapterOptions(
+                device=engine.device,
                 dtype=dtype,
                 kv_cache_layout="slot",
                 max_model_len=options.context,

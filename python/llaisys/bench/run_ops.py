@@ -12,7 +12,11 @@ from llaisys.common.validation import check_choice
 from llaisys.libllaisys.library import choose_library
 from llaisys.libllaisys.types import QUANTISED_DTYPES
 
-KNOWN = {"cpu": ["f32", "bf16", "f16", *QUANTISED_DTYPES], "cuda": ["f32", "bf16", "f16"]}
+_PLAIN = ["f32", "bf16", "f16"]
+KNOWN = {
+    "cpu": [*_PLAIN, *(dtype for dtype in QUANTISED_DTYPES if dtype != "f8_g128")],
+    "cuda": [*_PLAIN, *QUANTISED_DTYPES],
+}
 
 
 def run(

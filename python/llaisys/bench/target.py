@@ -99,7 +99,7 @@ class GpuTarget(BenchTarget):
         self.stream = Stream(device)
 
     def activations(self, weights: str) -> str:
-        return weights
+        return "bf16" if weights in QUANTISED_DTYPES else weights
 
     def seconds(self, one_pass: Callable[[], Any], calls: int) -> float:
         one_pass()  # warm-up: allocations and algorithm selection

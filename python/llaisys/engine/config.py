@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 DTYPES = ("auto", "f32", "f16", "bf16")
-QUANTIZATIONS = ("int8", "int4")
+QUANTIZATIONS = ("int8", "int4", "fp8")
 DTYPE_NAMES = {
     "float32": "f32",
     "float": "f32",
@@ -226,7 +226,8 @@ class EngineConfig:
     )  # fmt: skip
     quantization: str | None = option(
         None, Choice(QUANTIZATIONS), "Quantize weights at load",
-        group="model", common=True, aliases=("-q",), more="CPU only.",
+        group="model", common=True, aliases=("-q",),
+        more="fp8: CUDA only. The embedding and the output matrix are int8 in every case.",
     )  # fmt: skip
     max_model_len: int | None = option(
         None, Integer(2), "Context length, in tokens",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # The engine options that apply to a model without an engine; the others are rejected.
 MODEL_OPTIONS = ("dtype", "quantization", "kv_cache_dtype", "n_threads")
 LATENCY_OPTIONS = (*MODEL_OPTIONS, "device", "exact", "max_model_len")
+PERPLEXITY_OPTIONS = (*MODEL_OPTIONS, "device")
 OPS_OPTIONS = ("device", "n_threads")
 NO_ENGINE = "this runs {} without the engine; bench throughput takes every option"
 SIMULATED_PROMPT = 128  # tokens
@@ -122,7 +123,7 @@ def _add_perplexity(kinds: Any) -> None:
     parser.add_argument(
         "--reference-dtype", choices=["f32", "f16", "bf16"], help="Data type of the reference"
     )
-    add_engine_flags(parser, shown=MODEL_OPTIONS)
+    add_engine_flags(parser, shown=PERPLEXITY_OPTIONS)
 
 
 def _add_serve(kinds: Any) -> None:
@@ -336,7 +337,7 @@ def _perplexity(options: argparse.Namespace) -> int:
     from llaisys.tokenization import Tokenizer
 
     given = given_engine_options(
-        options, only=MODEL_OPTIONS, because=NO_ENGINE.format("a model on the CPU")
+        options, only=PERPLEXITY_OPTIONS, because=NO_ENGINE.format("a model")
     )
     result = run_perplexity(
         PerplexityOptions(

@@ -66,11 +66,16 @@ def block_of(dtype: str) -> tuple[int, int]:
     return traits.block_elements, traits.block_bytes
 
 
-def linear_weight_bytes(dtype: str, out_features: int, in_features: int) -> int:
-    """Bytes of a weight in the packed layout of the CPU kernels."""
-    size = ctypes.c_int64()
-    code = dtype_code(dtype)
-    check(lib().llaisysLinearWeightBytes(code, out_features, in_features, ctypes.byref(size)))
+def linear_weight_bytes(
+    dtype: str, out_features: int, in_features: int, device: str = "cpu"
+) -> int:
+    """Bytes of a weight in the packed layout of the device's kernels."""
+    size, code = ctypes.c_int64(), dtype_code(dtype)
+    check(
+        lib().llaisysLinearWeightBytes(
+            device_code(device), code, out_features, in_features, ctypes.byref(size)
+        )
+    )
     return size.value
 
 

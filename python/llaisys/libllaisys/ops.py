@@ -19,7 +19,7 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysEmbedding", c_int32, _tensors(3)),
     ("llaisysLinearWeightCreate", c_int32, _tensors(1, _HANDLES)),
     ("llaisysLinearWeightDestroy", None, [c_void_p]),
-    ("llaisysLinearWeightBytes", c_int32, [c_int, c_int64, c_int64, POINTER(c_int64)]),
+    ("llaisysLinearWeightBytes", c_int32, [c_int, c_int, c_int64, c_int64, POINTER(c_int64)]),
     ("llaisysLinear", c_int32, _tensors(2, c_int32, _HANDLES, _HANDLES, _HANDLES)),
     (
         "llaisysLora",

@@ -30,6 +30,7 @@ QUANTISED_DTYPES = {
     "i4_g128": 20,
     "i8_g32": 21,
     "i8_g128": 22,
+    "f8_g128": 24,
 }
 DTYPES |= QUANTISED_DTYPES
 DTYPE_NAMES = {value: name for name, value in DTYPES.items()}

@@ -30,7 +30,7 @@ class AdapterOptions:
     device: str = "cpu"
     device_ids: tuple[int, ...] = (0,)
     dtype: str = "auto"  # "auto": the checkpoint's; "f32", "f16", "bf16": convert at load
-    quantization: str | None = None  # "int8" or "int4": quantize plain weights at load
+    quantization: str | None = None  # "int8", "int4" or (CUDA) "fp8": quantize at load
     kv_cache_dtype: str = "auto"  # "auto": the dtype above; "f32", "f16", "bf16", "q8", "fp8"
     kv_cache_layout: str = "block"  # "block" or "slot"
     kv_cache_block_size: int = 16

@@ -30,7 +30,7 @@ from llaisys.models.device import MemoryNeeds
 from llaisys.models.families.decoder_tensors import STACKED_FIELDS, tensors, weight_field
 from llaisys.models.families.experts import Experts
 from llaisys.models.families.model_config import ModelConfig, decoder_config
-from llaisys.models.load_quantization import CHOICES, quantise, quantised_dtype
+from llaisys.models.load_quantization import CHOICES, ON_CPU, quantise, quantised_dtype
 from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
 from llaisys.models.loading.convert import STORAGE, convert
 from llaisys.models.loading.coverage import check_coverage
@@ -41,6 +41,7 @@ from llaisys.models.tensors import tensor_from, tensor_from_blocks
 
 ROUTER = ".mlp.gate.weight"  # f32 on the CPU
 _READERS = 2  # threads that read and dequantise; more compete with the packing threads
+PANEL_BYTES = 1 << 30  # at most; src/ops/linear/cuda_quantised.cu
 _READ_AHEAD = 4  # tensors read ahead at most; bounds the memory
 
 
@@ -63,11 +64,7 @@ class DecoderAdapter(NativeAdapter):
     ) -> MemoryNeeds:
         config = decoder_config(checkpoint)
         size = DTYPE_BYTES[dtype_of(config, options)]
-        if options.device == "cpu":
-            weights = sum(weight_bytes(checkpoint, options).values())
-        else:
-            loads = _tensor_loads(checkpoint, options)
-            weights = size * sum(prod(load.shape_in(checkpoint)) for load in loads)
+        weights = sum(weight_bytes(checkpoint, options).values())
         heads = config.num_heads + config.num_kv_heads
         row = 4 * config.hidden_size + size * (
             config.hidden_size + 2 * heads * config.head_dim + 2 * config.intermediate_size
@@ -78,7 +75,9 @@ class DecoderAdapter(NativeAdapter):
             row += experts.used * size * (2 * experts.inner + config.hidden_size)
         return MemoryNeeds(
             weights=weights,
-            activations=row * options.max_batch_tokens + _kv_copy_bytes(config, options),
+            activations=row * options.max_batch_tokens
+            + _kv_copy_bytes(config, options)
+            + _panel_bytes(checkpoint, options),
             # The logits, and a copy for masks, biases and penalties.
             logits=2 * 4 * config.vocab_size * max_num_seqs,
         )
@@ -177,7 +176,20 @@ def _tensor_loads(checkpoint: Checkpoint, options: AdapterOptions) -> list[_Tens
 
 def keeps_blocks(options: AdapterOptions) -> bool:
     """Whether quantised tensors of the checkpoint stay quantised."""
-    return options.dtype == "auto" and options.device == "cpu"
+    return options.dtype == "auto"
+
+
+def _is_plain(name: str, options: AdapterOptions) -> bool:
+    """Whether kernels for this tensor support no quantised dtype: experts on a GPU."""
+    return options.device != "cpu" and weight_field(name)[0] in STACKED_FIELDS
+
+
+def kept_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> str | None:
+    """Quantised dtype of a tensor in memory if its blocks are kept; None: it is dequantised."""
+    dtype = (checkpoint.block_type(name) or "").lower()
+    if dtype not in QUANTISED_DTYPES or not keeps_blocks(options) or _is_plain(name, options):
+        return None
+    return None if options.device == "cpu" and dtype == "f8_g128" else dtype
 
 
 def _open_tensor(checkpoint: Checkpoint, load: _TensorLoad, options: AdapterOptions) -> Tensor:
@@ -186,9 +198,9 @@ def _open_tensor(checkpoint: Checkpoint, load: _TensorLoad, options: AdapterOpti
     name, shard = load.name, load.shard
     is_vector = len(checkpoint.shape(name)) == 1
     dtype = "f32" if is_vector else dtype_of(decoder_config(checkpoint), options)
-    if not is_vector and keeps_blocks(options):
+    if not is_vector and kept_dtype(checkpoint, name, options) is not None:
         blocks = checkpoint.read_blocks(name, shard)
-        if blocks is not None and blocks.type_name.lower() in QUANTISED_DTYPES:
+        if blocks is not None:
             return tensor_from_blocks(blocks.rows, blocks.shape, blocks.type_name.lower())
     stored = None if is_vector else stored_dtype_of(checkpoint, name)
     if stored is not None and options.quantization is not None:
@@ -225,22 +237,22 @@ def _read_records(records: list[TensorRecord], tensor: Tensor) -> None:
 
 def _quantised(tensor: Tensor, name: str, options: AdapterOptions, stream: Stream) -> Tensor:
     """Apply `--quantization` to a tensor. Returns the tensor itself, or closes it."""
-    dtype = quantised_dtype(options.quantization, name, tensor.shape)
-    if dtype is None or tensor.dtype in QUANTISED_DTYPES:
+    dtype = quantised_dtype(options.quantization, name, tensor.shape, options.device)
+    if dtype is None or tensor.dtype in QUANTISED_DTYPES or _is_plain(name, options):
         return tensor
     return quantise(tensor, dtype, stream)
 
 
 def weight_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> str:
-    """Dtype of a tensor in memory, on a CPU and without tensor parallelism."""
+    """Dtype of a tensor in memory, without tensor parallelism."""
     shape = checkpoint.shape(name)
     if len(shape) == 1:
         return "f32"
-    stored = checkpoint.block_type(name) if keeps_blocks(options) else None
-    if stored is not None and stored.lower() in QUANTISED_DTYPES:
-        return stored.lower()
-    dtype = quantised_dtype(options.quantization, name, shape)
-    if dtype is not None:
+    stored = kept_dtype(checkpoint, name, options)
+    if stored is not None:
+        return stored
+    dtype = quantised_dtype(options.quantization, name, shape, options.device)
+    if dtype is not None and not _is_plain(name, options):
         return dtype
     if name.endswith(ROUTER):
         return "f32"
@@ -251,7 +263,7 @@ def weight_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> 
 
 
 def weight_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> dict[str, int]:
-    """Bytes of this rank's shard of each tensor in CPU memory, in the packed layout of the kernels.
+    """Bytes of this rank's shard of each tensor in memory, in the packed layout of the kernels.
     Reads no tensor data."""
     sizes: dict[str, int] = {}
     config = decoder_config(checkpoint)
@@ -264,7 +276,7 @@ def weight_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> dict[str, i
         else:
             is_stacked = load.targets[0][0] in STACKED_FIELDS
             count = config.experts.count if config.experts and is_stacked else 1
-            size = count * linear_weight_bytes(dtype, shape[0] // count, shape[1])
+            size = count * linear_weight_bytes(dtype, shape[0] // count, shape[1], options.device)
         sizes[name] = sizes.get(name, 0) + size
     return sizes
 
@@ -282,15 +294,26 @@ def _kv_copy_bytes(config: ModelConfig, options: AdapterOptions) -> int:
     return 2 * min(1 << 30, 4 * heads * config.head_dim * entries)
 
 
+def _panel_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> int:
+    """Memory for quantised weights that a GPU converts to 16 bits for many rows."""
+    if options.device == "cpu":
+        return 0
+    loads = _tensor_loads(checkpoint, options)
+    is_quantised = any(
+        weight_dtype(checkpoint, load.name, options) in QUANTISED_DTYPES for load in loads
+    )
+    largest = max(prod(load.shape_in(checkpoint)) for load in loads)
+    return min(PANEL_BYTES, 4 * largest) if is_quantised else 0
+
+
 def _check_quantization(checkpoint: Checkpoint, options: AdapterOptions) -> None:
     """Raise when `quantization` has no effect or is not supported."""
     if options.quantization is None:
         return
     check_choice("quantization", options.quantization, CHOICES)
-    if options.device != "cpu":
-        raise invalid_value(
-            "quantization", options.quantization, "left out unless the device is cpu"
-        )
+    if options.device == "cpu" and options.quantization not in ON_CPU:
+        limit = f"{' or '.join(ON_CPU)} on the CPU; fp8 needs device cuda"
+        raise invalid_value("quantization", options.quantization, limit)
     matrices = [n for n, shape in tensors(decoder_config(checkpoint)) if len(shape) == 2]
     if keeps_blocks(options) and all(checkpoint.block_type(n) is not None for n in matrices):
         raise invalid_value(

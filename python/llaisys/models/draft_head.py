@@ -70,7 +70,7 @@ class DraftHeadAdapter(NativeAdapter):
     def _fill(
         self, checkpoint: DraftHeadFiles, options: AdapterOptions, check: Callable[[], None]
     ) -> None:
-        """Load the weights. Beside a quantised target model on the CPU the head is quantised too:
+        """Load the weights. Beside a quantised target model the head is quantised too:
         tables as in the model or else in 8 bits, the layer in 4 bits."""
         dtype = dtype_of(checkpoint.config, options)
         is_quantised = keeps_blocks(options) and checkpoint.quantised_model

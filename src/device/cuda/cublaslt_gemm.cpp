@@ -48,6 +48,8 @@ cudaDataType_t type_of(DType dtype) {
         return CUDA_R_16F;
     case LLAISYS_DTYPE_BF16:
         return CUDA_R_16BF;
+    case LLAISYS_DTYPE_F8_G128:
+        return CUDA_R_8F_E4M3;
     default:
         fail(LLAISYS_ERROR_UNSUPPORTED, "cuBLASLt: no products of ", name_of(dtype));
     }
@@ -65,6 +67,12 @@ public:
         check(library.MatmulDescSetAttribute(matmul, cublaslt::kMatmulTransA, &transposed,
                                              sizeof transposed),
               "MatmulDescSetAttribute");
+        if (p.dtype == LLAISYS_DTYPE_F8_G128) {
+            set(cublaslt::kMatmulFastAccum, int8_t(1));
+            set(cublaslt::kMatmulScaleModeA, cublaslt::kScaleOuterVector);
+            set(cublaslt::kMatmulScaleModeB, cublaslt::kScaleOuterVector);
+            set_scales(p);
+        }
         layout(&a, type, p.k, p.n, p.k);
         layout(&b, type, p.k, p.m, p.ldx);
         layout(&d, type_of(p.out_dtype), p.n, p.m, p.ldo);
@@ -78,6 +86,13 @@ public:
     Plan(const Plan &) = delete;
     Plan &operator=(const Plan &) = delete;
 
+    void set_scales(const GemmProblem &p) const {
+        if (p.x_scales != nullptr) {
+            set(cublaslt::kMatmulScaleA, p.weight_scales);
+            set(cublaslt::kMatmulScaleB, p.x_scales);
+        }
+    }
+
     cublaslt::MatmulDesc matmul = nullptr;
     cublaslt::MatrixLayout a = nullptr;
     cublaslt::MatrixLayout b = nullptr;
@@ -87,6 +102,10 @@ public:
     bool is_tried = false; // candidates have been timed
 
 private:
+    // An unsupported attribute leaves the plan without algorithms.
+    template <typename T> void set(int attribute, const T &value) const {
+        library_.MatmulDescSetAttribute(matmul, attribute, &value, sizeof value);
+    }
     void layout(cublaslt::MatrixLayout *result, cudaDataType_t type, int64_t rows, int64_t columns,
                 int64_t ld) {
         check(library_.MatrixLayoutCreate(result, type, uint64_t(rows), uint64_t(columns), ld),
@@ -200,6 +219,7 @@ private:
                  const cublaslt::Algorithm &algorithm, void *out, bool accumulates) {
         const float one = 1.0f;
         const float beta = accumulates ? 1.0f : 0.0f;
+        plan.set_scales(p);
         return library_.Matmul(handle_, plan.matmul, &one, p.weight, plan.a, p.x, plan.b, &beta,
                                out, plan.d, out, plan.d, &algorithm, workspace_, kWorkspace,
                                stream);

@@ -13,14 +13,17 @@ namespace llaisys::device {
 // out[m, n] (+)= x[m, k] * weight[n, k]^T, f32 accumulation. Row-major; strides in elements.
 struct GemmProblem {
     int64_t m, n, k;
-    DType dtype; // of x and weight: f16 or bf16
+    DType dtype; // of x and weight: f16, bf16, or f8_g128 for e4m3 values with the scales below
     const void *x;
     int64_t ldx;
     const void *weight; // contiguous
     void *out;
     int64_t ldo;
-    DType out_dtype;  // f32 or dtype
+    DType out_dtype;  // f32 or dtype; f32, f16 or bf16 with e4m3
     bool accumulates; // add to out
+    // e4m3: out is multiplied by one scale per row of x [m] and of weight [n].
+    const float *x_scales = nullptr;
+    const float *weight_scales = nullptr;
 };
 
 class CublasLtGemm {

@@ -51,10 +51,13 @@ struct CudaStream {
     bool is_exact = false; // batch-invariant: results do not depend on the number of rows or tokens
     bool has_trials = true; // the first GEMM of a shape may time several algorithms
     bool has_pdl;           // kernels for 9 and above: programmatic dependent launch
+    bool allows_pdl = true; // false: kernels start after the one before has ended
     cudaStream_t stream;    // non-blocking
     std::unique_ptr<CublasLtGemm> products; // null without cuBLASLt
     GrowingMemory scratch;                  // valid until the next operator
     GrowingMemory counters;                 // zero between operators
+    // Memory of converted weights; the last is in use, captured graphs may hold the others.
+    std::vector<std::shared_ptr<void>> panels;
 };
 
 inline CudaStream &cuda_stream_of(const Stream &stream) {

@@ -70,7 +70,7 @@ void DecoderModel::register_slots(const DecoderKind &kind) {
     };
     const auto add_linear = [&](const char *name, llaisysTensor_t **slots, const Shape &shape,
                                 runtime::PackedWeight Layer::*packed,
-                                runtime::FusedWeightBuffer Layer::*buffer = nullptr,
+                                ops::LinearBuffer Layer::*buffer = nullptr,
                                 const std::vector<bool> &layers = {}) {
         if (layers.empty()) {
             add(name, slots, shape);

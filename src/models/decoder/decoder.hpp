@@ -74,7 +74,7 @@ private:
 
     struct Layer {
         runtime::PackedWeight q, k, v, o, gate, up, down;
-        runtime::FusedWeightBuffer qkv, gate_up;
+        ops::LinearBuffer qkv, gate_up;
     };
 
     void register_slots(const DecoderKind &kind);

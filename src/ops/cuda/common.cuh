@@ -259,7 +259,7 @@ void launch(const device::CudaStream &stream, void (*kernel)(Parameters...), dim
     config.stream = stream.stream;
     cudaLaunchAttribute attributes[3] = {};
     config.attrs = attributes;
-    if (mode.pdl && stream.has_pdl) {
+    if (mode.pdl && stream.has_pdl && stream.allows_pdl) {
         cudaLaunchAttribute &pdl = attributes[config.numAttrs++];
         pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
         pdl.val.programmaticStreamSerializationAllowed = 1;

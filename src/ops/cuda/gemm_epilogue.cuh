@@ -8,6 +8,7 @@
 //   int items                             weight rows per group and unit, 1 to 8
 //   int64_t count() const                 weight rows per group in all
 //   const T *row(unit, group, i)          address of a weight row; null: none
+//   int64_t row_index(unit, group, i)     the row among adjacent weights; negative: none
 //   Operands load_weights(unit, i)        loads of model constants that store() needs; legal before
 //                                         grid_dependency_wait()
 //   void load_rows(unit, i, row, &ops)    loads of operands that depend on the row of x; issued while
@@ -103,8 +104,12 @@ template <typename T> struct LinearEpilogue {
         return (int64_t(unit) * 2 + group) * items + i;
     }
     __device__ __forceinline__ const T *row(int unit, int group, int i) const {
+        const int64_t at = row_index(unit, group, i);
+        return at >= 0 ? w + at * k : nullptr;
+    }
+    __device__ __forceinline__ int64_t row_index(int unit, int group, int i) const {
         const int64_t at = output(unit, group, i);
-        return i < items && at < n ? w + at * k : nullptr;
+        return i < items && at < n ? at : -1;
     }
     __device__ __forceinline__ bool has(int unit, int group, int i) const {
         return i < items && output(unit, group, i) < n;

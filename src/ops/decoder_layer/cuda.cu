@@ -1,4 +1,4 @@
-// Fused steps of a decoder layer with 16-bit weights, by number of rows:
+// Fused steps of a decoder layer, by number of rows, with 16-bit weights:
 //
 //   up to 16   gemm_small_m.cuh: RMS norm in the prologue, SwiGLU or RoPE + KV store in the epilogue;
 //              a separate norm kernel where the GEMM cannot fuse it
@@ -8,6 +8,10 @@
 // With LoRA adapters the norm is a kernel of its own and the products are stored: ops/lora adds to
 // them before biases, RoPE and KV store, or before SwiGLU.
 //
+// With quantised weights: up to 16 rows gemm_small_m_quant.cuh with the same prologue and epilogues;
+// above, a norm kernel, linear, and a kernel for the rest while linear reads the weights as they are
+// (ops/linear); otherwise they are converted to 16 bits first.
+//
 // Bound: weight reads up to 64 rows, L2 to SM bandwidth above.
 #include "ops/decoder_layer/cuda.hpp"
 
@@ -15,6 +19,8 @@
 #include "ops/cuda/gemm_small_m.cuh"
 #include "ops/cuda/gemm_swiglu_sm90.cuh"
 #include "ops/cuda/gemm_tma_m96.cuh"
+#include "ops/cuda/quant_gemm.cuh"
+#include "ops/cuda/quant_weight.cuh"
 #include "ops/cuda/rms_norm_rows.cuh"
 #include "ops/decoder_layer/cuda_rope_kv_store.cuh"
 #include "ops/rms_norm/op.hpp"
@@ -36,8 +42,15 @@ bool is_bias_16_byte_aligned(const LinearPart &part) {
     return part.bias == nullptr || is_16_byte_aligned(*part.bias);
 }
 
+bool has_blocks(const LinearPart &part) { return is_quantised(part.weight->dtype()); }
+
+// Dtype of the operands of a product: that of the activations when the weight is quantised.
+DType operand_dtype(const LinearPart &part, const Norm &norm) {
+    return has_blocks(part) ? norm.normed.dtype() : part.weight->bytes.dtype();
+}
+
 bool is_fast(const Tensor &residual, const Norm &norm, const LinearPart &part) {
-    const DType dtype = part.weight->bytes.dtype();
+    const DType dtype = operand_dtype(part, norm);
     return norm.kind == NormKind::rms && dtype != LLAISYS_DTYPE_F32 &&
            norm.normed.dtype() == dtype && residual.dtype() == LLAISYS_DTYPE_F32 &&
            residual.size(1) % 8 == 0 && residual.stride(0) % 4 == 0 &&
@@ -66,6 +79,35 @@ cuda::GemmInput gemm_input(const device::Stream &stream, const Tensor &residual,
     return in;
 }
 
+// One GEMM over adjacent quantised weights; false where it is not supported. The input is normalized
+// by the GEMM, or by a kernel before it when rows are long.
+template <typename T, bool MayStream, typename Epilogue>
+bool run_quantised(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+                   const LinearWeight &first, const Epilogue &epilogue) {
+    const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
+    cuda::GemmInput in{};
+    in.m = int(residual.size(0));
+    in.k = int(residual.size(1));
+    if (in.m > cuda::max_fused_rows(cuda_stream)) {
+        return false;
+    }
+    if (cuda::can_gemm_small_m_quant(cuda_stream, in.m, in.k, true, true) &&
+        norm.weight.dtype() == LLAISYS_DTYPE_F32 && is_16_byte_aligned(norm.weight)) {
+        in.residual = residual.as<float>();
+        in.ld_residual = residual.stride(0);
+        in.norm_weight = norm.weight.as<float>();
+        in.epsilon = norm.epsilon;
+    } else if (cuda::can_gemm_small_m_quant(cuda_stream, in.m, in.k, false, !MayStream)) {
+        rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
+        in.x = norm.normed.data();
+        in.ldx = norm.normed.stride(0);
+    } else {
+        return false;
+    }
+    cuda::quant_gemm<T, MayStream>(cuda_stream, in, quant_matrix_of(first), epilogue);
+    return true;
+}
+
 // Norm kernel, then gemm_tma_m96.cuh; false where it is not supported or not the fastest.
 template <typename T, typename Epilogue>
 bool run_m96(const device::Stream &stream, const Tensor &residual, const Norm &norm,
@@ -85,6 +127,14 @@ bool run_m96(const device::Stream &stream, const Tensor &residual, const Norm &n
     return true;
 }
 
+bool has_blocks(const LinearPart &q, const LinearPart &k, const LinearPart &v) {
+    return has_blocks(q) || has_blocks(k) || has_blocks(v);
+}
+
+bool are_adjacent_quantised(const LinearPart &q, const LinearPart &k, const LinearPart &v) {
+    return is_next_quantised(*q.weight, *k.weight) && is_next_quantised(*k.weight, *v.weight);
+}
+
 // GEMM of adjacent weights into adjacent outputs, without biases; false where cuBLASLt is to be
 // used. keeps_normed: norm.normed holds the normalized rows afterwards.
 template <typename T>
@@ -93,6 +143,29 @@ bool project(const device::Stream &stream, const Tensor &residual, const Norm &n
              bool keeps_normed) {
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     const LinearPart &first = **parts.begin();
+    for (const LinearPart *part : parts) {
+        if (!has_blocks(*part)) {
+            continue;
+        }
+        // Adjacent weights of one format; otherwise linear.
+        int64_t n = 0;
+        const LinearPart *before = nullptr;
+        for (const LinearPart *each : parts) {
+            if (keeps_normed ||
+                (before != nullptr && !is_next_quantised(*before->weight, *each->weight))) {
+                return false;
+            }
+            n += each->weight->out_features;
+            before = each;
+        }
+        cuda::LinearEpilogue<T> sums{};
+        sums.n = n;
+        sums.k = residual.size(1);
+        sums.bias = cuda::reals(nullptr);
+        sums.out = cuda::reals(*first.out);
+        sums.ldo = first.out->stride(0);
+        return run_quantised<T, true>(stream, residual, norm, *first.weight, sums);
+    }
     cuda::LinearEpilogue<T> epilogue{};
     for (const LinearPart *part : parts) {
         if (part->weight->bytes.data() !=
@@ -150,12 +223,16 @@ void attention_input(const device::Stream &stream, const Tensor &residual, const
     } else {
         const cuda::QkvEpilogue<T> epilogue{
             pairs, {weights(q), weights(k), weights(v)}, residual.size(1), 0};
-        if (n <= cuda::max_fused_rows(cuda_stream)) {
+        if (has_blocks(q, k, v)) {
+            if (are_adjacent_quantised(q, k, v) &&
+                run_quantised<T, false>(stream, residual, norm, *q.weight, epilogue)) {
+                return;
+            }
+        } else if (n <= cuda::max_fused_rows(cuda_stream)) {
             cuda::run_gemm_small_m<T>(cuda_stream, gemm_input(stream, residual, norm), epilogue);
             return;
-        }
-        if (run_m96<T>(stream, residual, norm, epilogue,
-                       cuda::m96_qkv_tuning(n, residual.size(1)))) {
+        } else if (run_m96<T>(stream, residual, norm, epilogue,
+                              cuda::m96_qkv_tuning(n, residual.size(1)))) {
             return;
         }
     }
@@ -207,6 +284,10 @@ bool mlp_input(const device::Stream &stream, const Tensor &residual, const Norm 
     epilogue.out = reinterpret_cast<T *>(gate.out->data());
     epilogue.ldo = gate.out->stride(0);
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
+    if (has_blocks(gate)) {
+        return is_next_quantised(*gate.weight, *up.weight) &&
+               run_quantised<T, false>(stream, residual, norm, *gate.weight, epilogue);
+    }
     if (residual.size(0) > cuda::max_fused_rows(cuda_stream)) {
         return run_m96<T>(stream, residual, norm, epilogue,
                           cuda::m96_gate_up_tuning(residual.size(0), epilogue.k)) ||
@@ -237,7 +318,10 @@ void head(const device::Stream &stream, const Tensor &logits, const Tensor &resi
     const int64_t m = rows.size(0);
     const int64_t k = residual.size(1);
     const int64_t n = weight.out_features;
-    if (m <= cuda::max_fused_rows(cuda_stream) && cuda::can_fuse_norm(cuda_stream, m, k)) {
+    const bool is_quant = is_quantised(weight.dtype());
+    const bool can_fuse = is_quant ? cuda::can_gemm_small_m_quant(cuda_stream, m, k, true, true)
+                                   : cuda::can_fuse_norm(cuda_stream, m, k);
+    if (m <= cuda::max_fused_rows(cuda_stream) && can_fuse) {
         cuda::GemmInput in{};
         in.m = int(m);
         in.k = int(k);
@@ -253,7 +337,11 @@ void head(const device::Stream &stream, const Tensor &logits, const Tensor &resi
         epilogue.bias = cuda::reals(nullptr);
         epilogue.out = cuda::reals(logits);
         epilogue.ldo = logits.stride(0);
-        cuda::run_gemm_small_m<T>(cuda_stream, in, epilogue);
+        if (is_quant) {
+            cuda::quant_gemm<T, true>(cuda_stream, in, quant_matrix_of(weight), epilogue);
+        } else {
+            cuda::run_gemm_small_m<T>(cuda_stream, in, epilogue);
+        }
         return;
     }
     cuda::rms_norm_rows<T>(cuda_stream, reinterpret_cast<T *>(norm.normed.data()),
@@ -269,7 +357,20 @@ bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, 
                           const LinearPart &q, const LinearPart &k, const LinearPart &v,
                           const HeadNorms &head_norms, const Placement &placement,
                           const Lora &adapters) {
-    const DType dtype = q.weight->bytes.dtype();
+    const DType dtype = operand_dtype(q, norm);
+    const bool is_quant = has_blocks(q, k, v);
+    if (is_quant && residual.size(0) > 0 && is_fast(residual, norm, q) &&
+        !reads_quantised(stream, *q.weight, residual.size(0))) {
+        const LinearWeight *const weights[] = {q.weight, k.weight, v.weight};
+        LinearWeight wide[3];
+        if (!widen_quantised(stream, weights, 3, norm.normed.dtype(), wide)) {
+            return false;
+        }
+        const WithoutPdl without_pdl(stream);
+        return attention_input_cuda(stream, residual, norm, {&wide[0], q.bias, q.out},
+                                    {&wide[1], k.bias, k.out}, {&wide[2], v.bias, v.out},
+                                    head_norms, placement, adapters);
+    }
     const bool has_qk_norm = head_norms.q != nullptr || head_norms.k != nullptr;
     const bool is_bytes = is_eight_bits(placement.kv.k.dtype());
     if (is_bytes && !cuda::can_reduce_head(placement.kv.head_dim)) {
@@ -282,10 +383,10 @@ bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, 
         return false;
     }
     const bool has_rope_kernel =
-        has_qk_norm || is_bytes || adapters.rows != nullptr ||
+        has_qk_norm || is_bytes || is_quant || adapters.rows != nullptr ||
         residual.size(0) > cuda::max_fused_rows(device::cuda_stream_of(stream));
     if (!is_fast(residual, norm, q) || !is_fast(residual, norm, k) || !is_fast(residual, norm, v) ||
-        k.weight->bytes.dtype() != dtype || v.weight->bytes.dtype() != dtype ||
+        operand_dtype(k, norm) != dtype || operand_dtype(v, norm) != dtype ||
         q.out->dtype() != dtype || (!is_bytes && placement.kv.k.dtype() != dtype) ||
         placement.rope_factor != 1.0f || placement.kv.head_dim != 2 * placement.inv_freq.size(0) ||
         placement.kv.head_dim % 16 != 0 || placement.kv.head_dim > 2 * cuda::kMaxPairs ||
@@ -308,9 +409,21 @@ bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, 
 
 bool mlp_input_cuda(const device::Stream &stream, const Tensor &residual, const Norm &norm,
                     const LinearPart &gate, const LinearPart &up, const Lora &adapters) {
-    const DType dtype = gate.weight->bytes.dtype();
+    const DType dtype = operand_dtype(gate, norm);
+    if ((has_blocks(gate) || has_blocks(up)) && residual.size(0) > 0 &&
+        is_fast(residual, norm, gate) && !reads_quantised(stream, *gate.weight, residual.size(0))) {
+        const LinearWeight *const weights[] = {gate.weight, up.weight};
+        LinearWeight wide[2];
+        if (!widen_quantised(stream, weights, 2, norm.normed.dtype(), wide)) {
+            return false;
+        }
+        const WithoutPdl without_pdl(stream);
+        return mlp_input_cuda(stream, residual, norm, {&wide[0], gate.bias, gate.out},
+                              {&wide[1], up.bias, up.out}, adapters);
+    }
     if (!is_fast(residual, norm, gate) || !is_fast(residual, norm, up) ||
-        up.weight->bytes.dtype() != dtype || gate.out->dtype() != dtype || residual.size(0) == 0) {
+        operand_dtype(up, norm) != dtype || has_blocks(gate) != has_blocks(up) ||
+        gate.out->dtype() != dtype || residual.size(0) == 0) {
         return false;
     }
     bool is_done = false;
@@ -337,7 +450,7 @@ bool head_cuda(const device::Stream &stream, const Tensor &logits, const Tensor 
         !is_16_byte_aligned(norm.weight) || norm.normed.stride(0) % 4 != 0) {
         return false;
     }
-    cuda::dispatch_half(weight.bytes.dtype(), [&](auto type) {
+    cuda::dispatch_half(norm.normed.dtype(), [&](auto type) {
         head<decltype(type)>(stream, logits, residual, norm, weight, rows);
     });
     return true;

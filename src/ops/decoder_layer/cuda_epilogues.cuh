@@ -107,6 +107,14 @@ template <typename T> struct QkvEpilogue {
         const T *weights = section == 0 ? w[0] : (section == 1 ? w[1] : w[2]);
         return weights + int64_t(row) * k;
     }
+    __device__ __forceinline__ int64_t row_index(int unit, int group, int i) const {
+        const int half = pairs.s.d / 2;
+        const int at = unit * items + i;
+        const int head = at / half;
+        return i < items && head < pairs.s.heads()
+                   ? int64_t(head) * pairs.s.d + group * half + at % half
+                   : -1;
+    }
     __device__ __forceinline__ Operands load_weights(int unit, int i) const {
         const int half = pairs.s.d / 2;
         const int at = unit * items + i;
@@ -170,6 +178,10 @@ template <typename T> struct SwigluEpilogue {
     __device__ __forceinline__ const T *row(int unit, int group, int i) const {
         const int64_t at = int64_t(unit) * items + i;
         return i < items && at < n ? (group == 0 ? gate : up) + at * k : nullptr;
+    }
+    __device__ __forceinline__ int64_t row_index(int unit, int group, int i) const {
+        const int64_t at = int64_t(unit) * items + i;
+        return i < items && at < n ? group * n + at : -1;
     }
     __device__ __forceinline__ Operands load_weights(int, int) const { return {}; }
     __device__ __forceinline__ void load_rows(int, int, int, Operands *) const {}

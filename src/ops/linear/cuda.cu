@@ -16,6 +16,7 @@
 #include "ops/cuda/gemm_tma_m96.cuh"
 #include "ops/cuda/gemm_tma_splitk.cuh"
 #include "ops/embedding/op.hpp"
+#include "ops/linear/cuda_quantised.hpp"
 #include "ops/rearrange/op.hpp"
 
 #include <algorithm>
@@ -277,10 +278,6 @@ bool continues(const LinearPart &a, const LinearPart &b) {
 }
 
 void pack(const device::Stream &stream, const Tensor &weight, LinearWeight *packed) {
-    if (!packed->bytes.defined()) {
-        packed->bytes =
-            Tensor::create(weight.shape(), weight.dtype(), stream.type(), stream.device_id());
-    }
     if (weight.device() == LLAISYS_DEVICE_CPU) {
         packed->bytes.load(weight.data(), size_t(weight.bytes()));
     } else {
@@ -310,29 +307,68 @@ void rows_of(const device::Stream &stream, const Tensor &out, const Tensor &inde
     embedding(stream, out, index, weight.bytes);
 }
 
+LinearRowLayout plain_rows(const Tensor &weight) { return {weight.dtype(), weight.size(1), false}; }
+
 constexpr LinearFormat plain(const char *name, DType dtype) {
     LinearFormat format{};
     format.name = name;
     format.dtype = dtype;
+    format.row_layout = plain_rows;
     format.pack = pack;
     format.run = run_parts;
     format.rows = rows_of;
     return format;
 }
 
+constexpr LinearFormat quantised(const char *name, DType dtype) {
+    LinearFormat format{};
+    format.name = name;
+    format.dtype = dtype;
+    format.row_layout = quantised_rows_cuda;
+    format.pack = pack_quantised_cuda;
+    format.run = run_quantised_cuda;
+    format.rows = rows_of_quantised_cuda;
+    return format;
+}
+
+constexpr LinearFormat kFormats[] = {
+    plain("f32 rows", LLAISYS_DTYPE_F32),
+    plain("f16 rows", LLAISYS_DTYPE_F16),
+    plain("bf16 rows", LLAISYS_DTYPE_BF16),
+    quantised("q8_0 rows", LLAISYS_DTYPE_Q8_0),
+    quantised("q4_0 rows", LLAISYS_DTYPE_Q4_0),
+    quantised("q4_1 rows", LLAISYS_DTYPE_Q4_1),
+    quantised("q5_0 rows", LLAISYS_DTYPE_Q5_0),
+    quantised("q5_1 rows", LLAISYS_DTYPE_Q5_1),
+    quantised("q4_k rows", LLAISYS_DTYPE_Q4_K),
+    quantised("q5_k rows", LLAISYS_DTYPE_Q5_K),
+    quantised("q6_k rows", LLAISYS_DTYPE_Q6_K),
+    quantised("q2_k rows", LLAISYS_DTYPE_Q2_K),
+    quantised("q3_k rows", LLAISYS_DTYPE_Q3_K),
+    quantised("iq4_nl rows", LLAISYS_DTYPE_IQ4_NL),
+    quantised("i4_g32 rows", LLAISYS_DTYPE_I4_G32),
+    quantised("i4_g128 rows", LLAISYS_DTYPE_I4_G128),
+    quantised("i8_g32 rows", LLAISYS_DTYPE_I8_G32),
+    quantised("i8_g128 rows", LLAISYS_DTYPE_I8_G128),
+    quantised("f8_g128 rows", LLAISYS_DTYPE_F8_G128),
+};
+
 } // namespace
 
-LinearFormats linear_formats_cuda() {
-    static constexpr LinearFormat kFormats[] = {
-        plain("f32 rows", LLAISYS_DTYPE_F32),
-        plain("f16 rows", LLAISYS_DTYPE_F16),
-        plain("bf16 rows", LLAISYS_DTYPE_BF16),
-    };
-    return {kFormats, int(std::size(kFormats))};
+LinearFormats linear_formats_cuda() { return {kFormats, int(std::size(kFormats))}; }
+
+const LinearFormat &linear_format_cuda(DType dtype) {
+    const auto found = std::find_if(std::begin(kFormats), std::end(kFormats),
+                                    [&](const LinearFormat &f) { return f.dtype == dtype; });
+    ensure(found != std::end(kFormats), "no linear format for ", name_of(dtype));
+    return *found;
 }
 
 void linear_add_cuda(const device::Stream &stream, const Tensor &out, const Tensor &in,
                      const LinearWeight &weight, const Tensor *bias) {
+    if (is_quantised(weight.dtype())) {
+        return linear_add_quantised_cuda(stream, out, in, weight, bias);
+    }
     run(device::cuda_stream_of(stream),
         Product{in, nullptr, in.size(0), weight.out_features, in.size(1), weight.bytes.dtype(),
                 weight.bytes.data(), bias, cuda::reals(out), out.stride(0), true});

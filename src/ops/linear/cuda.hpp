@@ -5,8 +5,12 @@
 
 namespace llaisys::ops {
 
-// f32, f16 and bf16, row-major; a weight may be packed from host memory.
+// f32, f16 and bf16, row-major, and quantised rows (cuda_quantised.hpp); a weight may be packed from
+// host memory.
 LinearFormats linear_formats_cuda();
+
+// The row of f32, f16 or bf16.
+const LinearFormat &linear_format_cuda(DType dtype);
 
 // out += in * weight^T + bias; out f32 [m, n], bias may be null.
 void linear_add_cuda(const device::Stream &stream, const Tensor &out, const Tensor &in,

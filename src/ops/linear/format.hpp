@@ -6,12 +6,21 @@
 
 namespace llaisys::ops {
 
+// Layout of a weight that is stored by rows.
+struct LinearRowLayout {
+    DType dtype;
+    int64_t row_elements; // of dtype
+    bool has_scales;      // one f32 per row
+};
+
 struct LinearFormat {
     const char *name;
     DType dtype; // of the tensors that are packed into it
 
-    // Fill bytes and scales of *packed from a weight [out_features, in_features] with dense rows. A
-    // format that keeps rows unchanged writes into bytes if they are already defined.
+    // Layout of this weight, whose values may decide; null: the format is not stored by rows.
+    LinearRowLayout (*row_layout)(const Tensor &weight);
+    // Fill bytes and scales of *packed from a weight [out_features, in_features] with dense rows.
+    // Both are allocated already when the format has row_layout.
     void (*pack)(const device::Stream &stream, const Tensor &weight, LinearWeight *packed);
     // linear() over parts whose formats all have this function.
     void (*run)(const device::Stream &stream, const Tensor &in, const LinearPart *parts,

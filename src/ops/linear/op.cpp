@@ -3,6 +3,7 @@
 #include "ops/checks.hpp"
 #include "ops/linear/cpu.hpp"
 #include "ops/linear/cuda.hpp"
+#include "ops/quant_rows.hpp"
 
 #include <string>
 
@@ -57,13 +58,39 @@ void check_part(const Checks &check, const LinearPart &part, int64_t rows, int64
     check.shape("out", *part.out, {rows, n});
 }
 
+// Memory of a weight that is stored by rows: of the buffer if the layouts match, otherwise its own.
+void allocate_rows(const device::Stream &stream, const LinearRowLayout &layout,
+                   LinearBuffer *buffer, int64_t first_row, LinearWeight *weight) {
+    LinearBuffer own;
+    own.rows = weight->out_features;
+    const bool fits = buffer != nullptr &&
+                      (!buffer->bytes.defined() || (buffer->bytes.dtype() == layout.dtype &&
+                                                    buffer->bytes.size(1) == layout.row_elements &&
+                                                    buffer->scales.defined() == layout.has_scales));
+    LinearBuffer &target = fits ? *buffer : own;
+    if (!target.bytes.defined()) {
+        const auto create = [&](const Shape &shape, DType dtype) {
+            return Tensor::create(shape, dtype, stream.type(), stream.device_id());
+        };
+        target.bytes = create({target.rows, layout.row_elements}, layout.dtype);
+        target.scales = layout.has_scales ? create({target.rows}, LLAISYS_DTYPE_F32) : Tensor();
+    }
+    const int64_t first = fits ? first_row : 0;
+    const int64_t last = first + weight->out_features;
+    weight->bytes = target.bytes.slice(0, first, last);
+    weight->scales = layout.has_scales ? target.scales.slice(0, first, last) : Tensor();
+}
+
 } // namespace
 
 bool LinearWeight::lies_in_rows(const device::Stream &stream) {
     return stream.type() != LLAISYS_DEVICE_CPU;
 }
 
-int64_t LinearWeight::bytes_on_cpu(DType dtype, int64_t out_features, int64_t in_features) {
+DType LinearWeight::dtype() const { return format->dtype; }
+
+int64_t LinearWeight::bytes_on(DeviceType device, DType dtype, int64_t out_features,
+                               int64_t in_features) {
     require(is_weight(dtype), "linear: dtype must be that of a weight, got ", name_of(dtype));
     require(out_features >= 0 && in_features >= 0, "linear: sizes must not be negative, got ",
             out_features, " and ", in_features);
@@ -71,11 +98,17 @@ int64_t LinearWeight::bytes_on_cpu(DType dtype, int64_t out_features, int64_t in
     constexpr int64_t kMost = int64_t(1) << 31;
     require(out_features < kMost && in_features < kMost, "linear: sizes must be below ", kMost,
             ", got ", out_features, " and ", in_features);
-    return linear_bytes_cpu(dtype, out_features, in_features);
+    if (device == LLAISYS_DEVICE_CPU) {
+        return linear_bytes_cpu(dtype, out_features, in_features);
+    }
+    if (!is_quantised(dtype)) {
+        return bytes_of(dtype, out_features * in_features);
+    }
+    return out_features * quant_row_layout(dtype, false).row_bytes(in_features);
 }
 
 LinearWeight LinearWeight::pack(const device::Stream &stream, const Tensor &weight,
-                                const Tensor &room) {
+                                LinearBuffer *buffer, int64_t first_row) {
     const Checks check{"linear_weight", stream};
     if (!weight.defined() || weight.device() != LLAISYS_DEVICE_CPU) {
         check.device("weight", weight);
@@ -84,15 +117,11 @@ LinearWeight LinearWeight::pack(const device::Stream &stream, const Tensor &weig
     result.format = &format_of(check, weight.dtype());
     check.ndim("weight", weight, 2);
     check.dense_rows("weight", weight);
-    if (room.defined()) {
-        check.device("room", room);
-        check.dtype("room", room, weight.dtype());
-        check.shape("room", room, {weight.size(0), weight.size(1)});
-        check.contiguous("room", room);
-        result.bytes = room;
-    }
     result.out_features = weight.size(0);
     result.in_features = weight.size(1);
+    if (result.format->row_layout != nullptr) {
+        allocate_rows(stream, result.format->row_layout(weight), buffer, first_row, &result);
+    }
     result.format->pack(stream, weight, &result);
     if (weight.is_mapped()) {
         weight.storage()->drop_pages(); // only the packed copy is read from here on

@@ -9,6 +9,13 @@ namespace llaisys::ops {
 
 struct LinearFormat;
 
+// Fused weight buffer: adjacent weights of products with the same input (q/k/v, gate/up), which run
+// as one product. Only for formats that store weights by rows.
+struct LinearBuffer {
+    Tensor bytes, scales; // allocated with the first weight
+    int64_t rows = 0;     // of all weights
+};
+
 // A weight [out_features, in_features] in a format of the device. Cheap to copy (shares its bytes).
 // The kernel family is selected when it is packed, never by the number of rows.
 struct LinearWeight {
@@ -21,16 +28,19 @@ struct LinearWeight {
     // Pack `weight` ([out, in], row-major, of a dtype with a format on the device), in parallel on
     // the stream. It may be a host tensor whatever the stream's device is.
     static LinearWeight pack(const device::Stream &stream, const Tensor &weight) {
-        return pack(stream, weight, Tensor());
+        return pack(stream, weight, nullptr, 0);
     }
-    // Where lies_in_rows(stream) holds and `room` is defined, the bytes go into `room`, dense [out,
-    // in] of the weight's dtype: adjacent weights form one product.
+    // The same into rows [first_row, ...) of the buffer, unless the buffer is null or has weights of
+    // another layout.
     static LinearWeight pack(const device::Stream &stream, const Tensor &weight,
-                             const Tensor &room);
+                             LinearBuffer *buffer, int64_t first_row);
+    // Whether weights of the device are stored by rows.
     static bool lies_in_rows(const device::Stream &stream);
-    // Packed bytes of a weight [out, in] of this dtype on the CPU.
-    static int64_t bytes_on_cpu(DType dtype, int64_t out_features, int64_t in_features);
+    // Packed bytes of a weight [out, in] of this dtype.
+    static int64_t bytes_on(DeviceType device, DType dtype, int64_t out_features,
+                            int64_t in_features);
     bool defined() const { return format != nullptr; }
+    DType dtype() const; // of the tensor that was packed
 };
 
 // One product over the shared input: out = in * weight^T + bias.

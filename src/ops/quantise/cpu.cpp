@@ -5,6 +5,7 @@
 #include "ops/cpu/rows.hpp"
 
 #include <cmath>
+#include <vector>
 
 namespace llaisys::ops {
 
@@ -137,6 +138,54 @@ void quantise_q4_1(const float *x, std::byte *block) {
     }
 }
 
+constexpr int kF8Block = 128;
+constexpr float kF8Max = 448;
+
+// e4m3 of |x| <= 448, to nearest, ties to even.
+uint8_t e4m3_of(float x) {
+    const uint32_t bits = bits_of(x);
+    const auto sign = uint8_t(bits >> 24 & 0x80u);
+    const float magnitude = std::fabs(x);
+    if (magnitude < 0x1p-6f) { // subnormal: a multiple of 2^-9
+        return uint8_t(sign | int(rounded(magnitude * 512)));
+    }
+    // To 3 bits of mantissa; the exponent changes its bias from 127 to 7.
+    const uint32_t kept = (bits & 0x7fffffffu) + 0x7ffffu + (bits >> 20 & 1);
+    return uint8_t(sign | ((kept >> 20) - (120u << 3)));
+}
+
+// Row x [k] as blocks of f8_g128 that all have the scale of the row.
+void quantise_f8_row(const float *x, int64_t k, std::byte *to) {
+    float largest = 0;
+    float tainted = 0; // NaN if any value is NaN or infinite
+    for (int64_t i = 0; i < k; ++i) {
+        largest = std::max(largest, std::fabs(x[i]));
+        tainted += x[i] * 0;
+    }
+    const float s = tainted == 0 ? largest / kF8Max : NAN;
+    const float inverse = s > 0 ? 1 / s : 0.0f;
+    for (int64_t b = 0; b < k; b += kF8Block, to += 4 + kF8Block) {
+        std::memcpy(to, &s, sizeof s);
+        for (int i = 0; i < kF8Block; ++i) {
+            const float q = x[b + i] * inverse;
+            to[4 + i] = std::byte(e4m3_of(q > kF8Max ? kF8Max : q < -kF8Max ? -kF8Max : q));
+        }
+    }
+}
+
+void quantise_f8(const device::Stream &stream, const Tensor &out, const Tensor &in) {
+    const int64_t k = in.size(1);
+    const int64_t row_bytes = bytes_of(out.dtype(), k);
+    cpu::for_rows(stream, in.size(0), 16 * k, [&](int64_t first, int64_t last) {
+        std::vector<float> wide(size_t(k), 0.0f);
+        for (int64_t i = first; i < last; ++i) {
+            const std::byte *row = cpu::row_of(in, i);
+            const float *x = cpu::read(cpu::kernels(), row, in.dtype(), wide.data(), k);
+            quantise_f8_row(x, k, out.data() + i * row_bytes);
+        }
+    });
+}
+
 using QuantiseBlock = void (*)(const float *x, std::byte *block);
 
 QuantiseBlock quantise_block_of(DType dtype) {
@@ -156,6 +205,9 @@ QuantiseBlock quantise_block_of(DType dtype) {
 
 void quantise_cpu(const device::Stream &stream, const Tensor &out, const Tensor &in) {
     const DType dtype = out.dtype();
+    if (dtype == LLAISYS_DTYPE_F8_G128) {
+        return quantise_f8(stream, out, in);
+    }
     const QuantiseBlock quantise_block = quantise_block_of(dtype);
     const int64_t k = in.size(1);
     const int64_t row_bytes = bytes_of(dtype, k);

@@ -11,9 +11,10 @@ void quantise(const device::Stream &stream, const Tensor &out, const Tensor &in)
     check.device("out", out);
     check.writable("out", out);
     const DType to = out.dtype();
-    if (to != LLAISYS_DTYPE_Q8_0 && to != LLAISYS_DTYPE_Q4_0 && to != LLAISYS_DTYPE_Q4_1) {
+    if (to != LLAISYS_DTYPE_Q8_0 && to != LLAISYS_DTYPE_Q4_0 && to != LLAISYS_DTYPE_Q4_1 &&
+        to != LLAISYS_DTYPE_F8_G128) {
         fail(LLAISYS_ERROR_INVALID, "quantise: out: got dtype ", name_of(to),
-             ", expected q8_0, q4_0 or q4_1");
+             ", expected q8_0, q4_0, q4_1 or f8_g128");
     }
     check.shape("out", out, {in.size(0), in.size(1)});
     check.contiguous("out", out);

@@ -23,8 +23,10 @@ void PackedWeights::pack(const device::Stream &stream, const Slot &slot, llaisys
     if (slot.n_experts > 0) {
         slot.packed->experts = ops::ExpertWeights::pack(stream, handle->tensor, slot.n_experts);
     } else {
-        slot.packed->weight = ops::LinearWeight::pack(stream, handle->tensor,
-                                                      fused_slice(stream, slot, handle->tensor));
+        // Another slot may share the previous values: only the first values go into the buffer.
+        ops::LinearBuffer *buffer = slot.packed->serial == 0 ? slot.buffer : nullptr;
+        slot.packed->weight =
+            ops::LinearWeight::pack(stream, handle->tensor, buffer, slot.first_row);
     }
     slot.packed->serial = handle->serial;
     for (const Slot &other : slots_) {
@@ -35,24 +37,6 @@ void PackedWeights::pack(const device::Stream &stream, const Slot &slot, llaisys
     if (!handle->tensor.is_mapped()) {
         handle->tensor = handle->tensor.without_storage();
     }
-}
-
-// The slice of the fused buffer for a slot that is filled for the first time. Otherwise without
-// storage: another slot may share the previous values.
-Tensor PackedWeights::fused_slice(const device::Stream &stream, const Slot &slot,
-                                  const Tensor &weight) const {
-    if (slot.buffer == nullptr || slot.packed->serial != 0 ||
-        !ops::LinearWeight::lies_in_rows(stream)) {
-        return Tensor();
-    }
-    Tensor &memory = slot.buffer->memory;
-    if (!memory.defined()) {
-        memory = Tensor::create({slot.buffer->rows, weight.size(1)}, weight.dtype(), stream.type(),
-                                stream.device_id());
-    }
-    return memory.dtype() == weight.dtype()
-               ? memory.slice(0, slot.first_row, slot.first_row + weight.size(0))
-               : Tensor();
 }
 
 void PackedWeights::replace(const device::Stream &stream, const char *field, int layer,

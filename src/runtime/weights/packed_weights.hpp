@@ -21,14 +21,6 @@ struct PackedWeight {
     bool defined() const { return weight.defined() || experts.defined(); }
 };
 
-// Fused weight buffer: weights of several products with the same input (q/k/v, gate/up),
-// concatenated where the device stores weights by rows (ops::LinearWeight::lies_in_rows), so that
-// they run as one product.
-struct FusedWeightBuffer {
-    Tensor memory; // [rows, in]; allocated with the first weight
-    int64_t rows = 0;
-};
-
 class PackedWeights {
 public:
     // The table outlives this.
@@ -43,7 +35,7 @@ public:
         slots_.push_back({slot, packed, false, nullptr, 0, n_experts});
     }
     // The same for a weight of out_features rows, appended to a fused buffer.
-    void add(llaisysTensor_t *slot, PackedWeight *packed, FusedWeightBuffer *buffer,
+    void add(llaisysTensor_t *slot, PackedWeight *packed, ops::LinearBuffer *buffer,
              int64_t out_features) {
         slots_.push_back({slot, packed, false, buffer, buffer->rows, 0});
         buffer->rows += out_features;
@@ -70,11 +62,10 @@ private:
         llaisysTensor_t *slot;
         PackedWeight *packed;
         bool is_lookup;
-        FusedWeightBuffer *buffer; // null: none
+        ops::LinearBuffer *buffer; // null: none
         int64_t first_row;
         int64_t n_experts; // 0: one weight
     };
-    Tensor fused_slice(const device::Stream &stream, const Slot &slot, const Tensor &weight) const;
     void pack(const device::Stream &stream, const Slot &slot, llaisysTensor_t handle);
 
     WeightTable &table_;

@@ -42,8 +42,6 @@ def resolve_device(
 
 def _cpu_option(config: EngineConfig) -> str:
     """The option that only the CPU supports; empty: none."""
-    if config.quantization is not None:
-        return f"quantization {config.quantization} is supported on the CPU only"
     if config.parallel.distributed_executor_backend == "ray":
         return "distributed_executor_backend ray is supported on the CPU only"
     if config.adapter_class is not None:

@@ -19,7 +19,8 @@ from llaisys.models.loading.convert import CHUNK_ELEMENTS, Array, convert, stora
 from llaisys.models.loading.family import Family, GgufContents, find_family
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.file_range import read_range, read_rows
-from llaisys.models.loading.gguf_reader import GGML_TYPES, GgufTensor, read_gguf_header
+from llaisys.models.loading.gguf_reader import GGML_TYPES, GgufTensor
+from llaisys.models.loading.gguf_split import read_gguf_parts
 from llaisys.models.loading.gguf_tokenizer import tokenizer_from_gguf
 from llaisys.models.loading.shard import Shard
 
@@ -55,13 +56,13 @@ def dequantize(data: Array, type_name: str, shape: tuple[int, ...], dtype: str =
 
 
 class GgufCheckpoint(Checkpoint):
-    """A GGUF file. Unquantised tensors that need no reordering have a record."""
+    """A GGUF file, or all files of a split model. Unquantised tensors that need no reordering have
+    a record."""
 
     def __init__(self, path: Path, families: Mapping[str, Family]) -> None:
         self.path = path
         self.where = str(path)
-        header = read_gguf_header(path)
-        self._file = header.file
+        header = read_gguf_parts(path)
         self._closed = False
         metadata = Fields(header.metadata, self.where)
         architecture = metadata.string("general.architecture")
@@ -98,7 +99,7 @@ class GgufCheckpoint(Checkpoint):
             raise ModelLoadError(f"{self.path}: tensor {name!r} is missing")
         if tensor.type_name in UNREADABLE:
             raise ModelLoadError(
-                f"{self.path}: tensor {tensor.name!r} has type {tensor.type_name}, "
+                f"{tensor.path}: tensor {tensor.name!r} has type {tensor.type_name}, "
                 "which cannot be read as weights"
             )
         return tensor
@@ -112,7 +113,7 @@ class GgufCheckpoint(Checkpoint):
         if dtype is None or self.family.permuted_heads(name, self.config) is not None:
             return None
         return TensorRecord(
-            name, dtype, tensor.shape, self.path, tensor.offset, tensor.nbytes, self._file
+            name, dtype, tensor.shape, tensor.path, tensor.offset, tensor.nbytes, tensor.file
         )
 
     def block_type(self, name: str) -> str | None:
@@ -133,7 +134,7 @@ class GgufCheckpoint(Checkpoint):
             offset = tensor.offset + shard.start // elements * nbytes
         width = shape[-1] // elements * nbytes
         rows = np.empty((math.prod(shape[:-1]), width), np.uint8)
-        read_rows(self.path, offset, width, stride, rows.reshape(-1).data, self._file)
+        read_rows(tensor.path, offset, width, stride, rows.reshape(-1).data, tensor.file)
         # A block never spans rows, so rows of blocks are permuted like rows of elements.
         return TensorBlocks(type_name, elements, nbytes, shape, self._in_order(name, tensor, rows))
 
@@ -145,13 +146,14 @@ class GgufCheckpoint(Checkpoint):
         size, rest = divmod(tensor.shape[0], heads)
         if rest or size % 2:
             raise ModelLoadError(
-                f"{self.path}: tensor {tensor.name!r} has {tensor.shape[0]} rows for {heads} heads"
+                f"{tensor.path}: tensor {tensor.name!r} has {tensor.shape[0]} rows for {heads} "
+                "heads"
             )
         return unpermute_rows(rows, len(rows) // size)
 
     def _read_bytes(self, tensor: GgufTensor) -> Array:
         data = np.empty(tensor.nbytes, np.uint8)
-        read_range(self.path, tensor.offset, data.data, self._file)
+        read_range(tensor.path, tensor.offset, data.data, tensor.file)
         return data
 
     def _read_tensor(self, tensor: GgufTensor, dtype: str) -> Array:
@@ -166,10 +168,10 @@ class GgufCheckpoint(Checkpoint):
             raise
         except MemoryError as error:
             raise ModelLoadError(
-                f"{self.path}: tensor {tensor.name!r}: no memory for its {tensor.nbytes} bytes"
+                f"{tensor.path}: tensor {tensor.name!r}: no memory for its {tensor.nbytes} bytes"
             ) from error
         except (OSError, ValueError, KeyError, NotImplementedError) as error:
-            raise ModelLoadError(f"{self.path}: tensor {tensor.name!r}: {error}") from error
+            raise ModelLoadError(f"{tensor.path}: tensor {tensor.name!r}: {error}") from error
 
     def _read_vector(
         self, tensors: Mapping[str, GgufTensor], name: str, shape: tuple[int, ...]
@@ -180,7 +182,7 @@ class GgufCheckpoint(Checkpoint):
             return None
         if tensor.shape != shape or tensor.type_name not in PLAIN:
             raise ModelLoadError(
-                f"{self.path}: tensor {tensor.name!r} is {tensor.type_name} of shape "
+                f"{tensor.path}: tensor {tensor.name!r} is {tensor.type_name} of shape "
                 f"{list(tensor.shape)}; expected floats of shape {list(shape)}"
             )
         return self._read_tensor(tensor, "f32")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -87,6 +87,8 @@ class GgufTensor:
     shape: tuple[int, ...]
     offset: int  # from the start of the file
     nbytes: int
+    path: Path
+    file: FileIdentity
 
     @property
     def type_name(self) -> str:
@@ -99,7 +101,6 @@ class GgufHeader:
 
     metadata: dict[str, Any]
     tensors: dict[str, GgufTensor]
-    file: FileIdentity
 
 
 class _Cursor:
@@ -265,7 +266,8 @@ def _read_tensor_info(cursor: _Cursor, number: int, alignment: int) -> GgufTenso
     if offset % alignment:
         raise cursor.fail(f"{what}: offset {offset} is not a multiple of {alignment}")
     nbytes = elements // block * block_bytes
-    return GgufTensor(name, type_id, tuple(reversed(sizes)), offset, nbytes)
+    shape = tuple(reversed(sizes))
+    return GgufTensor(name, type_id, shape, offset, nbytes, cursor.path, cursor.file)
 
 
 def _resolve_offsets(
@@ -283,9 +285,7 @@ def _resolve_offsets(
             )
         if info.name in tensors:
             raise cursor.fail(f"tensor {info.name!r}: given twice")
-        tensors[info.name] = GgufTensor(
-            info.name, info.type_id, info.shape, data_start + info.offset, info.nbytes
-        )
+        tensors[info.name] = replace(info, offset=data_start + info.offset)
     previous_end, previous = 0, ""
     for tensor in sorted(tensors.values(), key=lambda t: t.offset):
         if tensor.offset < previous_end:
@@ -309,7 +309,7 @@ def _read(cursor: _Cursor) -> GgufHeader:
     if alignment & (alignment - 1):
         raise fields.fail("general.alignment", f"is {alignment}; it must be a power of two")
     infos = [_read_tensor_info(cursor, number, alignment) for number in range(num_tensors)]
-    return GgufHeader(metadata, _resolve_offsets(cursor, infos, alignment), cursor.file)
+    return GgufHeader(metadata, _resolve_offsets(cursor, infos, alignment))
 
 
 def read_gguf_header(path: Path) -> GgufHeader:

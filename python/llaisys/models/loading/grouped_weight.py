@@ -26,6 +26,7 @@ class GroupedWeight:
     zeros: Array  # int16 [n, groups]
     bits: int  # 4: q is 0 to 15; 8: -128 to 127
     group: int  # values per scale
+    order: Array | None = None  # int32 [k]: group of each column, instead of j // group
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -39,8 +40,12 @@ class GroupedWeight:
         else:
             q = np.empty((n, k), np.float32)
             q[:, 0::2], q[:, 1::2] = self.q & 15, self.q >> 4
-        groups = np.arange(k) // self.group
+        groups = np.arange(k) // self.group if self.order is None else self.order
         return np.asarray((q - self.zeros[:, groups]) * self.scales[:, groups], np.float32)
+
+    def reordered(self, order: Array) -> GroupedWeight:
+        """The weight whose column j belongs to group order[j]. Use `values` of it only."""
+        return replace(self, order=order)
 
     def cut(self, shard: Shard) -> GroupedWeight:
         """A range of rows or columns. A group that the range splits becomes several smaller groups
@@ -73,6 +78,23 @@ class GroupedWeight:
         return TensorBlocks(
             f"I{self.bits}_G{span}", span, nbytes, (n, k), rows.reshape(n, count * nbytes)
         )
+
+
+Q8_0_SPAN = 32
+
+
+def q8_0_blocks(values: Array) -> TensorBlocks:
+    """Values f32 [n, k] rounded to Q8_0."""
+    n, k = values.shape
+    groups = values.reshape(n, k // Q8_0_SPAN, Q8_0_SPAN)
+    scales = (np.abs(groups).max(2) / 127).astype("<f2")
+    wide = scales.astype(np.float32)
+    inverse = np.divide(1, wide, out=np.zeros_like(wide), where=wide > 0)
+    rows = np.empty((n, k // Q8_0_SPAN, 2 + Q8_0_SPAN), np.uint8)
+    rows[:, :, :2] = scales[..., None].view(np.uint8)
+    q = np.clip(np.rint(groups * inverse[..., None]), -127, 127).astype(np.int8)
+    rows[:, :, 2:] = q.view(np.uint8)
+    return TensorBlocks("Q8_0", Q8_0_SPAN, 2 + Q8_0_SPAN, (n, k), rows.reshape(n, -1))
 
 
 def span_of(columns: int, group: int, what: str) -> int:

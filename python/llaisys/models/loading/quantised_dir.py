@@ -1,7 +1,10 @@
-"""Hugging Face directories with weights quantised by GPTQ, AWQ or compressed-tensors.
+"""Hugging Face directories with weights in FP8 or quantised by GPTQ, AWQ or compressed-tensors.
 
 A quantised matrix has the name `<module>.weight`, whatever tensors store it. Modules that are not
 quantised (such as the output matrix) are read as in any other directory.
+
+Columns that do not lie in group order (GPTQ's act-order) have no block format of their own: such
+matrices become Q8_0, whose rounding error is far below that of 4 bits.
 """
 
 from __future__ import annotations
@@ -12,11 +15,12 @@ from typing import Any
 import numpy as np
 
 from llaisys.common.errors import ModelLoadError
-from llaisys.models.loading import grouped_weight
+from llaisys.models.loading import f8_weight, grouped_weight
 from llaisys.models.loading.checkpoint import TensorBlocks, TensorRecord
 from llaisys.models.loading.convert import Array, convert, storage_dtype
+from llaisys.models.loading.f8_weight import F8Weight
 from llaisys.models.loading.family import Family
-from llaisys.models.loading.grouped_weight import GroupedWeight, span_of
+from llaisys.models.loading.grouped_weight import GroupedWeight, q8_0_blocks, span_of
 from llaisys.models.loading.quantization import WeightScheme
 from llaisys.models.loading.safetensors_dir import SafetensorsCheckpoint
 from llaisys.models.loading.shard import Shard
@@ -32,6 +36,7 @@ _INTEGERS: dict[str, np.dtype[Any]] = {
     "I32": np.dtype("<i4"),
     "I8": np.dtype("i1"),
     "I64": np.dtype("<i8"),
+    "F8_E4M3": np.dtype("u1"),  # the codes
 }
 
 
@@ -41,7 +46,7 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
     def __init__(self, directory: Path, family: Family, config: Any) -> None:
         super().__init__(directory, family, config)
         self._scheme: WeightScheme = config.quantization
-        suffix = _SUFFIXES[self._scheme.layout]
+        suffix = _SUFFIXES.get(self._scheme.layout, "." + self._scheme.scale_suffix)
         self._modules = {
             name.removesuffix(suffix) + ".weight": name.removesuffix(suffix)
             for name in self._tensors
@@ -84,12 +89,21 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
         if name not in self._modules:
             return super().read_blocks(name, shard)
         weight = self._weight(self._modules[name])
+        if isinstance(weight, F8Weight):
+            return weight.blocks(shard)
+        if self._scheme.is_reordered:
+            values = weight.values()
+            return q8_0_blocks(values if shard is None else values[shard.index()])
         return (weight if shard is None else weight.cut(shard)).blocks(name)
 
     def block_type(self, name: str) -> str | None:
         if name not in self._modules:
             return super().block_type(name)
         _, columns = self.shape(name)
+        if self._scheme.layout == "float-quantized":
+            return f8_weight.TYPE_NAME if columns % f8_weight.SPAN == 0 else None
+        if self._scheme.is_reordered:
+            return "Q8_0" if columns % grouped_weight.Q8_0_SPAN == 0 else None
         group = min(self._scheme.group_size or columns, columns)
         bits = 8 if self._scheme.layout == "int-quantized" else self._scheme.bits
         return f"I{bits}_G{span_of(columns, group, f'{self.where}: tensor {name!r}')}"
@@ -135,6 +149,8 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
             if module + ".g_idx" in self._tensors:
                 parts["order"] = self._stored(module + ".g_idx", ("I32",), (k,))
             return parts, (n, k)
+        if scheme.layout == "float-quantized":
+            return self._f8_parts(module)
         packed = scheme.layout == "pack-quantized"
         main = self._find(module + (".weight_packed" if packed else ".weight"))
         n, k = _two(main)
@@ -152,6 +168,21 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
             parts["order"] = self._stored(module + ".weight_g_idx", ("I32",), (k,))
         return parts, (n, k)
 
+    def _f8_parts(self, module: str) -> tuple[dict[str, TensorRecord], tuple[int, int]]:
+        main = self._find(module + ".weight")
+        n, k = _two(main)
+        scales = self._find(f"{module}.{self._scheme.scale_suffix}")
+        shape: tuple[int, ...] = (n, 1)
+        if self._scheme.block is not None:
+            rows, columns = self._scheme.block
+            shape = (-(-n // rows), -(-k // columns))
+        elif scales.shape in ((), (1,), (n,)):
+            shape = scales.shape
+        return {
+            "q": self._stored(main.name, ("F8_E4M3",), main.shape),
+            "scales": self._stored(scales.name, ("f16", "bf16", "f32"), shape),
+        }, (n, k)
+
     def _groups(self, main: TensorRecord, k: int) -> int:
         """Groups per row of k columns."""
         size = self._scheme.group_size or k
@@ -162,18 +193,43 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
             )
         return max(1, k // size)
 
-    def _weight(self, module: str) -> GroupedWeight:
+    def _weight(self, module: str) -> GroupedWeight | F8Weight:
+        weight = self._stored_weight(module)
+        if isinstance(weight, F8Weight):
+            return weight
+        order = self._order(module)
+        return weight if order is None else weight.reordered(order)
+
+    def _order(self, module: str) -> Array | None:
+        """Group of each column; None: they lie in group order."""
+        parts, (_, k) = self._parts(module)
+        if "order" not in parts:
+            return None
+        order, name = self._array(parts["order"]), parts["order"].name
+        group = min(self._scheme.group_size or k, k)
+        if np.array_equal(order, np.arange(k) // group):
+            return None
+        if order.min() < 0 or order.max() >= max(1, k // group):
+            raise ModelLoadError(
+                f"{self.where}: tensor {name!r} has groups from {order.min()} to {order.max()}; "
+                f"expected 0 to {max(1, k // group) - 1}"
+            )
+        if not self._scheme.is_reordered:
+            raise ModelLoadError(
+                f"{self.where}: tensor {name!r} of shape [{k}] reorders the columns of groups, "
+                "but the config sets no desc_act or actorder"
+            )
+        return order
+
+    def _stored_weight(self, module: str) -> GroupedWeight | F8Weight:
+        """The weight without regard to the order of columns."""
         scheme = self._scheme
         parts, (n, k) = self._parts(module)
         group = min(scheme.group_size or k, k)
-        if "order" in parts:
-            order = self._array(parts["order"])
-            if not np.array_equal(order, np.arange(k) // group):
-                raise ModelLoadError(
-                    f"{self.where}: tensor {parts['order'].name!r} of shape [{k}] reorders the "
-                    "columns of groups (desc_act, actorder); that is not supported"
-                )
         q, scales = self._array(parts["q"]), self._array(parts["scales"])
+        if scheme.layout == "float-quantized":
+            what = f"{self.where}: tensor {parts['q'].name!r}"
+            return f8_weight.from_scales(q, scales, scheme.block or (1, k), what)
         zeros = self._array(parts["zeros"]) if "zeros" in parts else None
         if scheme.layout == "gptq":
             assert zeros is not None

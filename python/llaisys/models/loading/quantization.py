@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
+from llaisys.common.validation import is_int
 from llaisys.models.loading.fields import Fields
 
-METHODS = ("gptq", "awq", "compressed-tensors")
+METHODS = ("gptq", "awq", "compressed-tensors", "fp8")
+LAYOUTS = ("pack-quantized", "int-quantized", "float-quantized")  # compressed-tensors
 MAX_GROUP = 1 << 20
 
 
@@ -14,10 +17,13 @@ MAX_GROUP = 1 << 20
 class WeightScheme:
     """Quantisation scheme of all quantised weights of a checkpoint."""
 
-    layout: str  # 'gptq' | 'awq' | 'pack-quantized' | 'int-quantized'
+    layout: str  # 'gptq' | 'awq' | 'pack-quantized' | 'int-quantized' | 'float-quantized'
     bits: int  # 4 or 8
     group_size: int  # columns per scale; 0: one scale per row
     zero_offset: int = 0  # GPTQ: added to stored zero points
+    is_reordered: bool = False  # columns do not lie in group order (act-order)
+    block: tuple[int, int] | None = None  # float-quantized: rows and columns per scale
+    scale_suffix: str = "weight_scale"  # float-quantized
 
 
 def parse_quantization(fields: Fields) -> WeightScheme | None:
@@ -31,6 +37,8 @@ def parse_quantization(fields: Fields) -> WeightScheme | None:
         raise section.fail("quant_method", f"{method!r} is not supported; known: {known}")
     if method == "compressed-tensors":
         return _compressed(section)
+    if method == "fp8":
+        return _fp8(section)
     bits = section.integer("bits", 2, 8)
     if bits not in ((4,) if method == "awq" else (4, 8)):
         raise section.fail(
@@ -45,13 +53,35 @@ def parse_quantization(fields: Fields) -> WeightScheme | None:
     kind = section.string("checkpoint_format", "gptq")
     if kind not in ("gptq", "gptq_v2"):
         raise section.fail("checkpoint_format", f"is {kind!r}; known: gptq, gptq_v2")
-    return WeightScheme("gptq", bits, max(group, 0), int(kind == "gptq"))
+    is_reordered = section.boolean("desc_act", False)
+    return WeightScheme("gptq", bits, max(group, 0), int(kind == "gptq"), is_reordered)
+
+
+def _fp8(section: Fields) -> WeightScheme:
+    kind = section.string("fmt", "e4m3")
+    if kind != "e4m3":
+        raise section.fail("fmt", f"is {kind!r}; only 'e4m3' is supported")
+    if not section.has("weight_block_size"):
+        return WeightScheme("float-quantized", 8, 0)
+    block = _block(section, "weight_block_size")
+    return WeightScheme("float-quantized", 8, 0, block=block, scale_suffix="weight_scale_inv")
+
+
+def _block(section: Fields, key: str) -> tuple[int, int]:
+    """Rows and columns of a block."""
+    sizes: Any = section.values.get(key)
+    if not isinstance(sizes, list) or len(sizes) != 2:
+        raise section.fail(key, f"is {sizes!r}; expected rows and columns of a block")
+    rows, columns = sizes
+    if not is_int(rows, 1, MAX_GROUP) or not is_int(columns, 1, MAX_GROUP) or columns % 128:
+        raise section.fail(key, f"is {sizes}; columns must be a multiple of 128")
+    return rows, columns
 
 
 def _compressed(section: Fields) -> WeightScheme:
     layout = section.string("format")
-    if layout not in ("pack-quantized", "int-quantized"):
-        raise section.fail("format", f"is {layout!r}; known: pack-quantized, int-quantized")
+    if layout not in LAYOUTS:
+        raise section.fail("format", f"is {layout!r}; known: {', '.join(LAYOUTS)}")
     if section.has("kv_cache_scheme"):
         raise section.fail("kv_cache_scheme", "is not supported")
     groups = section.section("config_groups")
@@ -64,14 +94,30 @@ def _compressed(section: Fields) -> WeightScheme:
 def _weights_of(group: Fields, layout: str) -> WeightScheme:
     weights = group.section("weights")
     kind = weights.string("type", "int")
-    if kind != "int":
-        raise weights.fail("type", f"is {kind!r}; only 'int' is supported")
+    expected = "float" if layout == "float-quantized" else "int"
+    if kind != expected:
+        raise weights.fail("type", f"is {kind!r}; only {expected!r} is supported with {layout}")
     bits = weights.integer("num_bits", 1, 16)
+    if kind == "float":
+        return _float_weights_of(weights, bits)
     if bits not in (4, 8):
         raise weights.fail("num_bits", f"is {bits}; expected 4 or 8")
     strategy = weights.string("strategy", "channel")
     if strategy == "group":
-        return WeightScheme(layout, bits, weights.integer("group_size", 1, MAX_GROUP))
+        is_reordered = weights.has("actorder") and weights.string("actorder") == "group"
+        size = weights.integer("group_size", 1, MAX_GROUP)
+        return WeightScheme(layout, bits, size, is_reordered=is_reordered)
     if strategy not in ("channel", "tensor"):
         raise weights.fail("strategy", f"is {strategy!r}; known: group, channel, tensor")
     return WeightScheme(layout, bits, 0)
+
+
+def _float_weights_of(weights: Fields, bits: int) -> WeightScheme:
+    if bits != 8:
+        raise weights.fail("num_bits", f"is {bits}; expected 8")
+    strategy = weights.string("strategy", "tensor")
+    if strategy == "block":
+        return WeightScheme("float-quantized", 8, 0, block=_block(weights, "block_structure"))
+    if strategy not in ("channel", "tensor"):
+        raise weights.fail("strategy", f"is {strategy!r}; known: block, channel, tensor")
+    return WeightScheme("float-quantized", 8, 0)

@@ -25,6 +25,7 @@ from llaisys.models.loading.cache import cache_directory
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.family import Family
 from llaisys.models.loading.gguf_file import GgufCheckpoint
+from llaisys.models.loading.gguf_split import first_part
 from llaisys.models.loading.json_config import read_config
 from llaisys.models.loading.known_models import known_names, known_spec, split_short_name
 from llaisys.models.loading.local_models import find_in_lm_studio, find_in_ollama, is_later_part
@@ -105,9 +106,10 @@ def open_files(path: str | Path, families: Mapping[str, Family]) -> Checkpoint:
             is_quantised = getattr(config, "quantization", None) is not None
             kind = QuantisedCheckpoint if is_quantised else SafetensorsCheckpoint
             return mapped(kind(path, family, config), is_gguf=False)
-        if len(ggufs) > 1:
+        first = ggufs[0] if len(ggufs) == 1 else first_part(ggufs)
+        if first is None:
             raise ModelLoadError(f"{path}: {len(ggufs)} .gguf files; name one of them")
-        return mapped(GgufCheckpoint(resolve_inside(ggufs[0]), families), is_gguf=True)
+        return mapped(GgufCheckpoint(resolve_inside(first), families), is_gguf=True)
     if path.is_file():
         return mapped(GgufCheckpoint(path, families), is_gguf=True)
     raise ModelLoadError(f"{path}: no such file or directory")

@@ -1,0 +1,12 @@
+// Kernels of decoder layers with weights in f8.
+#include "ops/cuda/quant_gemm.cuh"
+#include "ops/decoder_layer/cuda_epilogues.cuh"
+
+namespace llaisys::ops::cuda {
+
+LLAISYS_QUANT_GEMM(bf16, QuantCodes::f8, false, QkvEpilogue)
+LLAISYS_QUANT_GEMM(f16, QuantCodes::f8, false, QkvEpilogue)
+LLAISYS_QUANT_GEMM(bf16, QuantCodes::f8, false, SwigluEpilogue)
+LLAISYS_QUANT_GEMM(f16, QuantCodes::f8, false, SwigluEpilogue)
+
+} // namespace llaisys::ops::cuda

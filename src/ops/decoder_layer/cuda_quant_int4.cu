@@ -1,0 +1,12 @@
+// Kernels of decoder layers with weights in int4.
+#include "ops/cuda/quant_gemm.cuh"
+#include "ops/decoder_layer/cuda_epilogues.cuh"
+
+namespace llaisys::ops::cuda {
+
+LLAISYS_QUANT_GEMM(bf16, QuantCodes::int4, false, QkvEpilogue)
+LLAISYS_QUANT_GEMM(f16, QuantCodes::int4, false, QkvEpilogue)
+LLAISYS_QUANT_GEMM(bf16, QuantCodes::int4, false, SwigluEpilogue)
+LLAISYS_QUANT_GEMM(f16, QuantCodes::int4, false, SwigluEpilogue)
+
+} // namespace llaisys::ops::cuda

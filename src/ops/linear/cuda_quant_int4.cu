@@ -1,0 +1,9 @@
+// Kernels of linear with weights in int4.
+#include "ops/cuda/quant_gemm.cuh"
+
+namespace llaisys::ops::cuda {
+
+LLAISYS_QUANT_GEMM(bf16, QuantCodes::int4, true, LinearEpilogue)
+LLAISYS_QUANT_GEMM(f16, QuantCodes::int4, true, LinearEpilogue)
+
+} // namespace llaisys::ops::cuda

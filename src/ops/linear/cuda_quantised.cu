@@ -1,0 +1,545 @@
+#include "ops/linear/cuda_quantised.hpp"
+
+#include "device/cuda/cublaslt_gemm.hpp"
+#include "ops/cuda/dispatch_dtype.cuh"
+#include "ops/cuda/quant_gemm.cuh"
+#include "ops/cuda/quant_weight.cuh"
+#include "ops/linear/cuda.hpp"
+#include "ops/linear/quant_block.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <vector>
+
+namespace llaisys::ops {
+
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int64_t kMaxPanelBytes = int64_t(512) << 20; // of a converted weight
+
+// -- Packing --------------------------------------------------------------------------------------
+
+__device__ float half_value(uint16_t bits) { return __half2float(__ushort_as_half(bits)); }
+
+// Scale and minimum of group g of a block: value s * q + m, or s * (q - zero) without a minimum.
+struct GroupParams {
+    float s, m;
+};
+__device__ GroupParams group_params(DType dtype, const QuantBlock &block, int g) {
+    switch (dtype) {
+    case LLAISYS_DTYPE_Q4_0:
+    case LLAISYS_DTYPE_Q8_0:
+    case LLAISYS_DTYPE_Q5_0:
+    case LLAISYS_DTYPE_IQ4_NL:
+        return {half_value(block.d), 0};
+    case LLAISYS_DTYPE_Q3_K:
+    case LLAISYS_DTYPE_Q6_K:
+        return {half_value(block.d) * float(int8_t(block.scales[g])), 0};
+    case LLAISYS_DTYPE_Q4_1:
+    case LLAISYS_DTYPE_Q5_1:
+        return {half_value(block.d), -half_value(block.min)};
+    case LLAISYS_DTYPE_Q4_K:
+    case LLAISYS_DTYPE_Q5_K:
+    case LLAISYS_DTYPE_Q2_K:
+        return {half_value(block.d) * float(block.scales[g]),
+                -half_value(block.min) * float(block.mins[g])};
+    case LLAISYS_DTYPE_F8_G128:
+        return {block.s, 0};
+    default: // grouped: s * (q - z)
+        return {block.s, -block.s * half_value(block.min)};
+    }
+}
+
+// Value of a code in the packed layout: s * (code - zero) + m, where code = q + added.
+struct CodeShift {
+    int added, zero;
+};
+__device__ CodeShift code_shift(DType dtype) {
+    switch (dtype) {
+    case LLAISYS_DTYPE_Q4_0: // s * (q - 8)
+        return {0, 8};
+    case LLAISYS_DTYPE_Q3_K: // s * (q - 4)
+        return {0, 4};
+    case LLAISYS_DTYPE_Q5_0: // s * (q - 16)
+    case LLAISYS_DTYPE_Q5_1:
+    case LLAISYS_DTYPE_Q5_K:
+        return {-16, dtype == LLAISYS_DTYPE_Q5_0 ? 0 : -16};
+    case LLAISYS_DTYPE_Q6_K: // s * (q - 32)
+        return {-32, 0};
+    default:
+        return {0, 0};
+    }
+}
+
+// One thread per block of the file. The zero point moves into m.
+__global__ void pack_blocks_kernel(DType dtype, int elements, int block_bytes, const std::byte *in,
+                                   unsigned char *out, float *row_scales, int64_t row_bytes,
+                                   QuantRowLayout layout, int64_t blocks_per_row,
+                                   int64_t n_blocks) {
+    const int64_t at = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (at >= n_blocks) {
+        return;
+    }
+    QuantBlock block;
+    try_read_block(dtype, in + at * block_bytes, &block);
+    const int64_t row = at / blocks_per_row;
+    const int64_t first = at % blocks_per_row * elements; // along k
+    const int64_t k = blocks_per_row * elements;
+    const int64_t segment = quant_segment(layout.codes);
+    const int64_t begin = first / segment * segment;
+    const int64_t values = min(segment, k - begin); // of this segment
+    unsigned char *to = out + row * row_bytes + begin / segment * layout.segment_bytes(segment);
+    unsigned char *codes = to + layout.code_bytes(first - begin);
+    auto *params = reinterpret_cast<bf16_t *>(to + layout.code_bytes(values));
+    const CodeShift shift = code_shift(dtype);
+    for (int g = 0; g < elements / layout.group && layout.param_bytes > 0; ++g) {
+        const GroupParams group = group_params(dtype, block, g);
+        const int64_t slot = (first - begin) / layout.group + g;
+        const auto s = __float2bfloat16_rn(group.s);
+        const auto m = __float2bfloat16_rn(group.m - float(shift.zero) * group.s);
+        if (layout.param_bytes == 4) {
+            params[2 * slot].bits = __bfloat16_as_ushort(s);
+            params[2 * slot + 1].bits = __bfloat16_as_ushort(m);
+        } else {
+            params[slot].bits = __bfloat16_as_ushort(s);
+        }
+    }
+    if (row_scales != nullptr && first == 0) {
+        row_scales[row] = block.s;
+    }
+    if (layout.codes != QuantCodes::int4) {
+        for (int i = 0; i < elements; ++i) {
+            codes[i] = uint8_t(block.q[i] + shift.added);
+        }
+        return;
+    }
+    auto *words = reinterpret_cast<uint32_t *>(codes);
+    for (int i = 0; i < elements; i += 8) {
+        uint32_t word = 0;
+        for (int j = 0; j < 4; ++j) {
+            word |= uint32_t(block.q[i + 2 * j] & 15) << (4 * j);
+            word |= uint32_t(block.q[i + 2 * j + 1] & 15) << (4 * j + 16);
+        }
+        words[i / 8] = word;
+    }
+}
+
+// Whether every row of f8_g128 blocks has one scale. Reads host memory.
+bool has_one_scale_per_row(const Tensor &weight) {
+    if (weight.device() != LLAISYS_DEVICE_CPU) {
+        return false;
+    }
+    const int64_t blocks = weight.size(1) / 128;
+    const int64_t bytes = traits_of(LLAISYS_DTYPE_F8_G128).block_bytes;
+    for (int64_t row = 0; row < weight.size(0); ++row) {
+        const std::byte *first = weight.data() + row * blocks * bytes;
+        for (int64_t b = 1; b < blocks; ++b) {
+            if (std::memcmp(first, first + b * bytes, sizeof(float)) != 0) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+// -- Conversion -----------------------------------------------------------------------------------
+
+// Sixteen values per thread; blockIdx.y is the output row. index null: row first + blockIdx.y.
+template <QuantCodes Codes>
+__global__ void dequantise_kernel(cuda::Reals out, int64_t ldo, cuda::QuantMatrix w,
+                                  const int64_t *index, int64_t n_rows, int group_shift,
+                                  int64_t k) {
+    cuda::grid_dependency_wait();
+    cuda::launch_dependents();
+    const int64_t at = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * 16;
+    if (at >= k) {
+        return;
+    }
+    const int64_t row = index != nullptr ? index[blockIdx.y] : int64_t(blockIdx.y);
+    float values[16] = {};
+    if (row >= 0 && row < n_rows) {
+        constexpr int64_t kSegment = quant_segment(Codes);
+        const int64_t begin = at / kSegment * kSegment;
+        const unsigned char *from =
+            w.bytes + row * w.row_bytes + at / kSegment * w.layout.segment_bytes(kSegment);
+        const int own = int(at - begin);
+        const auto bits =
+            *reinterpret_cast<const cuda::QuantBits<Codes> *>(from + w.layout.code_bytes(own));
+        const unsigned char *params = from + w.layout.code_bytes(min(kSegment, k - begin));
+        cuda::decode_16_floats<Codes>(
+            bits, cuda::load_params(params, own >> group_shift, w.layout.param_bytes),
+            w.row_scale(row), values);
+    }
+    const int64_t to = int64_t(blockIdx.y) * ldo + at;
+    if (out.dtype == LLAISYS_DTYPE_BF16 || out.dtype == LLAISYS_DTYPE_F16) {
+        uint32_t pairs[8];
+        for (int i = 0; i < 8; ++i) {
+            pairs[i] = out.dtype == LLAISYS_DTYPE_BF16
+                           ? cuda::pack_pair<cuda::bf16>(values[2 * i], values[2 * i + 1])
+                           : cuda::pack_pair<cuda::f16>(values[2 * i], values[2 * i + 1]);
+        }
+        auto *vectors = reinterpret_cast<uint4 *>(static_cast<uint16_t *>(out.data) + to);
+        vectors[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        vectors[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
+        return;
+    }
+    for (int i = 0; i < 16; ++i) {
+        static_cast<float *>(out.data)[to + i] = values[i];
+    }
+}
+
+// out [n, k] = the rows of w, or those of `index`.
+void dequantise(const device::CudaStream &stream, const Tensor &out, const cuda::QuantMatrix &w,
+                const int64_t *index, int64_t n_rows) {
+    const int64_t k = out.size(1);
+    const int shift = cuda::group_shift(w.layout.group);
+    const auto run = [&](auto kernel, int64_t first, int64_t rows) {
+        cuda::QuantMatrix part = w;
+        cuda::Reals to = cuda::reals(out);
+        to.data = static_cast<std::byte *>(to.data) + bytes_of(out.dtype(), first * k);
+        if (index == nullptr) {
+            part.bytes += first * w.row_bytes;
+            part.row_scales += w.row_scales != nullptr ? first : 0;
+        }
+        const dim3 grid(cuda::ceil_div(k, kThreads * 16), unsigned(rows));
+        cuda::launch(stream, kernel, grid, kThreads, 0, true, to, k, part,
+                     index != nullptr ? index + first : nullptr, index != nullptr ? n_rows : rows,
+                     shift, k);
+    };
+    constexpr int64_t kMaxGrid = 65535;
+    for (int64_t first = 0; first < out.size(0); first += kMaxGrid) {
+        const int64_t rows = std::min(kMaxGrid, out.size(0) - first);
+        switch (w.layout.codes) {
+        case QuantCodes::int4:
+            run(dequantise_kernel<QuantCodes::int4>, first, rows);
+            break;
+        case QuantCodes::int8:
+            run(dequantise_kernel<QuantCodes::int8>, first, rows);
+            break;
+        case QuantCodes::f8:
+            run(dequantise_kernel<QuantCodes::f8>, first, rows);
+            break;
+        }
+    }
+}
+
+// Memory of the stream for converted weights.
+std::shared_ptr<Storage> panel_memory(const device::Stream &stream, int64_t bytes) {
+    std::vector<std::shared_ptr<void>> &panels = device::cuda_stream_of(stream).panels;
+    auto last = panels.empty() ? nullptr : std::static_pointer_cast<Storage>(panels.back());
+    if (last == nullptr || last->bytes() < bytes) {
+        last = std::make_shared<Storage>(stream.type(), stream.device_id(), bytes);
+        panels.push_back(last); // a captured graph may hold the earlier ones
+    }
+    return last;
+}
+
+// -- Products -------------------------------------------------------------------------------------
+
+bool is_16_byte_aligned(const Tensor &tensor) {
+    return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0;
+}
+
+bool is_fast(const Tensor &in, const Tensor &out) {
+    const bool is_half = in.dtype() == LLAISYS_DTYPE_BF16 || in.dtype() == LLAISYS_DTYPE_F16;
+    return is_half && in.stride(0) % 8 == 0 && is_16_byte_aligned(in) &&
+           (out.dtype() == LLAISYS_DTYPE_F32 || out.dtype() == in.dtype());
+}
+
+// Whether products of m rows use gemm_small_m_quant.cuh.
+bool uses_passes(const device::Stream &stream, int64_t m, int64_t k) {
+    const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
+    return (m <= kQuantPassRows || cuda_stream.is_exact) &&
+           cuda::can_gemm_small_m_quant(cuda_stream, 1, k, false, false);
+}
+
+// Whether products of m rows may use e4m3 rows of x.
+bool uses_f8_rows(const device::Stream &stream, const LinearWeight &weight, int64_t m) {
+    const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
+    return m > cuda::kQuantMaxM && weight.scales.defined() && !cuda_stream.is_exact &&
+           cuda_stream.products != nullptr && cuda_stream.device_major >= 9 &&
+           weight.out_features % 16 == 0;
+}
+
+// out (+)= in * weights^T + bias for n adjacent rows of weights, 16 rows of x at a time.
+void run_passes(const device::Stream &stream, const Tensor &in, const cuda::QuantMatrix &w,
+                int64_t n, const Tensor *bias, const Tensor &out, bool adds) {
+    cuda::dispatch_half(in.dtype(), [&](auto type) {
+        using T = decltype(type);
+        for (int64_t first = 0; first < in.size(0); first += cuda::kQuantMaxM) {
+            const int64_t last = std::min(first + cuda::kQuantMaxM, in.size(0));
+            const Tensor to = out.slice(0, first, last);
+            cuda::GemmInput input{};
+            input.x = in.slice(0, first, last).data();
+            input.ldx = in.stride(0);
+            input.m = int(last - first);
+            input.k = int(in.size(1));
+            cuda::LinearEpilogue<T> epilogue{};
+            epilogue.n = n;
+            epilogue.k = in.size(1);
+            epilogue.bias = cuda::reals(bias);
+            epilogue.out = cuda::reals(to);
+            epilogue.ldo = to.stride(0);
+            epilogue.adds = adds;
+            cuda::quant_gemm<T, true>(device::cuda_stream_of(stream), input, w, epilogue);
+        }
+    });
+}
+
+// One block per row: q = x / scale in e4m3, scale = largest magnitude / 448.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    f8_rows_kernel(uint8_t *out, float *scales, const T *in, int64_t ldx, int64_t k) {
+    __shared__ float scratch[kThreads / cuda::kWarpSize];
+    cuda::grid_dependency_wait();
+    cuda::launch_dependents();
+    const auto *from = reinterpret_cast<const uint4 *>(in + blockIdx.x * ldx);
+    auto *to = reinterpret_cast<uint2 *>(out + blockIdx.x * k);
+    const auto value = [](const uint4 &bits, int i) {
+        return cuda::to_float(reinterpret_cast<const T *>(&bits)[i]);
+    };
+    float largest = 0;
+    for (int64_t at = threadIdx.x; at < k / 8; at += kThreads) {
+        const uint4 bits = from[at];
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            largest = fmaxf(largest, fabsf(value(bits, i)));
+        }
+    }
+    largest = cuda::block_max<kThreads>(largest, scratch);
+    const float inverse = largest > 0 ? 448.0f / largest : 0.0f;
+    if (threadIdx.x == 0) {
+        scales[blockIdx.x] = largest / 448.0f;
+    }
+    for (int64_t at = threadIdx.x; at < k / 8; at += kThreads) {
+        const uint4 bits = from[at];
+        uint16_t pairs[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            pairs[i] =
+                cuda::e4m3_pair(value(bits, 2 * i) * inverse, value(bits, 2 * i + 1) * inverse);
+        }
+        to[at] =
+            make_uint2(pairs[0] | uint32_t(pairs[1]) << 16, pairs[2] | uint32_t(pairs[3]) << 16);
+    }
+}
+
+// out (+)= in * weights^T + bias with e4m3 rows of x; false without an algorithm.
+bool run_f8_rows(const device::Stream &stream, const Tensor &in, const LinearWeight &weight,
+                 int64_t n, const Tensor &out, bool adds) {
+    device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
+    const int64_t m = in.size(0), k = in.size(1);
+    auto *scales =
+        static_cast<float *>(cuda_stream.scratch.at_least(size_t((m + 63) / 64 * 256 + m * k)));
+    auto *x = reinterpret_cast<uint8_t *>(scales) + (m + 63) / 64 * 256;
+    cuda::dispatch_half(in.dtype(), [&](auto type) {
+        using T = decltype(type);
+        cuda::launch(cuda_stream, f8_rows_kernel<T>, unsigned(m), kThreads, 0, true, x, scales,
+                     reinterpret_cast<const T *>(in.data()), in.stride(0), k);
+    });
+    const device::GemmProblem product{m,
+                                      n,
+                                      k,
+                                      LLAISYS_DTYPE_F8_G128,
+                                      x,
+                                      k,
+                                      weight.bytes.data(),
+                                      out.data(),
+                                      out.stride(0),
+                                      out.dtype(),
+                                      adds,
+                                      scales,
+                                      weight.scales.as<float>()};
+    return cuda_stream.products->run(cuda_stream.stream, product, cuda_stream.has_trials);
+}
+
+// out (+)= in * weights^T + bias for n adjacent rows of weights from `weight` on, without
+// converting them; false where that is not supported.
+bool run_quantised(const device::Stream &stream, const Tensor &in, const LinearWeight &weight,
+                   int64_t n, const Tensor *bias, const Tensor &out, bool adds) {
+    if (!is_fast(in, out)) {
+        return false;
+    }
+    if (uses_f8_rows(stream, weight, in.size(0)) && bias == nullptr &&
+        run_f8_rows(stream, in, weight, n, out, adds)) {
+        return true;
+    }
+    if (!uses_passes(stream, in.size(0), in.size(1))) {
+        return false;
+    }
+    run_passes(stream, in, quant_matrix_of(weight), n, bias, out, adds);
+    return true;
+}
+
+// Calls run(weight, columns) with parts of a weight in `dtype` and the range of outputs of each.
+template <typename Run>
+void for_panels(const device::Stream &stream, const LinearWeight &weight, DType dtype,
+                const Run &run) {
+    const int64_t row_bytes = bytes_of(dtype, weight.in_features);
+    const int64_t most = std::max<int64_t>(16, kMaxPanelBytes / row_bytes / 16 * 16);
+    for (int64_t first = 0; first < weight.out_features; first += most) {
+        const int64_t last = std::min(first + most, weight.out_features);
+        LinearWeight part = weight;
+        part.out_features = last - first;
+        part.bytes = weight.bytes.slice(0, first, last);
+        part.scales = weight.scales.defined() ? weight.scales.slice(0, first, last) : Tensor();
+        const LinearWeight *parts[] = {&part};
+        LinearWeight widened;
+        widen_quantised(stream, parts, 1, dtype, &widened);
+        const WithoutPdl without_pdl(stream);
+        run(widened, first, last);
+    }
+}
+
+void run_part(const device::Stream &stream, const Tensor &in, const LinearPart &part,
+              const Tensor *rows) {
+    for_panels(stream, *part.weight, in.dtype(),
+               [&](const LinearWeight &weight, int64_t first, int64_t last) {
+                   const Tensor out = part.out->slice(1, first, last);
+                   const Tensor bias =
+                       part.bias != nullptr ? part.bias->slice(0, first, last) : Tensor();
+                   const LinearPart own{&weight, part.bias != nullptr ? &bias : nullptr, &out};
+                   linear(stream, in, &own, 1, rows);
+               });
+}
+
+} // namespace
+
+bool is_next_quantised(const LinearWeight &a, const LinearWeight &b) {
+    const bool has_scales = a.scales.defined();
+    return a.dtype() == b.dtype() && a.in_features == b.in_features &&
+           has_scales == b.scales.defined() && b.bytes.data() == a.bytes.data() + a.bytes.bytes() &&
+           (!has_scales || b.scales.data() == a.scales.data() + a.scales.bytes());
+}
+
+bool reads_quantised(const device::Stream &stream, const LinearWeight &weight, int64_t m) {
+    return uses_passes(stream, m, weight.in_features) || uses_f8_rows(stream, weight, m);
+}
+
+LinearRowLayout quantised_rows_cuda(const Tensor &weight) {
+    const DType dtype = weight.dtype();
+    const int64_t k = weight.size(1);
+    const int64_t block = traits_of(dtype).block_elements;
+    require(k % block == 0, "a weight in ", name_of(dtype), " must have a multiple of ", block,
+            " columns, got ", k);
+    const bool has_scales = dtype == LLAISYS_DTYPE_F8_G128 && has_one_scale_per_row(weight);
+    return {LLAISYS_DTYPE_U8, quant_row_layout(dtype, has_scales).row_bytes(k), has_scales};
+}
+
+void pack_quantised_cuda(const device::Stream &stream, const Tensor &weight, LinearWeight *packed) {
+    const LlaisysDataTypeTraits traits = traits_of(weight.dtype());
+    const int64_t blocks_per_row = weight.size(1) / traits.block_elements;
+    const int64_t n_blocks = weight.size(0) * blocks_per_row;
+    Tensor blocks = weight;
+    if (weight.device() == LLAISYS_DEVICE_CPU) {
+        blocks = Tensor::create(weight.shape(), weight.dtype(), stream.type(), stream.device_id(),
+                                device::Lifetime::temporary);
+        blocks.load(weight.data(), size_t(weight.bytes()));
+    }
+    if (n_blocks > 0) {
+        constexpr int kPackThreads = 128;
+        const bool has_scales = packed->scales.defined();
+        cuda::launch(device::cuda_stream_of(stream), pack_blocks_kernel,
+                     cuda::ceil_div(n_blocks, kPackThreads), kPackThreads, 0, false, weight.dtype(),
+                     int(traits.block_elements), int(traits.block_bytes),
+                     static_cast<const std::byte *>(blocks.data()),
+                     reinterpret_cast<unsigned char *>(packed->bytes.data()),
+                     has_scales ? packed->scales.as<float>() : nullptr, packed->bytes.size(1),
+                     quant_row_layout(weight.dtype(), has_scales), blocks_per_row, n_blocks);
+    }
+    stream.synchronize(); // the caller may free the weight
+    // Before a step is captured: memory for the conversion of a fused buffer.
+    const int64_t row_bytes = std::max<int64_t>(packed->bytes.size(1), 1);
+    const int64_t rows = packed->bytes.storage()->bytes() / row_bytes;
+    panel_memory(stream, std::min(kMaxPanelBytes, rows * weight.size(1) * 2));
+}
+
+void rows_of_quantised_cuda(const device::Stream &stream, const Tensor &out, const Tensor &index,
+                            const LinearWeight &weight) {
+    dequantise(device::cuda_stream_of(stream), out, quant_matrix_of(weight), index.as<int64_t>(),
+               weight.out_features);
+}
+
+WithoutPdl::WithoutPdl(const device::Stream &stream)
+    : allows_pdl_(device::cuda_stream_of(stream).allows_pdl), before_(allows_pdl_) {
+    allows_pdl_ = false;
+}
+
+WithoutPdl::~WithoutPdl() { allows_pdl_ = before_; }
+
+bool widen_quantised(const device::Stream &stream, const LinearWeight *const *weights, int count,
+                     DType dtype, LinearWeight *widened) {
+    int64_t rows = 0;
+    for (int i = 0; i < count; ++i) {
+        rows += weights[i]->out_features;
+        if (!is_quantised(weights[i]->dtype())) {
+            return false;
+        }
+    }
+    const int64_t k = weights[0]->in_features;
+    if (bytes_of(dtype, rows * k) > 2 * kMaxPanelBytes) {
+        return false; // the caller multiplies one weight after another, in parts
+    }
+    const Tensor all =
+        Tensor::on(panel_memory(stream, bytes_of(dtype, rows * k)), 0, {rows, k}, dtype);
+    int64_t first = 0;
+    for (int i = 0; i < count; ++i) {
+        const LinearWeight &weight = *weights[i];
+        widened[i] = {&linear_format_cuda(dtype), weight.out_features, k,
+                      all.slice(0, first, first + weight.out_features), Tensor()};
+        dequantise(device::cuda_stream_of(stream), widened[i].bytes, quant_matrix_of(weight),
+                   nullptr, weight.out_features);
+        first += weight.out_features;
+    }
+    return true;
+}
+
+void run_quantised_cuda(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
+                        int n_parts, const Tensor *rows) {
+    if (rows != nullptr ? rows->size(0) == 0 : in.size(0) == 0) {
+        return;
+    }
+    for (int first = 0, end = 0; first < n_parts; first = end) {
+        const LinearPart &part = parts[first];
+        end = first + 1;
+        if (part.weight->out_features == 0) {
+            continue;
+        }
+        int64_t n = part.weight->out_features;
+        const auto continues = [&](const LinearPart &a, const LinearPart &b) {
+            return a.bias == nullptr && b.bias == nullptr &&
+                   is_next_quantised(*a.weight, *b.weight) && a.out->dtype() == b.out->dtype() &&
+                   a.out->stride(0) == b.out->stride(0) &&
+                   b.out->data() == a.out->data() + bytes_of(a.out->dtype(), a.out->size(1));
+        };
+        while (end < n_parts && continues(parts[end - 1], parts[end])) {
+            n += parts[end++].weight->out_features;
+        }
+        if (rows != nullptr ||
+            !run_quantised(stream, in, *part.weight, n, part.bias, *part.out, false)) {
+            for (int i = first; i < end; ++i) {
+                run_part(stream, in, parts[i], rows);
+            }
+        }
+    }
+}
+
+void linear_add_quantised_cuda(const device::Stream &stream, const Tensor &out, const Tensor &in,
+                               const LinearWeight &weight, const Tensor *bias) {
+    if (in.size(0) == 0 || weight.out_features == 0) {
+        return;
+    }
+    if (run_quantised(stream, in, weight, weight.out_features, bias, out, true)) {
+        return;
+    }
+    for_panels(stream, weight, in.dtype(),
+               [&](const LinearWeight &panel, int64_t first, int64_t last) {
+                   const Tensor own = bias != nullptr ? bias->slice(0, first, last) : Tensor();
+                   linear_add_cuda(stream, out.slice(1, first, last), in, panel,
+                                   bias != nullptr ? &own : nullptr);
+               });
+}
+
+} // namespace llaisys::ops

@@ -1,0 +1,25 @@
+// Quantised weights on CUDA (quant_rows.hpp): packing, products by number of rows, and conversion
+// to 16 bits.
+//
+//   up to 16 rows               ops/cuda/gemm_small_m_quant.cuh
+//   more, f8 with row scales    rows of x are converted to e4m3 with a scale each, then cuBLASLt
+//   up to kQuantPassRows        gemm_small_m_quant.cuh for 16 rows at a time; the only path of
+//                               batch-invariant streams
+//   more, or no kernel          the weight is converted to the dtype of the input, into memory of the
+//                               stream, and multiplied as an unquantised one
+#pragma once
+
+#include "ops/linear/format.hpp"
+
+namespace llaisys::ops {
+
+LinearRowLayout quantised_rows_cuda(const Tensor &weight);
+void pack_quantised_cuda(const device::Stream &stream, const Tensor &weight, LinearWeight *packed);
+void run_quantised_cuda(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
+                        int n_parts, const Tensor *rows);
+void rows_of_quantised_cuda(const device::Stream &stream, const Tensor &out, const Tensor &index,
+                            const LinearWeight &weight);
+void linear_add_quantised_cuda(const device::Stream &stream, const Tensor &out, const Tensor &in,
+                               const LinearWeight &weight, const Tensor *bias);
+
+} // namespace llaisys::ops
