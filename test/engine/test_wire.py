@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.lora import LoraLoad
 from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import (
@@ -35,6 +36,7 @@ SEQUENCE = NewSequence(
     choice=1,
     stop_token_ids=frozenset({0, 9}),
     bad_words=((4, 5), (6,)),
+    lora_slot=3,
 )  # fmt: skip
 PLAN = SchedulerOutputs(
     step_id=3,
@@ -49,6 +51,7 @@ PLAN = SchedulerOutputs(
     block_copies=[BlockCopy(5, 2, True), BlockCopy(5, 0, False)],
     new_blocks={7: [1], 9: [4]},
     released_seq_ids=[2],
+    lora_loads=[LoraLoad(3, 8)],
     num_prefill_tokens=3,
     num_decode_tokens=2,
 )

@@ -72,6 +72,7 @@ GROUPS = {
     "server": "server",
     "device": "device and memory",
     "parallel": "parallelism",
+    "lora": "LoRA adapters",
     "scheduling": "scheduling",
     "sampling": "sampling",
     "security": "security",

@@ -98,6 +98,9 @@ class Request:
     thinking: tuple[int, ...] = ()
     constrain_after: int = -1  # token after which the grammar applies; -1: from the start
     cache_salt: str = ""  # prefixes are shared only between equal salts
+    lora: str = ""  # name of its LoRA adapter; "": none
+    lora_id: int = 0  # of that adapter's load, set by the engine core; 0: none
+    lora_slot: int = -1  # device slot while it runs, set by the scheduler
     owner: str = ""  # hash of the API key; see FairQueue
     job: str = ""  # the client call of the request; see FairQueue
     max_total_tokens: int = 0  # prompt + output; set by the scheduler
@@ -137,6 +140,12 @@ class Request:
         if not self.token_ids:
             self.token_ids = list(self.prompt_token_ids)
         self.num_prompt_tokens = len(self.prompt_token_ids)
+
+    @property
+    def prefix_salt(self) -> str | tuple[int, str]:
+        """What must be equal to share a prefix: the salt, and the load of the adapter, which
+        changes keys and values."""
+        return (self.lora_id, self.cache_salt) if self.lora_id else self.cache_salt
 
     @property
     def num_tokens(self) -> int:

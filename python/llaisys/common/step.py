@@ -24,6 +24,8 @@ class ModelStepInput:
     logits_mask: NDArray[np.int8]  # [n], non-zero: compute the logits of this token
     # [n]: LlaisysPooling of the C API
     pooling: NDArray[np.uint8] | None = field(default=None, kw_only=True)
+    # [n]: device slot of the token's LoRA adapter, -1: none; None: none for any token
+    lora_slots: NDArray[np.int32] | None = field(default=None, kw_only=True)
 
 
 @dataclass(slots=True)

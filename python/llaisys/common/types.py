@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from llaisys.common.lora import LoraLoad
 from llaisys.common.request import Request, RequestStatus
 from llaisys.common.sampling import SamplingParams
 
@@ -31,6 +32,7 @@ class NewSequence:
     stop_token_ids: frozenset[int]
     bad_words: tuple[tuple[int, ...], ...]
     thinking: tuple[int, ...] = ()
+    lora_slot: int = -1  # device slot of its LoRA adapter; -1: none
 
 
 @dataclass(slots=True)
@@ -87,6 +89,7 @@ class SchedulerOutputs:
     # seq id -> appended blocks, after those of its shift
     new_blocks: dict[int, list[int]] = field(default_factory=dict)
     released_seq_ids: list[int] = field(default_factory=list)  # finished or preempted
+    lora_loads: list[LoraLoad] = field(default_factory=list)  # before the step
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
 
@@ -202,6 +205,8 @@ class ModelInfo:
     hidden_size: int = 0  # size of an embedding; 0: not supported
     tokenizer_source: Any = None  # for llaisys.tokenization; None: no tokenizer
     device: str = "cpu"
+    max_loras: int = 0  # device slots of LoRA adapters; 0: not supported
+    max_lora_rank: int = 0
 
     @property
     def kv_cache_bytes(self) -> int:

@@ -152,9 +152,14 @@ class BatchBuilder:
         if not self.waiting or (len(self.running) >= max_seqs and not self.waiting.can_preempt):
             return
         budget = min(self._budget_left(batch), self._prefill_left(batch))
+        loras = self.queues.loras
+        blocked: list[Request] = []  # wait for a LoRA slot
         for request in self.waiting.candidates(2 * max_seqs):
             if budget <= 0:
                 return
+            if request.lora_id and not loras.can_start(request, blocked):
+                blocked.append(request)
+                continue
             if manager.is_waiting_for_prefix(request) or not self._has_logprob_room(batch, request):
                 continue
             match = manager.match_prefix(request)
@@ -165,6 +170,8 @@ class BatchBuilder:
                     return
                 match = manager.match_prefix(request)
             blocks = manager.allocate(request, match)
+            if blocked:
+                loras.count_pass(request, blocked)
             self.queues.start(request, match.num_tokens, match.num_host_tokens)
             batch.add_sequence(request, blocks)
             count = self._chunk(batch, request, budget, others=bool(self.waiting))

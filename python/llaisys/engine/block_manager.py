@@ -151,7 +151,7 @@ class BlockManager:
         parent: Node | None = None
         reachable = 0
         for key, tokens in self._keys(request):
-            node = self._nodes.find(key, parent, request.cache_salt, tokens)
+            node = self._nodes.find(key, parent, request.prefix_salt, tokens)
             if node is None:
                 break
             reachable += self.block_size
@@ -204,7 +204,7 @@ class BlockManager:
         if keys is None:
             end = min(request.num_tokens, self.context_len) - 1
             tokens = request.token_ids[: end // self.block_size * self.block_size]
-            keys = prefix_keys(tokens, self.block_size, request.cache_salt, self._hash)
+            keys = prefix_keys(tokens, self.block_size, request.prefix_salt, self._hash)
             self._prefix_keys[request.request_id] = keys
         return keys
 
@@ -267,7 +267,7 @@ class BlockManager:
     def _add_node(self, request: Request, table: _BlockTable, key: int, tokens: Tokens) -> None:
         """Add the node of the request's next full block. An equal node with a block becomes the
         parent of the following nodes; the request keeps its own copy of the block."""
-        block, salt = table.blocks[len(table.nodes)], request.cache_salt
+        block, salt = table.blocks[len(table.nodes)], request.prefix_salt
         parent = table.nodes[-1] if table.nodes else None
         node = self._nodes.find(key, parent, salt, tokens)
         if node is None:
@@ -308,7 +308,7 @@ class BlockManager:
             if index == len(table.nodes):
                 parent = table.nodes[-1] if table.nodes else None
                 tokens = tuple(request.token_ids[index * size : (index + 1) * size])
-                key = self._hash(parent.key if parent else hash(request.cache_salt), tokens)
+                key = self._hash(parent.key if parent else hash(request.prefix_salt), tokens)
                 self._add_node(request, table, key, tokens)
             if table.nodes[index].block == table.blocks[index]:
                 table.nodes[index].ready = True

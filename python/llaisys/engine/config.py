@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llaisys.common.flags import OptionParser, add_flags, given_flags
+from llaisys.common.lora import LoraModule, LoraModules
 from llaisys.common.nearest import unknown_name
 from llaisys.common.option_names import Row, spellings, with_field_names
 from llaisys.common.options import (
@@ -40,6 +41,7 @@ from llaisys.common.validation import invalid_value
 __all__ = [
     "CacheConfig",
     "EngineConfig",
+    "LoraConfig",
     "ParallelConfig",
     "SchedulerConfig",
     "SpeculativeConfig",
@@ -61,6 +63,7 @@ MAX_BYTES = 1 << 62
 # Running sequences from which on there are no drafts by default. On a CPU a row costs what it
 # computes from few rows on, so a draft of a model or a head costs what a token does.
 DRAFT_BATCH, CPU_DRAFT_BATCH = 32, 4
+DEFAULT_MAX_LORAS, DEFAULT_LORA_RANK = 8, 16
 MAX_TEMPLATE_CHARS = 64 << 10  # as `tokenization.chat_template` takes
 
 
@@ -197,6 +200,61 @@ class SpeculativeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class LoraConfig:
+    """LoRA adapters, with the names of vLLM. See docs/guides/lora.md."""
+
+    enable_lora: bool = option(
+        False, Switch(), "Support LoRA adapters", group="lora",
+        more="On with `lora_modules`; needed to load adapters at run time only.",
+    )  # fmt: skip
+    lora_modules: tuple[LoraModule, ...] = option(
+        (), LoraModules(), "LoRA adapters, each a model name of the API", group="lora", common=True,
+        more="A PEFT directory, a GGUF adapter or a hub id.",
+    )  # fmt: skip
+    max_loras: int | None = option(
+        None, Integer(1, 1024), "Different adapters in a step", group="lora", common=True,
+        default_text="the number of `lora_modules`, 1 to 8",
+        more="Each has a slot of `max_lora_rank` in device memory.",
+    )  # fmt: skip
+    max_lora_rank: int | None = option(
+        None, Integer(1, 256), "Largest rank of an adapter", group="lora", common=True,
+        default_text="the largest of `lora_modules`, at least 16",
+    )  # fmt: skip
+    max_cpu_loras: int | None = option(
+        None, Integer(1, 65536), "Adapters in CPU memory", group="lora",
+        default_text="the number of `lora_modules`, at least `max_loras`",
+        more="The least recently used ones beyond are read from their files again when needed.",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.num_slots:
+            raise invalid_value(
+                "max_cpu_loras", self.max_cpu_loras, f"at least max_loras, {self.num_slots}"
+            )
+
+    @property
+    def is_enabled(self) -> bool:
+        return self.enable_lora or bool(self.lora_modules)
+
+    @property
+    def num_slots(self) -> int:
+        """Device slots; 0: adapters are off."""
+        if not self.is_enabled:
+            return 0
+        return self.max_loras or max(1, min(DEFAULT_MAX_LORAS, len(self.lora_modules)))
+
+    @property
+    def num_host(self) -> int:
+        """Adapters in host memory."""
+        return self.max_cpu_loras or max(self.num_slots, len(self.lora_modules))
+
+    def max_rank(self, largest: int) -> int:
+        """The largest rank of a slot; `largest`: of the `lora_modules`."""
+        return self.max_lora_rank or max(DEFAULT_LORA_RANK, largest)
+
+
+@dataclass(frozen=True, slots=True)
 class EngineConfig:
     """Everything that an engine is built from."""
 
@@ -275,6 +333,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -330,6 +389,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "scheduler": SchedulerConfig,
     "cache": CacheConfig,
     "parallel": ParallelConfig,
+    "lora": LoraConfig,
 }
 
 

@@ -22,6 +22,7 @@ from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.context_window import context_length
 from llaisys.engine.executor import Executor, WorkerLostError
+from llaisys.engine.lora_registry import LoraRegistry
 from llaisys.engine.scheduler import RequestScheduler
 from llaisys.engine.speculative import SpeculativeStats, make_speculator
 from llaisys.engine.structured.requests import MaskFuture, StructuredRequests
@@ -30,6 +31,7 @@ logger = logging.getLogger("llaisys.engine")
 
 STEP_HISTORY = 1024
 MAX_IN_FLIGHT = 2  # steps: one runs, one is queued
+LORA_POLL_SECONDS = 0.001  # while nothing but the read of an adapter is under way
 # Devices on which "auto" schedules asynchronously (docs/internals/measurements/).
 AUTO_ASYNC_DEVICES = frozenset({"cuda"})
 
@@ -63,6 +65,10 @@ class EngineCore:
                 num_host_blocks=info.num_host_blocks,
             ),
             info.max_model_len,
+            num_lora_slots=info.max_loras,
+        )
+        self.loras = LoraRegistry(
+            config.lora, executor, self._used_lora_ids, self.scheduler.queues.loras.drop
         )
         self.speculator = make_speculator(config.speculative, info.vocab_size, executor.draft)
         self.structured = StructuredRequests(self.model_info, config.scheduler.max_num_seqs)
@@ -237,8 +243,17 @@ class EngineCore:
 
     def add_requests(self, requests: Sequence[Request], deadline: float | None = None) -> None:
         """Queue the choices of a prompt, all or none; InvalidInputError when one can never fit.
-        `deadline`: time.monotonic() before which one of them must start. Requests with structured
-        output are pending until their grammar is compiled: see `poll`."""
+        `deadline`: time.monotonic() before which one of them must start. Requests are pending until
+        their LoRA adapter is in host memory and their grammar is compiled: see `poll`."""
+        adapter = self.loras.assign(requests)
+        if adapter is not None and not self.loras.is_ready(adapter):
+            self.scheduler.check(requests)
+            self.loras.add(requests, deadline, adapter)
+        else:
+            self._add(requests, deadline)
+
+    def _add(self, requests: Sequence[Request], deadline: float | None) -> None:
+        """Queue requests whose adapter is in host memory."""
         if requests[0].sampling.structured_outputs is not None:
             self.scheduler.check(requests)
             self.structured.add(requests, deadline)
@@ -246,10 +261,10 @@ class EngineCore:
             self._queue(requests, deadline)
 
     def poll(self, timeout: float = 0.0) -> list[tuple[Sequence[Request], Exception]]:
-        """Queue pending requests whose grammars are ready; return the rejected ones with their
-        errors. Waits at most `timeout` seconds for a grammar."""
+        """Queue pending requests whose adapters and grammars are ready; return the rejected ones
+        with their errors. Waits at most `timeout` seconds for a grammar."""
+        rejected = self._poll_loras()
         ready, failed = self.structured.poll(timeout)
-        rejected: list[tuple[Sequence[Request], Exception]] = []
         for pending in ready:
             try:
                 self._queue(pending.requests, pending.deadline)
@@ -259,9 +274,29 @@ class EngineCore:
                 rejected.append((pending.requests, error))
         return rejected + [(pending.requests, error) for pending, error in failed]
 
+    def _poll_loras(self) -> list[tuple[Sequence[Request], Exception]]:
+        ready, failed = self.loras.poll()
+        rejected: list[tuple[Sequence[Request], Exception]] = []
+        for waiting in ready:
+            try:
+                self._add(waiting.requests, waiting.deadline)
+            except InvalidInputError as error:
+                rejected.append((waiting.requests, error))
+        for waiting, reason in failed:
+            text = f"the LoRA adapter {waiting.adapter.name!r} cannot be read"
+            logger.error("%s: %s", text, reason)
+            rejected.append((waiting.requests, InvalidInputError(text, field="lora")))
+        return rejected
+
+    def _used_lora_ids(self) -> set[int]:
+        """The adapters of unfinished requests."""
+        used = {request.lora_id for request in self.scheduler.requests.values()}
+        return used | {request.lora_id for request in self.structured.pending_requests()}
+
     def wait_until_queued(self, requests: Sequence[Request]) -> None:
-        """Wait until `requests` are queued; raises the error when they are rejected. No step runs
-        meanwhile, so grammars of queued requests stay in use: their number has no limit."""
+        """Wait until the grammar of `requests` is compiled; raises the error when they are
+        rejected. No step runs meanwhile, so grammars of queued requests stay in use: their number
+        has no limit."""
         self.structured.lift_process_limit()
         while self.structured.is_pending(requests[0]):
             for rejected, error in self.poll(timeout=1.0):
@@ -282,16 +317,19 @@ class EngineCore:
         """End and return the prompts of which no choice started before the deadline."""
         now = time.monotonic()
         expired = []
-        for pending in self.structured.expire(now):
-            expired.append(list(pending.requests))
-            for request in pending.requests:
+        for requests in (
+            *(pending.requests for pending in self.loras.expire(now)),
+            *(pending.requests for pending in self.structured.expire(now)),
+        ):
+            expired.append(list(requests))
+            for request in requests:
                 request.set_status(RequestStatus.FINISHED_ABORTED)
         while self._deadlines and self._deadlines[0][0] <= now:
             names = heappop(self._deadlines)[2]
-            requests = [r for name in names if (r := self.scheduler.requests.get(name)) is not None]
-            if requests and all(r.status is RequestStatus.WAITING for r in requests):
-                expired.append(requests)
-                for request in requests:
+            queued = [r for name in names if (r := self.scheduler.requests.get(name)) is not None]
+            if queued and all(r.status is RequestStatus.WAITING for r in queued):
+                expired.append(queued)
+                for request in queued:
                     self.finish_request(request.request_id)
         return expired
 
@@ -317,7 +355,7 @@ class EngineCore:
         for index, update in enumerate(self._undelivered):
             if update.request_id == request_id:
                 return self._undelivered.pop(index)
-        pending = self.structured.cancel(request_id)
+        pending = self.loras.cancel(request_id) or self.structured.cancel(request_id)
         if pending is not None:
             pending.set_status(RequestStatus.FINISHED_ABORTED)
             return TokenUpdate(request_id, [], RequestStatus.FINISHED_ABORTED)
@@ -326,7 +364,7 @@ class EngineCore:
         return finished
 
     def has_unfinished(self) -> bool:
-        return self.can_step or bool(self.structured.num_pending)
+        return self.can_step or bool(self.structured.num_pending) or self.loras.is_busy
 
     @property
     def can_step(self) -> bool:
@@ -338,7 +376,7 @@ class EngineCore:
         executor = self.executor.stats
         drafts = SpeculativeStats() if self.speculator is None else self.speculator.stats
         scheduler = self.scheduler.stats()
-        scheduler["num_waiting"] += self.structured.num_pending
+        scheduler["num_waiting"] += self.structured.num_pending + self.loras.num_pending
         return {
             "num_steps": self.num_steps,
             **scheduler,
@@ -355,6 +393,10 @@ class EngineCore:
             "spec_decode_num_accepted_tokens": drafts.num_accepted_tokens,
             "spec_decode_accepted_per_position": list(drafts.accepted_per_position),
             "spec_decode_mean_accepted_length": drafts.mean_accepted_length,
+            "loras": len(self.loras.names),
+            "loras_in_host": self.loras.num_host,
+            "lora_reads": self.loras.num_reads,
+            "lora_failures": self.loras.num_failures,
             "worker_errors": executor.worker_errors,
             "executor_timeouts": executor.timeouts,
         }
@@ -381,7 +423,8 @@ class EngineCore:
         return updates
 
     def _check_idle(self) -> None:
-        """Check for leaked blocks when the last request ends."""
+        """Check for leaked blocks when the last request ends; free unloaded adapters."""
+        self.loras.drop_retired()
         if not self._checked_idle and not self.scheduler.has_unfinished():
             self.structured.release_finished()
             self.scheduler.check_idle()

@@ -32,6 +32,7 @@ class EngineClient(ABC):
         stream: bool = False,
         cache_salt: str | None = None,
         visible_ids: frozenset[int] = frozenset(),
+        lora: str | None = None,
     ) -> str: ...
 
     @abstractmethod
@@ -39,6 +40,16 @@ class EngineClient(ABC):
 
     @abstractmethod
     def cancel(self, request_id: str) -> list[StreamOutput]: ...
+
+    @property
+    @abstractmethod
+    def loras(self) -> tuple[str, ...]: ...
+
+    @abstractmethod
+    def load_lora(self, name: str, path: str, in_place: bool = False) -> None: ...
+
+    @abstractmethod
+    def unload_lora(self, name: str) -> None: ...
 
     @abstractmethod
     def has_unfinished(self) -> bool: ...

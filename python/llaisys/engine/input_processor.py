@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.lora import check_lora_name
 from llaisys.common.request import Request
 from llaisys.common.sampling import BAN, BIAS_KEY, SamplingParams, sampling_defaults
 from llaisys.common.types import ModelInfo
@@ -101,6 +102,7 @@ class InputProcessor:
         params: SamplingParams | None = None,
         request_id: str | None = None,
         cache_salt: str | None = None,
+        lora: str | None = None,
     ) -> ProcessedInput:
         """Validate a prompt and its parameters and return its requests."""
         text = prompt if isinstance(prompt, str) else None
@@ -116,6 +118,8 @@ class InputProcessor:
         if not isinstance(salt, str):
             raise invalid_value("cache_salt", salt, "a string")
         check_count("cache_salt", len(salt), MAX_SALT_CHARS, "characters")
+        if lora is not None:
+            check_lora_name(lora, "lora")
         if request_id is None:
             request_id = f"req-{self._next_id}"
             self._next_id += 1
@@ -146,6 +150,7 @@ class InputProcessor:
                 thinking=thinking,
                 constrain_after=constrain_after,
                 cache_salt=salt,
+                lora=lora or "",
                 arrival_time=now,
             )
             for choice in range(sampling.n)

@@ -10,10 +10,10 @@ from typing import Any
 from llaisys.common.errors import ClosedError
 from llaisys.common.request import RequestStatus
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import ModelInfo, StreamOutput
+from llaisys.common.types import ModelInfo, StreamOutput, TokenUpdate
 from llaisys.common.validation import invalid_value
 from llaisys.engine.config import EngineConfig
-from llaisys.engine.core import EngineCore
+from llaisys.engine.core import LORA_POLL_SECONDS, EngineCore
 from llaisys.engine.engine_client import EngineClient
 from llaisys.engine.executor import Executor
 from llaisys.engine.executor.device_choice import resolve_device
@@ -67,14 +67,15 @@ class LLMEngine(EngineClient):
         stream: bool = False,
         cache_salt: str | None = None,
         visible_ids: frozenset[int] = frozenset(),
+        lora: str | None = None,
     ) -> str:
         """Queue a prompt and return its id. After an InvalidInputError nothing is queued.
 
         `stream`: report text at every step, not only at the end. `visible_ids`: special tokens that
-        are not skipped.
+        are not skipped. `lora`: the name of a LoRA adapter.
         """
         self._check_open()
-        entry = self.input_processor.process(prompt, params, request_id, cache_salt)
+        entry = self.input_processor.process(prompt, params, request_id, cache_salt, lora)
         if entry.request_id in self._groups:
             raise invalid_value("request_id", entry.request_id, "one that is not in use")
         self.core.add_requests(entry.requests)
@@ -94,13 +95,25 @@ class LLMEngine(EngineClient):
         """Run one step. A worker error ends the requests of the step with reason `error`."""
         self._check_open()
         start = time.perf_counter()
-        updates = self.core.step()
+        updates = self._poll_loras() if self.core.loras.is_busy else []
+        updates += self.core.step()
         outputs, stopped = self.output_processor.process(updates)
         for request_id in stopped:
             self.core.finish_request(request_id, RequestStatus.FINISHED_STOPPED)
         self._remove_finished(outputs)
         self._step_seconds += time.perf_counter() - start
         return outputs
+
+    def _poll_loras(self) -> list[TokenUpdate]:
+        """Queue requests whose adapters have been read; return the ends of the others."""
+        if not self.core.can_step:
+            time.sleep(LORA_POLL_SECONDS)
+        failed = RequestStatus.FINISHED_ERROR
+        return [
+            TokenUpdate(request.request_id, [], failed, error=str(error))
+            for requests, error in self.core.poll()
+            for request in requests
+        ]
 
     def cancel(self, request_id: str) -> list[StreamOutput]:
         """End a request, free its blocks and return its last outputs (reason `abort`). Unknown and
@@ -114,6 +127,28 @@ class LLMEngine(EngineClient):
         self._remove_finished(outputs)
         self._groups.pop(request_id, None)
         return outputs
+
+    @property
+    def loras(self) -> tuple[str, ...]:
+        """Names of the loaded LoRA adapters."""
+        return self.core.loras.names
+
+    def load_lora(self, name: str, path: str, in_place: bool = False) -> None:
+        """Load an adapter and wait for it; see `LoraRegistry.load`. Raises ModelLoadError."""
+        self._check_open()
+        lora_id = self.core.loras.load(name, path, in_place)
+        while True:
+            for result in self.core.loras.finished_loads():
+                if result.lora_id == lora_id:
+                    if result.error is not None:
+                        raise result.error
+                    return
+            time.sleep(LORA_POLL_SECONDS)
+
+    def unload_lora(self, name: str) -> None:
+        """Make an adapter unknown; its requests continue."""
+        self._check_open()
+        self.core.loras.unload(name)
 
     def has_unfinished(self) -> bool:
         return self.core.has_unfinished()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 Tokens = tuple[int, ...]
+Salt = str | tuple[int, str]  # see Request.prefix_salt
 HashFunction = Callable[[int, Tokens], int]
 
 
@@ -18,7 +19,7 @@ def chain_hash(parent: int, tokens: Tokens) -> int:
 
 
 def prefix_keys(
-    tokens: Sequence[int], block_size: int, salt: str, hash_function: HashFunction
+    tokens: Sequence[int], block_size: int, salt: Salt, hash_function: HashFunction
 ) -> list[tuple[int, Tokens]]:
     """Return (chained hash, tokens) of each block; `tokens` are whole blocks."""
     keys, parent = [], hash(salt)
@@ -36,7 +37,7 @@ class Node:
     __slots__ = ("alive", "block", "host_slot", "key", "parent", "ready", "salt", "tokens")
 
     def __init__(
-        self, key: int, parent: Node | None, salt: str, tokens: Tokens, block: int, ready: bool
+        self, key: int, parent: Node | None, salt: Salt, tokens: Tokens, block: int, ready: bool
     ) -> None:
         self.key = key
         self.parent = parent
@@ -52,7 +53,7 @@ class Node:
         """Whether a step in flight or scheduled computes its block."""
         return self.block >= 0 and not self.ready
 
-    def matches(self, parent: Node | None, salt: str, tokens: Tokens) -> bool:
+    def matches(self, parent: Node | None, salt: Salt, tokens: Tokens) -> bool:
         return self.parent is parent and self.salt == salt and self.tokens == tokens
 
 
@@ -66,7 +67,7 @@ class PrefixTable:
         for bucket in self._buckets.values():
             yield from bucket
 
-    def find(self, key: int, parent: Node | None, salt: str, tokens: Tokens) -> Node | None:
+    def find(self, key: int, parent: Node | None, salt: Salt, tokens: Tokens) -> Node | None:
         for node in self._buckets.get(key, ()):
             if node.matches(parent, salt, tokens):
                 return node

@@ -8,13 +8,16 @@ import time
 from llaisys.common.request import Request, RequestStatus
 from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.fair_queue import FairQueue
+from llaisys.engine.lora_slots import LoraSlots
 
 
 class RequestQueues:
-    """Owner of both queues. Running requests own KV blocks, waiting requests own none."""
+    """Owner of both queues. Running requests own KV blocks and hold the
+    LoRA slot of their adapter, waiting requests own none."""
 
-    def __init__(self, blocks: BlockManager) -> None:
+    def __init__(self, blocks: BlockManager, num_lora_slots: int = 0) -> None:
         self.blocks = blocks
+        self.loras = LoraSlots(num_lora_slots)
         self.waiting = FairQueue()
         self.running: list[Request] = []  # in order of admission
         self.released: list[int] = []  # sequences to release on the worker
@@ -24,6 +27,7 @@ class RequestQueues:
         """Move a request from waiting to running. `num_cached`: prompt tokens found in the prefix
         cache, `num_from_host` of them in host memory."""
         self.waiting.start(request)
+        self.loras.acquire(request)
         request.set_status(RequestStatus.RUNNING)
         request.num_computed_tokens = num_cached
         if request.num_cached_tokens < 0:
@@ -49,6 +53,7 @@ class RequestQueues:
             self._release(request)
         else:
             self.blocks.forget_waiting(request)
+            self.loras.forget_waiting(request)
         request.set_status(status)
 
     def take_released(self) -> list[int]:
@@ -59,4 +64,5 @@ class RequestQueues:
     def _release(self, request: Request) -> None:
         self.running.remove(request)
         self.blocks.free(request)
+        self.loras.release(request)
         self.released.append(request.seq_id)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from llaisys.common.lora import LoraLoad
 from llaisys.common.request import Request
 from llaisys.common.types import BlockCopy, NewSequence, SchedulerOutputs
 
@@ -43,6 +44,7 @@ class ScheduledBatch:
                 stop_token_ids=request.stop_token_ids,
                 bad_words=request.bad_words,
                 thinking=request.thinking,
+                lora_slot=request.lora_slot,
             )
         )
 
@@ -61,7 +63,12 @@ class ScheduledBatch:
         plan.new_seqs = others
         return was_new
 
-    def finalize(self, released_seq_ids: list[int], block_copies: list[BlockCopy]) -> None:
+    def finalize(
+        self,
+        released_seq_ids: list[int],
+        block_copies: list[BlockCopy],
+        lora_loads: list[LoraLoad],
+    ) -> None:
         """Fill in the derived fields of the plan. No request is added or removed after this."""
         plan, requests = self.plan, self.requests
         plan.seq_ids = [request.seq_id for request in requests]
@@ -78,6 +85,7 @@ class ScheduledBatch:
         plan.num_decode_tokens = sum(plan.counts) - plan.num_prefill_tokens
         plan.released_seq_ids = released_seq_ids
         plan.block_copies = block_copies
+        plan.lora_loads = lora_loads
 
     def rows(self) -> Iterator[tuple[Request, int, int, int, bool]]:
         """Yield (request, preemptions when scheduled, computed tokens after the step, tokens in the

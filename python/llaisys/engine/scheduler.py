@@ -47,11 +47,12 @@ class RequestScheduler:
         block_manager: BlockManager,
         max_model_len: int,
         max_in_flight_tokens: int = 0,
+        num_lora_slots: int = 0,
     ) -> None:
         self.block_manager = block_manager
         self.max_model_len = max_model_len
         self.requests: dict[str, Request] = {}
-        self.queues = RequestQueues(block_manager)
+        self.queues = RequestQueues(block_manager, num_lora_slots)
         length = block_manager.context_len if config.context_shift else None
         self.window = ContextWindow(length, block_manager.block_size)
         self._in_flight: dict[int, ScheduledBatch] = {}  # by step id
@@ -121,6 +122,8 @@ class RequestScheduler:
             "kv_host_blocks_used": blocks.host.num_used,
             "kv_blocks_saved": blocks.host.num_saved,
             "kv_blocks_restored": blocks.host.num_restored,
+            "lora_slots_used": self.queues.loras.num_used,
+            "lora_slot_loads": self.queues.loras.num_loads,
         }
 
     def check_integrity(self) -> None:
@@ -143,7 +146,8 @@ class RequestScheduler:
         batch = ScheduledBatch(plan)
         self.builder.build(batch)
         if batch.requests:
-            batch.finalize(self.queues.take_released(), self.block_manager.host.take_copies())
+            copies = self.block_manager.host.take_copies()
+            batch.finalize(self.queues.take_released(), copies, self.queues.loras.take_loads())
             self._in_flight[plan.step_id] = batch
             self._next_step_id += 1
         return plan
@@ -245,7 +249,9 @@ class RequestScheduler:
         # a later step has restarted it.
         back = {seq.seq_id for later in self._in_flight.values() for seq in later.plan.new_seqs}
         self.queues.released[:0] = [s for s in batch.plan.released_seq_ids if s not in back]
-        return [self._end(r, status, error) for r in batch.requests if not r.finished]
+        ended = [self._end(r, status, error) for r in batch.requests if not r.finished]
+        self.queues.loras.undo(batch.plan.lora_loads)
+        return ended
 
     def finish(self, request_id: str, status: RequestStatus) -> TokenUpdate | None:
         """End a request (cancelled, stop string found) and free its blocks; None when unknown."""

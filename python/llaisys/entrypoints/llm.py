@@ -27,7 +27,7 @@ from llaisys.engine.input_processor import normalize_message
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.entrypoints.embedding import EmbeddingCalls
 from llaisys.entrypoints.interrupts import deferred_interrupt, progress_bar
-from llaisys.entrypoints.prompts import Params, Prompt, as_batch, as_params
+from llaisys.entrypoints.prompts import Lora, Params, Prompt, as_batch, as_loras, as_params
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -148,16 +148,19 @@ class LLM(EmbeddingCalls, Closing):
         sampling_params: Params = None,
         *,
         cache_salt: str | None = None,
+        lora: Lora = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Complete one prompt or many (texts or token ids); outputs are in the order of prompts.
+        `lora`: the name of a LoRA adapter, or a list with one (or None) per prompt.
 
         Every prompt is checked before any runs. When it is interrupted, everything that it
         submitted is cancelled and released.
         """
         batch = as_batch(prompts)
         params = as_params(sampling_params, len(batch))
-        return self._run(list(zip(batch, params, strict=True)), cache_salt, use_tqdm)
+        loras = as_loras(lora, len(batch))
+        return self._run(list(zip(batch, params, strict=True)), cache_salt, use_tqdm, loras=loras)
 
     def chat(
         self,
@@ -168,6 +171,7 @@ class LLM(EmbeddingCalls, Closing):
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
+        lora: Lora = None,
         use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Answer one conversation or many; a message is {"role": ..., "content": ...}."""
@@ -175,7 +179,7 @@ class LLM(EmbeddingCalls, Closing):
             raise invalid_value("messages", messages, "a list of {'role', 'content'}, not empty")
         many = not isinstance(messages[0], Mapping)
         conversations: list[Any] = list(messages) if many else [messages]
-        prompts = [
+        prompts: list[Prompt] = [
             self.encode_chat(
                 conversation,
                 add_generation_prompt=add_generation_prompt,
@@ -186,7 +190,8 @@ class LLM(EmbeddingCalls, Closing):
         ]
         params = as_params(sampling_params, len(prompts))
         visible_ids = self.chat_style.visible_ids(self.tokenizer, read_tools(tools))
-        return self._run(list(zip(prompts, params, strict=True)), cache_salt, use_tqdm, visible_ids)
+        loras, work = as_loras(lora, len(prompts)), list(zip(prompts, params, strict=True))
+        return self._run(work, cache_salt, use_tqdm, visible_ids, loras)
 
     def stream(
         self,
@@ -195,6 +200,7 @@ class LLM(EmbeddingCalls, Closing):
         *,
         cache_salt: str | None = None,
         is_chat: bool = False,
+        lora: str | None = None,
     ) -> TokenStream:
         """Stream one answer; a list of messages is a chat. The prompt is checked immediately.
         Closing or dropping the stream cancels the request. `is_chat`: `prompt` has the token ids
@@ -209,10 +215,31 @@ class LLM(EmbeddingCalls, Closing):
         if is_chat:
             visible_ids = self.chat_style.visible_ids(self.tokenizer, None)
         request_id = client.submit(
-            ids, sampling_params, stream=True, cache_salt=cache_salt, visible_ids=visible_ids
+            ids,
+            sampling_params,
+            stream=True,
+            cache_salt=cache_salt,
+            visible_ids=visible_ids,
+            lora=lora,
         )
         self._streams[request_id] = deque()
         return TokenStream(self, request_id)
+
+    # ---- LoRA adapters -------------------------------------------------------------------------
+
+    @property
+    def loras(self) -> tuple[str, ...]:
+        """Names of the loaded LoRA adapters."""
+        return self._open().loras
+
+    def load_lora(self, name: str, path: str | os.PathLike[str], *, in_place: bool = False) -> None:
+        """Load a LoRA adapter: a PEFT directory, a GGUF file or a hub id. Needs `enable_lora` or
+        `lora_modules`. `in_place`: replace the adapter of that name. Raises ModelLoadError."""
+        self._open().load_lora(name, os.fspath(path), in_place)
+
+    def unload_lora(self, name: str) -> None:
+        """Unload a LoRA adapter. Its running requests finish, new ones are rejected."""
+        self._open().unload_lora(name)
 
     # ---- step by step --------------------------------------------------------------------------
 
@@ -224,12 +251,15 @@ class LLM(EmbeddingCalls, Closing):
         request_id: str | None = None,
         stream: bool = False,
         cache_salt: str | None = None,
+        lora: str | None = None,
     ) -> str:
         """Queue a prompt and return its request id. With `stream`, `step` returns partial
         outputs."""
         if request_id is not None and request_id in self._finished:
             raise invalid_value("request_id", request_id, "one without an output to collect")
-        return self._open().submit(prompt, sampling_params, request_id, stream, cache_salt)
+        return self._open().submit(
+            prompt, sampling_params, request_id, stream, cache_salt, lora=lora
+        )
 
     def step(self) -> list[StreamOutput]:
         """Run one step for all running requests and return the new outputs."""
@@ -279,17 +309,15 @@ class LLM(EmbeddingCalls, Closing):
         cache_salt: str | None,
         use_tqdm: bool,
         visible_ids: frozenset[int] = frozenset(),
+        loras: Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         client = self._open()
         names: list[str] = []
+        options: dict[str, Any] = {"cache_salt": cache_salt, "visible_ids": visible_ids}
         try:
-            for prompt, params in work:
+            for (prompt, params), lora in zip(work, loras or [None] * len(work), strict=True):
                 with deferred_interrupt():
-                    names.append(
-                        client.submit(
-                            prompt, params, cache_salt=cache_salt, visible_ids=visible_ids
-                        )
-                    )
+                    names.append(client.submit(prompt, params, lora=lora, **options))
             waiting = set(names)
             with progress_bar(len(names), use_tqdm) as advance:
                 while waiting:

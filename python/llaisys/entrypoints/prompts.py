@@ -9,6 +9,7 @@ from llaisys.common.validation import invalid_count, invalid_value
 
 Prompt = str | Sequence[int]
 Params = SamplingParams | Sequence[SamplingParams | None] | None
+Lora = str | Sequence[str | None] | None
 
 
 def as_batch(prompts: Prompt | Sequence[Prompt], name: str = "prompts") -> list[Prompt]:
@@ -34,3 +35,14 @@ def as_params(params: Params, count: int) -> list[SamplingParams | None]:
     if len(params) != count:
         raise invalid_count("sampling_params", len(params), "entries", f"{count}, one per prompt")
     return list(params)
+
+
+def as_loras(lora: Lora, count: int) -> list[str | None]:
+    """One entry per prompt; a single name applies to all."""
+    if lora is None or isinstance(lora, str):
+        return [lora] * count
+    if isinstance(lora, Mapping) or not isinstance(lora, Sequence):
+        raise invalid_value("lora", lora, "the name of an adapter, or a list")
+    if len(lora) != count:
+        raise invalid_count("lora", len(lora), "entries", f"{count}, one per prompt")
+    return list(lora)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from llaisys.common.step import (
 )
 from llaisys.common.validation import invalid_value
 from llaisys.models.device import MemoryNeeds
+
+if TYPE_CHECKING:
+    from llaisys.models.lora.weights import LoraWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +169,21 @@ class ModelAdapter(Closing, ABC):
         """Copy blocks to host blocks, or back. Each destination occurs once. Later steps see the
         result."""
         raise RuntimeError("no host blocks are reserved")
+
+    @classmethod
+    def lora_bytes(
+        cls, checkpoint: Any, options: AdapterOptions, max_loras: int, max_rank: int
+    ) -> int:
+        """Device memory of `reserve_loras` on this rank."""
+        raise invalid_value("enable_lora", cls.__name__, "off for a model without adapters")
+
+    def reserve_loras(self, max_loras: int, max_rank: int) -> None:
+        """Allocate empty slots for LoRA adapters of up to `max_rank`."""
+        raise invalid_value("enable_lora", type(self).__name__, "off for a model without adapters")
+
+    def load_lora(self, slot: int, weights: LoraWeights) -> None:
+        """Fill a slot with an adapter. After an exception the content of the slot is unknown."""
+        raise RuntimeError("no LoRA slots are reserved")
 
     def profile(self, reset: bool = False) -> dict[str, tuple[float, int]]:
         """Seconds and number of entries per stage since the start or the last reset; empty when not

@@ -35,11 +35,13 @@ from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
 from llaisys.models.loading.convert import STORAGE, convert
 from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.shard import Shard
+from llaisys.models.lora.files import base_linears
 from llaisys.models.native import NativeAdapter, kv_head_bytes
 from llaisys.models.sharding import check_divisibility, lm_head_shard, shard_of
 from llaisys.models.tensors import tensor_from, tensor_from_blocks
 
 ROUTER = ".mlp.gate.weight"  # f32 on the CPU
+LORA_RANK_MULTIPLE = 16  # ranks of slots are rounded up to it
 _READERS = 2  # threads that read and dequantise; more compete with the packing threads
 PANEL_BYTES = 1 << 30  # at most; src/ops/linear/cuda_quantised.cu
 _READ_AHEAD = 4  # tensors read ahead at most; bounds the memory
@@ -81,6 +83,21 @@ class DecoderAdapter(NativeAdapter):
             # The logits, and a copy for masks, biases and penalties.
             logits=2 * 4 * config.vocab_size * max_num_seqs,
         )
+
+    @classmethod
+    def lora_bytes(
+        cls, checkpoint: Checkpoint, options: AdapterOptions, max_loras: int, max_rank: int
+    ) -> int:
+        config = decoder_config(checkpoint)
+        parallel, per_rank = options.parallel, 0
+        copies = parallel.kv_copies(config.num_kv_heads)
+        for linear in base_linears(config).values():
+            shape: tuple[int, ...] = (linear.num_outputs, linear.num_inputs)
+            size = parallel.tensor_parallel_size
+            shard = shard_of(linear.module, linear.field, shape, size, parallel.rank, copies)
+            per_rank += sum(shape if shard is None else shard.shape_in(shape))
+        rank = -(-max_rank // LORA_RANK_MULTIPLE) * LORA_RANK_MULTIPLE
+        return max_loras * per_rank * rank * DTYPE_BYTES[dtype_of(config, options)]
 
     @classmethod
     def _create(cls, checkpoint: Checkpoint, options: AdapterOptions) -> Self:

@@ -33,6 +33,7 @@ from llaisys.libllaisys.model import MODEL_TYPES, STAGES, LlaisysModelCreatePara
 from llaisys.libllaisys.model_handle import Model
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.interrupt_safe import InterruptSafeTask
+from llaisys.models.lora.weights import LoraWeights
 
 
 def _address(array: NDArray[Any], dtype: type[np.generic], name: str) -> int:
@@ -151,6 +152,9 @@ class NativeAdapter(ModelAdapter):
         native.pooling = None
         if step.pooling is not None:
             native.pooling = _address(step.pooling, np.uint8, "pooling")
+        native.lora_slots = None
+        if step.lora_slots is not None:
+            native.lora_slots = _address(step.lora_slots, np.int32, "lora_slots")
         native.n_seq = 0
         native.slot_mapping = native.context_lens = native.batch_seq_ids = None
         native.block_tables = None
@@ -272,6 +276,14 @@ class NativeAdapter(ModelAdapter):
         copy = self.native.kv_to_host if to_host else self.native.kv_from_host
         copy(*addresses, len(blocks))
 
+    def reserve_loras(self, max_loras: int, max_rank: int) -> None:
+        self.native.reserve_lora(max_loras, max_rank)
+
+    def load_lora(self, slot: int, weights: LoraWeights) -> None:
+        self.native.clear_lora(slot)
+        for part in weights.tensors:
+            self.native.set_lora(slot, part.field, part.layer, part.a, part.b, part.scale)
+
     def profile(self, reset: bool = False) -> dict[str, tuple[float, int]]:
         times = self.native.profile(reset)
         stages = {name: getattr(times, name) for name in STAGES}
@@ -307,6 +319,8 @@ def _check_lengths(n: int, step: ModelStepInput, attention: AttentionMetadata | 
     }
     if step.pooling is not None:
         lengths["pooling"] = len(step.pooling)
+    if step.lora_slots is not None:
+        lengths["lora_slots"] = len(step.lora_slots)
     if attention is not None:
         rows = len(attention.context_lens)
         lengths["slot_mapping"] = len(attention.slot_mapping)

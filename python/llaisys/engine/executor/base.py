@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from llaisys.common.errors import ClosedError, LlaisysError
+from llaisys.common.lora import LoraState
 from llaisys.common.step import TokenMasks
 from llaisys.common.types import DraftRequest, GpuUsage, ModelInfo, SchedulerOutputs, StepOutput
 from llaisys.engine.config import EngineConfig
@@ -171,6 +172,28 @@ class Executor(ABC):
         output: StepOutput = self.collective_rpc("execute_step", self.config.step_timeout, args)[0]
         self.stats.steps += 1
         return output
+
+    # ---- LoRA adapters, on every rank; see LoraStore -------------------------------------------
+
+    def open_lora(self, lora_id: int, path: str, read: bool) -> None:
+        self.collective_rpc("open_lora", args=(lora_id, path), kwargs={"read": read})
+
+    def read_lora(self, lora_id: int) -> None:
+        self.collective_rpc("read_lora", args=(lora_id,))
+
+    def evict_lora(self, lora_id: int) -> None:
+        self.collective_rpc("evict_lora", args=(lora_id,))
+
+    def drop_lora(self, lora_id: int) -> None:
+        self.collective_rpc("drop_lora", args=(lora_id,))
+
+    def lora_state(self, lora_id: int) -> LoraState:
+        return LoraState.of_ranks(self.collective_rpc("lora_state", args=(lora_id,)))
+
+    def lora_error(self, lora_id: int) -> str:
+        """Why an adapter has failed."""
+        error: str = self._call_driver("lora_error", None, (lora_id,))
+        return error or "another rank could not read the adapter"
 
     def profile(self, reset: bool = False) -> dict[str, Any]:
         """Return the times per stage of the driver rank."""

@@ -18,7 +18,7 @@ logger = logging.getLogger("llaisys.engine")
 
 METHODS = {
     "init_device", "open_model", "load_model", "warmup", "execute_step", "profile", "gpu_usage",
-    "check_health",
+    "check_health", "open_lora", "read_lora", "evict_lora", "drop_lora", "lora_state",
 }  # fmt: skip
 
 
@@ -34,6 +34,8 @@ def answer_call(worker: Worker, call: Call, receive: Callable[[], bytes]) -> Ans
             args, names = [plan], plan.request_ids
         if call.number is not None:
             args.append(call.number)
+        if call.text is not None:
+            args.append(call.text)
         if call.has_masks:
             args.append(lambda: decode_masks(receive()))
         result = getattr(worker, call.method)(*args, **call.kwargs)

@@ -90,7 +90,7 @@ class DriverExecutor(Executor):
         try:
             if self._children:  # in a thread: an interrupt must not separate the ranks
                 running = self._driver.start(method, args, kwargs)
-                if len(args) > 1:  # masks
+                if method == "execute_step" and len(args) > 1:
                     self._send_masks(args[1]())
                 result = self._driver.result(running, timeout)
             else:
@@ -104,7 +104,7 @@ class DriverExecutor(Executor):
         deadline = time.monotonic() + REPLY_TIMEOUT if method == "execute_step" else None
         answers = [child.receive(self._serial, deadline) for child in self._children]
         self._check(method, error, answers)
-        if method == "open_model":
+        if method in ("open_model", "lora_state"):
             return [result, *(answer.number for answer in answers)]
         self._check_tokens(getattr(result, "sampled", None), answers)
         return [result, *answers]
@@ -129,7 +129,8 @@ class DriverExecutor(Executor):
                 has_masks=len(args) > 1,
             )
         else:
-            call = Call(self._serial, method, number=first, kwargs=kwargs)
+            text = args[1] if len(args) > 1 else None
+            call = Call(self._serial, method, number=first, text=text, kwargs=kwargs)
         for child in self._children:
             child.send(call)
 

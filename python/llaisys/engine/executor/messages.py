@@ -24,12 +24,14 @@ class RankSetup(Struct, forbid_unknown_fields=True):
 
 
 class Call(Struct, forbid_unknown_fields=True):
-    """A call of a worker method; its first argument is a plan, a number, or absent."""
+    """A call of a worker method; its first argument is a plan, a number, or absent. A text
+    may follow a number."""
 
     serial: int
     method: str
     plan: bytes | None = None  # wire.encode_plan
     number: int | None = None
+    text: str | None = None
     kwargs: dict[str, bool] = {}
     has_masks: bool = False  # wire.encode_masks follows in another frame
 
@@ -40,7 +42,7 @@ class Answer(Struct, forbid_unknown_fields=True):
     serial: int  # of the call
     error: str = ""
     is_input_error: bool = False  # InvalidInputError, the same on every rank; nothing was done
-    number: int = 0  # of open_model: KV blocks that fit on the rank
+    number: int = 0  # result: of open_model KV blocks that fit on the rank, of lora_state
     sampled: dict[int, list[int]] | None = None  # of a step: sequence id -> tokens
 
 

@@ -10,7 +10,7 @@ import logging
 import select
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,6 +82,10 @@ class StructuredRequests:
     @property
     def num_pending(self) -> int:
         return sum(len(pending.requests) for pending in self._pending)
+
+    def pending_requests(self) -> Iterator[Request]:
+        for pending in self._pending:
+            yield from pending.requests
 
     def is_pending(self, request: Request) -> bool:
         return any(request in pending.requests for pending in self._pending)

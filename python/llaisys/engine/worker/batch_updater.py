@@ -11,6 +11,7 @@ import numpy as np
 
 from llaisys.common.types import BlockCopy, ContextShift, SchedulerOutputs
 from llaisys.engine.worker.input_batch import InputBatch
+from llaisys.engine.worker.lora_store import LoraStore
 from llaisys.engine.worker.pooling import PromptPooling
 from llaisys.engine.worker.prompt_logprobs import PromptLogprobState
 from llaisys.engine.worker.sampling_state import SamplingState
@@ -28,14 +29,18 @@ def swap_blocks(adapter: ModelAdapter, copies: Sequence[BlockCopy]) -> None:
 class BatchUpdater:
     """Adds, releases and shifts sequences in every part of the worker's state."""
 
-    def __init__(self, batch: InputBatch, sampling: SamplingState) -> None:
+    def __init__(
+        self, batch: InputBatch, sampling: SamplingState, loras: LoraStore | None = None
+    ) -> None:
+        self._loras = loras
         self._batch = batch
         self._sampling = sampling
         self._logprobs = PromptLogprobState()
         self._pooling = PromptPooling()
 
     def update(self, adapter: ModelAdapter, plan: SchedulerOutputs) -> None:
-        """Release finished sequences, add new ones, copy blocks, shift contexts, append blocks."""
+        """Release finished sequences, add new ones, fill LoRA slots, copy blocks, shift contexts,
+        append blocks."""
         for seq_id in plan.released_seq_ids:
             self._logprobs.release(seq_id)
             self._pooling.release(adapter, seq_id)
@@ -53,6 +58,9 @@ class BatchUpdater:
                 adapter.sampler_reset(seq.seq_id, seq.token_ids[: seq.num_prompt_tokens])
                 if len(seq.token_ids) > seq.num_prompt_tokens:
                     adapter.sampler_accept(seq.seq_id, seq.token_ids[seq.num_prompt_tokens :])
+        if self._loras is not None:
+            for load in plan.lora_loads:
+                self._loras.fill_slot(adapter, load)
         done = 0
         for shift in plan.shifts:
             swap_blocks(adapter, plan.block_copies[done : shift.num_copies])

@@ -38,6 +38,8 @@ class InputBatch:
         self.num_blocks = np.zeros(max_rows, dtype=np.int32)
         self.seq_ids = np.zeros(max_rows, dtype=np.int64)
         self.num_discarded = np.zeros(max_rows, dtype=np.int64)  # tokens, by context shifts
+        self.lora_slots = np.full(max_rows, -1, dtype=np.int32)  # -1: no adapter
+        self.num_loras = 0  # rows with an adapter
         self.generations = np.zeros(max_rows, dtype=np.int64)  # sequences that had the row
         self.num_released = 0  # rows, in all
         self.row_of: dict[int, int] = {}  # sequence id -> row
@@ -52,6 +54,8 @@ class InputBatch:
         self.seq_ids[row] = seq.seq_id
         self.generations[row] += 1
         self.num_discarded[row] = 0
+        self.lora_slots[row] = seq.lora_slot
+        self.num_loras += seq.lora_slot >= 0
         known = packed_ints(seq.token_ids)[: self.tokens.shape[1]]  # a shift adds the rest
         self.tokens[row, : len(known)] = known
         return row
@@ -94,6 +98,7 @@ class InputBatch:
         if row is not None:
             self.blocks[row, : self.num_blocks[row]] = -1
             self.num_blocks[row] = 0
+            self.num_loras -= int(self.lora_slots[row] >= 0)
             self.num_released += 1
             self._free.append(row)
         return row

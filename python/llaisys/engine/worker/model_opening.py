@@ -25,6 +25,7 @@ from llaisys.models.device import MemoryNeeds, is_gpu, kv_budget
 
 if TYPE_CHECKING:
     from llaisys.models.loading.checkpoint import Checkpoint
+    from llaisys.models.lora import LoraFiles
 
 DEFAULT_KV_TOKENS = 32768  # capacity of the KV cache without an option, memory permitting
 DEFAULT_KV_FRACTION = 0.4  # of the available memory
@@ -32,9 +33,20 @@ MAX_KV_FRACTION = 0.8  # of the available memory beside the model
 MAX_GPU_BLOCKS = 1 << 16  # bounds the bookkeeping of the block manager
 MAX_KV_SLOTS = 1 << 25  # limit of the native library
 MAX_HOST_BLOCKS = 1 << 20
+MAX_LORA_RANK = 256  # as LoraConfig
 logger = logging.getLogger("llaisys.engine")
 
 MODELS_WITHOUT_FILES = ("mock",)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedLoras:
+    """The adapters of `lora_modules` with open headers, and the device slots."""
+
+    files: tuple[LoraFiles, ...]
+    num_slots: int
+    max_rank: int
+    memory_needs: MemoryNeeds  # of the slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +63,11 @@ class OpenedModel:
     num_host_blocks: int = 0  # host slots for evicted blocks
     draft: OpenedModel | None = None  # draft model or head, on the driver rank
     has_checked_vocabulary: bool = False  # of a draft model: equal to the model's
+    loras: OpenedLoras | None = None  # None: adapters are off
 
     def memory_needs(self, max_num_seqs: int) -> MemoryNeeds:
-        return self.adapter_class.memory_needs(self.checkpoint, self.options, max_num_seqs)
+        needs = self.adapter_class.memory_needs(self.checkpoint, self.options, max_num_seqs)
+        return needs if self.loras is None else needs + self.loras.memory_needs
 
     def close(self) -> None:
         if self.checkpoint is not None:
@@ -76,6 +90,9 @@ def open_model(
         both = per_token + (0 if draft is None else draft.kv_bytes_per_token)
         seqs = config.scheduler.max_num_seqs
         needs = adapter_class.memory_needs(checkpoint, options, seqs)
+        loras = _open_loras(config, adapter_class, checkpoint, options)
+        if loras is not None:
+            needs += loras.memory_needs
         if draft is not None:
             needs += draft.memory_needs(seqs)
         if is_gpu(config.device) and config.cache.num_kv_blocks is None:
@@ -93,7 +110,36 @@ def open_model(
         *(path, model_type, checkpoint, adapter_class, options, per_token, blocks),
         num_host_blocks=host_blocks,
         draft=draft,
+        loras=loras,
     )
+
+
+def _open_loras(
+    config: EngineConfig,
+    adapter_class: type[ModelAdapter],
+    checkpoint: Checkpoint | None,
+    options: AdapterOptions,
+) -> OpenedLoras | None:
+    """Open the adapters of `lora_modules`; None: adapters are off."""
+    lora = config.lora
+    if not lora.is_enabled:
+        return None
+    adapter_class.lora_bytes(checkpoint, options, 1, 1)  # refuses models without adapters
+    from llaisys.engine.worker.lora_store import open_checked
+    from llaisys.models.families.model_config import decoder_config
+
+    assert checkpoint is not None
+    files = []
+    for module in lora.lora_modules:
+        try:
+            largest = lora.max_lora_rank or MAX_LORA_RANK
+            files.append(open_checked(module.path, decoder_config(checkpoint), largest))
+        except ModelLoadError as error:
+            raise ModelLoadError(f"LoRA adapter {module.name!r}: {error}") from error
+    rank = lora.max_rank(max((found.rank for found in files), default=0))
+    slots = lora.num_slots
+    size = adapter_class.lora_bytes(checkpoint, options, slots, rank)
+    return OpenedLoras(tuple(files), slots, rank, MemoryNeeds(size, 0, 0))
 
 
 def _open_draft(
@@ -201,6 +247,8 @@ def describe(opened: OpenedModel, adapter: ModelAdapter, config: EngineConfig) -
         generation_defaults={} if checkpoint is None else {**checkpoint.config.generation},
         device=config.device,
         tokenizer_source=getattr(checkpoint, "tokenizer_source", None),
+        max_loras=0 if opened.loras is None else opened.loras.num_slots,
+        max_lora_rank=0 if opened.loras is None else opened.loras.max_rank,
     )
     if info.num_blocks < 1:
         raise InvalidInputError(

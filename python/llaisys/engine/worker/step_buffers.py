@@ -72,6 +72,7 @@ class StepBuffers:
         self.token_seq_ids = np.zeros(max_tokens, dtype=np.int64)
         self.logits_mask = np.zeros(max_tokens, dtype=np.int8)
         self.slot_mapping = np.zeros(max_tokens, dtype=np.int32)
+        self.lora_slots = np.zeros(max_tokens, dtype=np.int32)
         self._token_rows = np.zeros(max_tokens, dtype=np.int64)
         self._arange = np.arange(max_tokens, dtype=np.int64)
         self._offsets = np.arange(batch.block_size, dtype=np.int32)
@@ -123,7 +124,25 @@ class StepBuffers:
         if sampling.drafts is not None:
             for index in range(int(sampling.drafts.max(initial=0))):
                 logits_mask[sampling.tokens[sampling.drafts > index] + index + 1] = 1
-        return PreparedStep(token_ids, positions, seq_ids, logits_mask, step_rows, ends, sampling)
+        step = PreparedStep(token_ids, positions, seq_ids, logits_mask, step_rows, ends, sampling)
+        if batch.num_loras:
+            step.lora_slots = self._fill_lora_slots(step_rows, token_rows)
+        return step
+
+    def _fill_lora_slots(
+        self, step_rows: NDArray[np.int64], token_rows: NDArray[np.int64]
+    ) -> NDArray[np.int32] | None:
+        """Return the adapter slot of each token; None: no sequence of the step has one."""
+        by_row = self._batch.lora_slots
+        if by_row[step_rows].max() < 0:
+            return None
+        slots = self.lora_slots[: len(token_rows)]
+        if self._chunks:
+            for row, _, first, end in self._chunks:
+                slots[first:end] = by_row[row]
+        else:
+            slots[:] = by_row[token_rows]
+        return slots
 
     def _write_drafts(
         self, plan: SchedulerOutputs, step_rows: NDArray[np.int64], ends: NDArray[np.int64]

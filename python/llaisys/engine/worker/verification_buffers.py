@@ -28,6 +28,7 @@ class VerificationBuffers:
         self._token_at, self._block_at = batch.tokens.data, batch.blocks.data
         self._numbers = np.zeros((3, MAX_VERIFICATION_TOKENS), dtype=np.int64)
         self._slots = np.zeros(MAX_VERIFICATION_TOKENS, dtype=np.int32)
+        self._lora_slots = np.zeros(MAX_VERIFICATION_TOKENS, dtype=np.int32)
         self._logits_mask = np.ones(MAX_VERIFICATION_TOKENS, dtype=np.int8)
 
     @staticmethod
@@ -68,6 +69,9 @@ class VerificationBuffers:
         numbers[:] = (ids, positions, seq_ids)
         slot_mapping[:] = slots
         step = ModelStepInput(numbers[0], numbers[1], numbers[2], self._logits_mask[:n])
+        if batch.num_loras:
+            step.lora_slots = self._lora_slots[:n]
+            step.lora_slots[:] = batch.lora_slots[step_rows].repeat(plan.counts)
         return step, AttentionMetadata(
             slot_mapping=slot_mapping,
             batch_seq_ids=np.array(plan.seq_ids, np.int64),

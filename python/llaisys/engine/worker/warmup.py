@@ -61,21 +61,32 @@ def full_step(config: EngineConfig, info: ModelInfo) -> tuple[int, int] | None:
 
 
 def warm_up(
-    adapter: ModelAdapter, rows: list[int], block_size: int, verification: Sequence[int] = ()
+    adapter: ModelAdapter,
+    rows: list[int],
+    block_size: int,
+    verification: Sequence[int] = (),
+    has_loras: bool = False,
 ) -> None:
     """Run a greedy decode step per bucket of `rows`, and a verification step of one sequence per
-    bucket of `verification`, in descending order. No request may own a block."""
+    bucket of `verification`, in descending order; with `has_loras` also with LoRA slots. No request
+    may own a block."""
     steps = sorted([(count, 1) for count in rows] + [(count, count) for count in verification])
     for done, (count, length) in enumerate(reversed(steps)):
         report("warming up", done, len(steps))
-        _run_step(adapter, count // length, length, block_size)
+        for with_loras in (True, False) if has_loras else (False,):
+            _run_step(adapter, count // length, length, block_size, with_loras=with_loras)
 
 
 def _run_step(
-    adapter: ModelAdapter, num_seqs: int, length: int, block_size: int, are_prompts: bool = False
+    adapter: ModelAdapter,
+    num_seqs: int,
+    length: int,
+    block_size: int,
+    are_prompts: bool = False,
+    with_loras: bool = False,
 ) -> None:
     """Compute the first `length` tokens of `num_seqs` sequences and sample after every token, or
-    after the last ones of prompts."""
+    after the last ones of prompts. `with_loras`: with LoRA slot 0, which may be empty."""
     count = num_seqs * length
     width = -(-length // block_size)
     seq_ids, positions = np.divmod(np.arange(count, dtype=np.int64), length)
@@ -85,6 +96,8 @@ def _run_step(
     if are_prompts:
         logits_mask[positions < length - 1] = 0
     step = ModelStepInput(np.zeros(count, dtype=np.int64), positions, seq_ids, logits_mask)
+    if with_loras:
+        step.lora_slots = np.zeros(count, dtype=np.int32)
     attention = AttentionMetadata(
         slot_mapping=(blocks * block_size + positions % block_size).astype(np.int32),
         batch_seq_ids=np.arange(num_seqs, dtype=np.int64),
@@ -104,15 +117,16 @@ def capture_steps(
     full: tuple[int, int] | None,
     block_size: int,
     gpu_usage: Callable[[], GpuUsage | None],
+    has_loras: bool = False,
 ) -> None:
     """Warm up and capture the steps of a GPU, or run one token on a CPU. `full`: see `full_step`.
     `gpu_usage`: returns None on a CPU."""
     before, start = gpu_usage(), time.perf_counter()
     if before is None:
-        return warm_up(adapter, [1], block_size)
+        return warm_up(adapter, [1], block_size, has_loras=has_loras)
     if full is not None:
-        _run_step(adapter, *full, block_size, are_prompts=True)
-    warm_up(adapter, rows, block_size, verification)
+        _run_step(adapter, *full, block_size, are_prompts=True, with_loras=has_loras)
+    warm_up(adapter, rows, block_size, verification, has_loras)
     after = gpu_usage() or before
     logger.info(
         "captured %d decode steps of up to %d rows in %.1f s, %.1f MiB",

@@ -21,8 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from llaisys.common.errors import ClosedError, InvalidInputError
+from llaisys.common.errors import ClosedError, InvalidInputError, ModelLoadError
 from llaisys.common.numa import bind_to_cores, format_cpus
+from llaisys.common.progress import report
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput, TokenMasks
 from llaisys.common.types import DraftRequest, GpuUsage, ModelInfo, SchedulerOutputs, StepOutput
 from llaisys.engine.config import EngineConfig
@@ -30,6 +31,7 @@ from llaisys.engine.worker.batch_updater import BatchUpdater
 from llaisys.engine.worker.drafting import Drafter, load_drafter
 from llaisys.engine.worker.in_flight import InFlightStep, InFlightSteps
 from llaisys.engine.worker.input_batch import InputBatch
+from llaisys.engine.worker.lora_store import LoraStore
 from llaisys.engine.worker.model_opening import OpenedModel, describe, device_ids, open_model
 from llaisys.engine.worker.pooling import read_pooled
 from llaisys.engine.worker.prompt_logprobs import prompt_logprobs
@@ -42,6 +44,7 @@ from llaisys.engine.worker.verification_buffers import VerificationBuffers
 from llaisys.engine.worker.warmup import capture_steps, full_step, graph_rows, verification_rows
 from llaisys.models.base import ModelAdapter
 from llaisys.models.device import GpuMonitor, is_gpu, open_device, warn_if_cublaslt_missing
+from llaisys.models.families.model_config import decoder_config
 
 logger = logging.getLogger("llaisys.engine")
 
@@ -73,6 +76,7 @@ class Worker:
         self._updater: BatchUpdater
         self._sampler: Sampler
         self._drafter: Drafter | None = None  # of the driver rank
+        self._loras: LoraStore | None = None  # None: adapters are off
         self._in_flight: InFlightSteps
         self._spare_buffers: StepBuffers  # a step in flight uses the others
         self._gpu_monitor: GpuMonitor | None = None
@@ -111,6 +115,8 @@ class Worker:
         if opened.num_host_blocks:
             adapter.reserve_host_blocks(opened.num_host_blocks)
         self.info = describe(opened, adapter, self.config)
+        if opened.loras is not None:
+            self._loras = self._load_loras(opened, adapter)
         self._make_buffers(adapter, self.info)
         speculative = self.config.speculative
         if opened.draft is not None and speculative is not None:
@@ -134,6 +140,24 @@ class Worker:
         )
         return self.info
 
+    def _load_loras(self, opened: OpenedModel, adapter: ModelAdapter) -> LoraStore:
+        """Reserve the device slots and read the adapters of `lora_modules`, numbered from 1."""
+        loras, config = opened.loras, self.config.lora
+        assert loras is not None
+        adapter.reserve_loras(loras.num_slots, loras.max_rank)
+        base = decoder_config(opened.checkpoint)
+        store = LoraStore(base, opened.options.parallel, loras.max_rank)
+        for number, (files, module) in enumerate(
+            zip(loras.files, config.lora_modules, strict=True), 1
+        ):
+            report("loading adapters", number - 1, len(loras.files))
+            try:
+                store.add(number, files, read=number <= config.num_host)
+            except ModelLoadError as error:
+                store.close()
+                raise ModelLoadError(f"LoRA adapter {module.name!r}: {error}") from error
+        return store
+
     def _make_buffers(self, adapter: ModelAdapter, info: ModelInfo) -> None:
         scheduler = self.config.scheduler
         length = min(info.max_model_len, info.num_blocks * info.block_size + 1)
@@ -143,7 +167,7 @@ class Worker:
         self._verification = VerificationBuffers(self._batch)
         self._in_flight = InFlightSteps(self._batch)
         self._sampling = SamplingState(scheduler.max_num_seqs, info.vocab_size)
-        self._updater = BatchUpdater(self._batch, self._sampling)
+        self._updater = BatchUpdater(self._batch, self._sampling, self._loras)
         self._sampler = Sampler(adapter, self._batch, self._sampling, self._timers.native)
 
     def warmup(self) -> None:
@@ -153,7 +177,8 @@ class Worker:
         verification = verification_rows(self.config, self.info)
         full, block_size = full_step(self.config, self.info), self.info.block_size
         adapter = self._open_adapter()
-        capture_steps(adapter, rows, verification, full, block_size, self.gpu_usage)
+        has_loras = self._loras is not None
+        capture_steps(adapter, rows, verification, full, block_size, self.gpu_usage, has_loras)
 
     def gpu_usage(self) -> GpuUsage | None:
         """Return memory and load of this rank's GPU; None on a CPU."""
@@ -171,7 +196,8 @@ class Worker:
         adapter, self.adapter = self.adapter, None
         opened, self._opened = self._opened, None
         drafter, self._drafter = self._drafter, None
-        for part in (opened, adapter, drafter):
+        loras, self._loras = self._loras, None
+        for part in (opened, adapter, drafter, loras):
             if part is not None:
                 part.close()
 
@@ -187,6 +213,31 @@ class Worker:
         if self._drafter is None:
             raise ClosedError(f"worker rank {self.rank}: no draft model is loaded")
         return self._drafter.draft(requests, released)
+
+    # ---- LoRA adapters; see LoraStore ----------------------------------------------------------
+
+    def open_lora(self, lora_id: int, path: str, read: bool = True) -> None:
+        self._lora_store().open(lora_id, path, read)
+
+    def read_lora(self, lora_id: int) -> None:
+        self._lora_store().read(lora_id)
+
+    def evict_lora(self, lora_id: int) -> None:
+        self._lora_store().evict(lora_id)
+
+    def drop_lora(self, lora_id: int) -> None:
+        self._lora_store().drop(lora_id)
+
+    def lora_state(self, lora_id: int) -> int:
+        return int(self._lora_store().state(lora_id))
+
+    def lora_error(self, lora_id: int) -> str:
+        return self._lora_store().error(lora_id)
+
+    def _lora_store(self) -> LoraStore:
+        if self._loras is None:
+            raise ClosedError(f"worker rank {self.rank}: LoRA adapters are off")
+        return self._loras
 
     # ---- steps ---------------------------------------------------------------------------------
 

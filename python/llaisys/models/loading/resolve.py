@@ -41,6 +41,7 @@ _PYPI_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(==[A-Za-z0-9][A-Za-z0
 _HUB_ID = re.compile(r"([\w.-]{1,96}/[\w.-]{1,96})(?::([\w.*?-]{1,200}))?")
 _HUB_FILES = (
     *("*.safetensors", "config.json", "generation_config.json", INDEX_NAME),
+    "adapter_config.json",
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
     *("merges.txt", "tokenizer.model", "chat_template.jinja"),
 )

@@ -1,0 +1,121 @@
+"""`LoraFiles`: an adapter's matrices, checked against a base model. No tensor data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from llaisys.common.errors import ModelLoadError
+from llaisys.models.families.decoder_tensors import tensors, weight_field
+from llaisys.models.families.model_config import ModelConfig
+from llaisys.models.loading.convert import Array
+
+MAX_RANK = 256  # limit of the native library
+# Weights with an adapter in the native library.
+FIELDS = (
+    *("attn_q_w", "attn_k_w", "attn_v_w", "attn_o_w"),
+    *("mlp_gate_w", "mlp_up_w", "mlp_down_w"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BaseLinear:
+    """A linear layer of the base model that an adapter may change."""
+
+    module: str  # "model.layers.0.self_attn.q_proj"
+    field: str  # of LlaisysDecoderWeights
+    layer: int
+    num_outputs: int
+    num_inputs: int
+
+
+def base_linears(config: ModelConfig) -> dict[str, BaseLinear]:
+    """The linear layers of a model by module name, in forward order."""
+    found = {}
+    for name, shape in tensors(config):
+        field, layer = weight_field(name)
+        if field in FIELDS and len(shape) == 2:
+            module = name.removesuffix(".weight")
+            found[module] = BaseLinear(module, field, layer, *shape)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class LoraMatrix:
+    """A or B in the adapter's file."""
+
+    name: str  # in the file
+    shape: tuple[int, ...]
+    dtype: str  # 'f32' | 'f16' | 'bf16' of `read`
+    read: Callable[[], Array]  # ModelLoadError when the file has changed since it was opened
+
+
+@dataclass(frozen=True, slots=True)
+class LoraPair:
+    """The matrices of one linear layer: y += scale * B (A x)."""
+
+    linear: BaseLinear
+    a: LoraMatrix  # [rank, num_inputs]
+    b: LoraMatrix  # [num_outputs, rank]
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        return self.a.shape[0]
+
+
+@dataclass(frozen=True, slots=True)
+class LoraFiles:
+    """An adapter with open headers. Holds no file descriptor."""
+
+    where: str  # path, for errors
+    pairs: tuple[LoraPair, ...]
+
+    @property
+    def rank(self) -> int:
+        """The largest rank of a layer."""
+        return max(pair.rank for pair in self.pairs)
+
+
+def pair_matrices(
+    where: str,
+    matrices: Mapping[tuple[str, str], LoraMatrix],
+    linears: Mapping[str, BaseLinear],
+    scale_of: Callable[[str, int], float],
+) -> LoraFiles:
+    """Check matrices by (module, "A" or "B") and pair them. `scale_of(module, rank)`."""
+    pairs = []
+    for module in dict.fromkeys(module for module, _ in matrices):
+        linear = linears.get(module)
+        if linear is None:
+            raise ModelLoadError(
+                f"{where}: adapts {module!r}, which is not one of the linear layers of the base "
+                "model that adapters may change"
+            )
+        for letter in "AB":
+            if (module, letter) not in matrices:
+                raise ModelLoadError(f"{where}: lora_{letter} of {module!r} is missing")
+        a, b = matrices[module, "A"], matrices[module, "B"]
+        _check_shapes(where, linear, a, b)
+        pairs.append(LoraPair(linear, a, b, scale_of(module, a.shape[0])))
+    if not pairs:
+        raise ModelLoadError(f"{where}: the adapter has no tensors")
+    order = {module: index for index, module in enumerate(linears)}
+    pairs.sort(key=lambda pair: order[pair.linear.module])
+    return LoraFiles(where, tuple(pairs))
+
+
+def _check_shapes(where: str, linear: BaseLinear, a: LoraMatrix, b: LoraMatrix) -> None:
+    rank = a.shape[0] if a.shape else 0
+    if len(a.shape) != 2 or not 1 <= rank <= MAX_RANK:
+        raise ModelLoadError(
+            f"{where}: tensor {a.name!r} has shape {list(a.shape)}; expected [rank, "
+            f"{linear.num_inputs}] with a rank of 1 to {MAX_RANK}"
+        )
+    expected = ((a, (rank, linear.num_inputs)), (b, (linear.num_outputs, rank)))
+    for matrix, shape in expected:
+        if matrix.shape != shape:
+            raise ModelLoadError(
+                f"{where}: tensor {matrix.name!r} has shape {list(matrix.shape)}; the base model "
+                f"needs {list(shape)}"
+            )

@@ -1,0 +1,29 @@
+"""Opens an adapter: a PEFT directory, a GGUF file, or a hub id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llaisys.common.errors import LlaisysError, ModelLoadError
+from llaisys.models.families.model_config import ModelConfig
+from llaisys.models.loading.resolve import resolve_model
+from llaisys.models.lora.files import LoraFiles, base_linears
+from llaisys.models.lora.gguf import open_gguf
+from llaisys.models.lora.peft import open_peft
+
+
+def open_lora(spec: str, config: ModelConfig) -> LoraFiles:
+    """Read the headers of an adapter and check it against the base model. Raises ModelLoadError."""
+    linears = base_linears(config)
+    try:
+        path = Path(resolve_model(spec, progress=False))
+        if path.is_dir():
+            ggufs = sorted(path.glob("*.gguf"))
+            if (path / "adapter_config.json").is_file() or len(ggufs) != 1:
+                return open_peft(path, linears)
+            path = ggufs[0]
+        return open_gguf(path, config, linears)
+    except ModelLoadError:
+        raise
+    except (OSError, LlaisysError) as error:
+        raise ModelLoadError(f"{spec}: {error}") from error
