@@ -186,6 +186,27 @@ class FilePath(Kind):
 
 
 @dataclass(frozen=True, slots=True)
+class Paths(Kind):
+    """Paths of directories; one, or a list."""
+
+    max_count: int = 64
+
+    metavar = "DIR"
+    repeats = True
+
+    def check(self, name: str, value: Any) -> tuple[Path, ...]:
+        given = value if isinstance(value, (list, tuple)) else [value]
+        check_count(name, len(given), self.max_count, "paths")
+        return tuple(FilePath().check(name, item) for item in given)
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"type": ["string", "array"]}
+
+    def limits(self) -> str:
+        return "path or a list"
+
+
+@dataclass(frozen=True, slots=True)
 class TextOrFile(Kind):
     """A text that contains `mark`, or the name of a file with such a text. The plain form is the
     text."""

@@ -174,6 +174,8 @@ class LoraRegistry:
             return None
         self.check_enabled()
         adapter = self._by_name.get(name)
+        if adapter is None:  # after a restart its load is repeated
+            adapter = next((other for other in self._loading if other.name == name), None)
         if adapter is None:
             raise unknown_lora(name)
         for request in requests:
@@ -229,9 +231,11 @@ class LoraRegistry:
                 failed.append((pending, error))
         done = [*ready, *(pending for pending, _ in failed)]
         self._pending = [p for p in self._pending if p not in done]
-        for adapter in {pending.adapter for pending, _ in failed}:  # the next request tries again
+        for adapter in {pending.adapter for pending, _ in failed}:
+            if adapter in self._loading:
+                continue  # `finished_loads` ends it
             self.num_failures += 1
-            adapter.state = LoraState.ON_DISK
+            adapter.state = LoraState.ON_DISK  # the next request tries again
             del self._host[adapter.lora_id]
         return ready, failed
 

@@ -23,6 +23,7 @@ from llaisys.server.http.security import (
 )
 from llaisys.server.http.webui import WebUi, find_webui
 from llaisys.server.llamacpp import routes as llamacpp_routes
+from llaisys.server.lora import routes as lora_routes
 from llaisys.server.metrics import CONTENT_TYPE
 from llaisys.server.models.manager import Models
 from llaisys.server.models.single import SingleModel
@@ -42,6 +43,7 @@ PROTOCOL_ADAPTERS = (
     responses_routes,
     anthropic_routes,
     ollama_routes,
+    lora_routes,
 )
 ERROR_SHAPES = (
     ("/v1/messages", anthropic_routes.error_body),

@@ -23,6 +23,7 @@ from llaisys.common.options import (
     Integer,
     Names,
     Number,
+    Paths,
     Switch,
     Text,
     check_options,
@@ -256,6 +257,11 @@ class ServerConfig:
         AUTO, Choice((AUTO, NONE, *REASONING_FORMATS), reasoning.ALIASES), "Reasoning format",
         group="model", more="`auto`: as the chat template shows.",
     )  # fmt: skip
+    allowed_lora_paths: tuple[Path, ...] = option(
+        (), Paths(), "Directory of LoRA adapters to load at run time; repeatable",
+        flag="--allowed-lora-path", group="lora", common=True, metavar="DIR",
+        more="Without it /v1/load_lora_adapter is refused.",
+    )  # fmt: skip
     otlp_traces_endpoint: str | None = option(
         None, Text(), "OpenTelemetry endpoint for traces (OTLP over HTTP)",
         group="observability", metavar="URL",
@@ -285,6 +291,7 @@ class ServerConfig:
             raise invalid_value(
                 "n_threads", 0, "the CPUs of an engine when engines are on a Ray cluster"
             )
+        self._check_loras()
         checked = SamplingParams.from_wire(self.sampling).to_wire()
         object.__setattr__(self, "sampling", checked)
         object.__setattr__(self, "api_keys", named_keys(self.keys))
@@ -293,6 +300,22 @@ class ServerConfig:
             raise InvalidInputError(
                 "TLS needs both --ssl-certfile and --ssl-keyfile", field=missing
             )
+
+    def _check_loras(self) -> None:
+        engines = [entry.engine for entry in self.models] or [self.engine]
+        if self.allowed_lora_paths and not any(engine.lora.is_enabled for engine in engines):
+            raise invalid_value(
+                "allowed_lora_paths", "given", "left out without enable_lora or lora_modules"
+            )
+        taken = {name for entry in self.models for name in entry.names}
+        taken.update(self.served_model_names)
+        for engine in engines:
+            for module in engine.lora.lora_modules:
+                if module.name in taken:
+                    raise invalid_value(
+                        "lora_modules", module.name, "a name that no model and no adapter has"
+                    )
+                taken.add(module.name)
 
     @property
     def engine_of_replica(self) -> EngineConfig:

@@ -21,6 +21,7 @@ from llaisys.server.errors import ApiError, EngineNotReadyError
 from llaisys.server.generation.generation import Generation, Registry
 from llaisys.server.http.limits import Admission, EmbeddingBudget, LogprobBudget
 from llaisys.server.keys.ring import KeyRing
+from llaisys.server.lora.table import LoraTable
 from llaisys.server.metrics import Metrics, ModelMetrics
 from llaisys.server.sessions.responses import ResponseStore
 from llaisys.server.sessions.store import SessionStore
@@ -65,6 +66,7 @@ class Service:
         self.registry = shared.registry
         self.body_pool = shared.body_pool
         self.model_names: tuple[str, ...] = config.served_model_names
+        self.loras = LoraTable(config.engine.lora.lora_modules)
         self.metrics = ModelMetrics(shared.metrics, lambda: self.metric_name)
         self.admission = Admission(config.limits, config.max_num_seqs, config.max_per_key)
         self.logprob_budget = LogprobBudget(config.limits.max_total_logprobs)
@@ -97,6 +99,7 @@ class Service:
         self._info = replace(self.info, tokenizer_source=None)  # it may contain a whole vocabulary
         if not self.model_names:
             self.model_names = (default_model_name(self.config.engine.model, self.info.model_path),)
+        engine.restore_loras(*self.loras.changes())
         self.metrics.create_series()
 
     @property
@@ -129,24 +132,38 @@ class Service:
         _ = self.engine.inputs  # ready, or raises
         if name is None:
             return self.model_names[0]
-        if name not in self.model_names:
-            raise unknown_model(name, self.model_names)
+        if name not in self.model_names and name not in self.loras:
+            raise unknown_model(name, (*self.model_names, *self.loras.names))
         return name
+
+    def has_model(self, name: str) -> bool:
+        return name in self.model_names or name in self.loras
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Names of the model, then of its adapters."""
+        return (*self.model_names, *self.loras.names)
+
+    def parent_of(self, name: str) -> str | None:
+        """The base model of an adapter; None: it is a model."""
+        return self.model_names[0] if name in self.loras else None
 
     def model_card(self, name: str) -> dict[str, Any]:
         """Return OpenAI's model object; max_model_len is null before the first load."""
         info = self._info
+        is_lora = name in self.loras and name not in self.model_names
+        created = self.loras.find(name).created if is_lora else self.created
         return {
             "id": name,
             "object": "model",
-            "created": self.created,
+            "created": created,
             # Anthropic's names
             "type": "model",
             "display_name": name,
-            "created_at": datetime.fromtimestamp(self.created, UTC).isoformat(),
+            "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
             "owned_by": "llaisys",
             "root": name,
-            "parent": None,
+            "parent": self.parent_of(name) if is_lora else None,
             "max_model_len": info.max_model_len if info is not None else None,
             "default_sampling_params": self._defaults,
         }

@@ -32,11 +32,14 @@ from llaisys.server.engine_client.messages import (
     Finish,
     FromEngine,
     Load,
+    LoadLora,
+    LoraChanged,
     MemoryEstimate,
     Outputs,
     Ready,
     Rejected,
     Submit,
+    UnloadLora,
 )
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.engine_client.text_work import INLINE_CHARS, TextWork
@@ -47,6 +50,7 @@ from llaisys.server.errors import (
     RejectedError,
     UnknownRequestError,
 )
+from llaisys.server.lora.table import LoraEntry
 from llaisys.server.replicas.replica_set import Replica, ReplicaSet
 
 logger = logging.getLogger("llaisys.server")
@@ -95,6 +99,8 @@ class AsyncLLMEngine:
         self._token_counters: dict[str, Callable[[int], None]] = {}  # by engine request id
         self._names_taken: set[str] = set()  # by requests in preparation
         self._counter = itertools.count()
+        self._lora_serials = itertools.count(1)
+        self._lora_changes: dict[int, asyncio.Future[None]] = {}  # by serial
         self._opening: asyncio.Task[None] | None = None
         self.texts = TextWork()
 
@@ -189,6 +195,7 @@ class AsyncLLMEngine:
         cache_salt: str | None = None,
         on_tokens: Callable[[int], None] | None = None,
         reading: OutputOptions = DEFAULT_OUTPUT_OPTIONS,
+        lora: str | None = None,
     ) -> str:
         """Send a prompt to the engine and return its engine request id: the client's request id,
         made unique. Raises InvalidInputError for invalid input; `stream` raises RejectedError when
@@ -206,7 +213,9 @@ class AsyncLLMEngine:
             size += INLINE_CHARS if params.bad_words else len(params.allowed_token_ids or ())
         self._names_taken.add(name)
         try:
-            entry = await self.texts.run(size, inputs.process, token_ids, params, name, cache_salt)
+            entry = await self.texts.run(
+                size, inputs.process, token_ids, params, name, cache_salt, lora
+            )
         finally:
             self._names_taken.discard(name)
         for request in entry.requests:
@@ -279,6 +288,45 @@ class AsyncLLMEngine:
             except EngineDeadError:
                 logger.warning("request %s: the engine is gone", request.request_id)
 
+    # ---- LoRA adapters -------------------------------------------------------------------------
+
+    async def load_lora(self, name: str, path: str, in_place: bool = False) -> None:
+        """Load an adapter on every replica. Raises RejectedError with the reason."""
+        serial = next(self._lora_serials)
+        await self._change_lora(LoadLora(serial, name, path, in_place))
+
+    async def unload_lora(self, name: str) -> None:
+        """Unload an adapter; its requests continue. Raises RejectedError if it is unknown."""
+        await self._change_lora(UnloadLora(next(self._lora_serials), name))
+
+    def restore_loras(self, gone: Sequence[str], new: Sequence[LoraEntry]) -> None:
+        """Repeat the run-time changes on an engine that was started from the configuration."""
+        for name in gone:
+            self._link.send(UnloadLora(next(self._lora_serials), name))
+        for entry in new:
+            serial = next(self._lora_serials)
+            self._link.send(LoadLora(serial, entry.name, entry.path, in_place=True))
+
+    async def _change_lora(self, message: LoadLora | UnloadLora) -> None:
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._lora_changes[message.serial] = done
+        try:
+            self._link.send(message)
+            await done
+        finally:
+            del self._lora_changes[message.serial]
+
+    def _on_lora_changed(self, message: LoraChanged) -> None:
+        done = self._lora_changes.get(message.serial)
+        if done is None or done.done():
+            if message.error is not None:
+                logger.error("a LoRA adapter was not restored: %s", message.error)
+        elif message.error is None:
+            done.set_result(None)
+        else:
+            fault = RejectedError(message.error, field=message.field, code=message.code)
+            done.set_exception(fault)
+
     # ---- messages from the engine --------------------------------------------------------------
 
     def _on_message(self, message: FromEngine) -> None:
@@ -296,6 +344,8 @@ class AsyncLLMEngine:
                 if not message.timed_out:
                     fault = RejectedError(text, field=message.field, code=message.code)
                 self._end(request, fault)
+        elif isinstance(message, LoraChanged):
+            self._on_lora_changed(message)
         elif isinstance(message, MemoryEstimate):
             self.memory_estimate = message
             self.estimated.set()
@@ -354,6 +404,9 @@ class AsyncLLMEngine:
 
     def _fail_all(self, reason: str) -> None:
         self._token_counters.clear()
+        for change in self._lora_changes.values():
+            if not change.done():
+                change.set_exception(EngineDeadError(reason))
         for request in list(self._requests.values()):
             if not request.ended:
                 self._end(request, EngineDeadError(reason))

@@ -36,6 +36,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
     thinking: list[int]
     constrain_after: int
     cache_salt: str
+    lora: str
     owner: str
     job: str
     arrival_time: float  # time.monotonic() of the server's machine
@@ -56,6 +57,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
             list(first.thinking),
             first.constrain_after,
             first.cache_salt,
+            first.lora,
             first.owner,
             first.job,
             first.arrival_time,
@@ -80,6 +82,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
                 thinking=tuple(self.thinking),
                 constrain_after=self.constrain_after,
                 cache_salt=self.cache_salt,
+                lora=self.lora,
                 owner=self.owner,
                 job=self.job,
                 arrival_time=self.arrival_time,
@@ -99,6 +102,22 @@ class Finish(Struct, tag="finish", forbid_unknown_fields=True):
 
 class Load(Struct, tag="load", forbid_unknown_fields=True):
     """Memory for the `MemoryEstimate` is reserved: load the model."""
+
+
+class LoadLora(Struct, tag="load_lora", forbid_unknown_fields=True):
+    """Load a LoRA adapter; the engine replies `LoraChanged` when it is read."""
+
+    serial: int
+    name: str
+    path: str
+    in_place: bool = False  # replace the adapter of that name
+
+
+class UnloadLora(Struct, tag="unload_lora", forbid_unknown_fields=True):
+    """Unload a LoRA adapter; the engine replies `LoraChanged`."""
+
+    serial: int
+    name: str
 
 
 class Shutdown(Struct, tag="shutdown", forbid_unknown_fields=True):
@@ -199,6 +218,12 @@ class EngineStats(Struct, array_like=True):
     prefix_cache_host_hits: int = 0
     kv_blocks_saved: int = 0
     kv_blocks_restored: int = 0
+    loras: int = 0
+    loras_in_host: int = 0
+    lora_slots_used: int = 0
+    lora_reads: int = 0
+    lora_slot_loads: int = 0
+    lora_failures: int = 0
     worker_errors: int = 0
     executor_timeouts: int = 0
     spec_decode_num_drafts: int = 0
@@ -242,6 +267,15 @@ class Rejected(Struct, tag="rejected"):
     field: str | None = None  # of the request; as in InvalidInputError
     code: str | None = None
     timed_out: bool = False
+
+
+class LoraChanged(Struct, tag="lora_changed"):
+    """A LoRA adapter was loaded or unloaded, or `error` says why not."""
+
+    serial: int  # of the message
+    error: str | None = None
+    field: str | None = None
+    code: str | None = None
 
 
 class Heartbeat(Struct, tag="heartbeat"):
@@ -338,8 +372,8 @@ class EngineSetup(Struct, forbid_unknown_fields=True):
         return EngineConfig.from_wire(self.engine)
 
 
-ToEngine = Submit | Finish | Load | Shutdown
-FromEngine = Outputs | Rejected | Heartbeat | MemoryEstimate | Ready | Failed
+ToEngine = Submit | Finish | Load | LoadLora | UnloadLora | Shutdown
+FromEngine = Outputs | Rejected | LoraChanged | Heartbeat | MemoryEstimate | Ready | Failed
 
 decode_to_engine = decoder(ToEngine)
 decode_from_engine = decoder(FromEngine)

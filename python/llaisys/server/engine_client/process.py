@@ -41,12 +41,15 @@ from llaisys.server.engine_client.messages import (
     Finish,
     Heartbeat,
     Load,
+    LoadLora,
+    LoraChanged,
     MemoryEstimate,
     Outputs,
     Ready,
     Rejected,
     Shutdown,
     Submit,
+    UnloadLora,
     Update,
     decode_to_engine,
 )
@@ -100,6 +103,7 @@ class EngineLoop:
         self.max_failed_steps = max_failed_steps
         self.clock_offset = clock_offset  # see EngineSetup
         self._closing = False
+        self._lora_serials: dict[int, int] = {}  # of `LoadLora`, by adapter id
         self._profiled = 0.0  # time of the last profile read
         self._stage_seconds: dict[str, float] = {}
         self._sample_counts: dict[str, int] = {}
@@ -112,7 +116,8 @@ class EngineLoop:
             self.clock.tick(busy)
             wait = GRAMMAR_WAIT_MS if busy else IDLE_WAIT_MS
             updates = self._take_messages(0 if self.core.can_step else wait)
-            updates += self._reject_failed_grammars()
+            updates += self._reject_pending()
+            self._report_loras()
             self._expire()
             if self.core.can_step:
                 self.clock.tick(True)
@@ -140,8 +145,42 @@ class EngineLoop:
                 self._submit(message)
             elif isinstance(message, Finish):
                 updates += self._finish(message)
+            elif isinstance(message, LoadLora):
+                self._load_lora(message)
+            elif isinstance(message, UnloadLora):
+                self._unload_lora(message)
             elif isinstance(message, Shutdown):
                 self._closing = True
+
+    def _load_lora(self, message: LoadLora) -> None:
+        try:
+            lora_id = self.core.loras.load(message.name, message.path, message.in_place)
+            self._lora_serials[lora_id] = message.serial
+        except InvalidInputError as error:
+            self._reply_lora(message.serial, error)
+
+    def _unload_lora(self, message: UnloadLora) -> None:
+        try:
+            self.core.loras.unload(message.name)
+            self._reply_lora(message.serial)
+        except InvalidInputError as error:
+            self._reply_lora(message.serial, error)
+
+    def _report_loras(self) -> None:
+        """Reply to the loads that have ended."""
+        for result in self.core.loras.finished_loads():
+            error = result.error
+            if error is not None:
+                logger.error("LoRA adapter %s is not loaded: %s", result.name, error)
+                text = f"the adapter cannot be loaded: {error}"
+                error = InvalidInputError(text, field="lora_path", code="lora_load_failed")
+            self._reply_lora(self._lora_serials.pop(result.lora_id, 0), error)
+
+    def _reply_lora(self, serial: int, error: InvalidInputError | None = None) -> None:
+        reply = LoraChanged(serial)
+        if error is not None:
+            reply = LoraChanged(serial, str(error), error.field, error.code)
+        self.outputs.send(encode(reply))
 
     def _submit(self, message: Submit) -> None:
         message.arrival_time += self.clock_offset
@@ -157,8 +196,9 @@ class EngineLoop:
         rejected = Rejected(group, request_ids, str(error), error.field, error.code)
         self.outputs.send(encode(rejected))
 
-    def _reject_failed_grammars(self) -> list[TokenUpdate]:
-        """Reject requests with invalid grammars; end those whose compilation failed internally."""
+    def _reject_pending(self) -> list[TokenUpdate]:
+        """Reject requests with invalid grammars or unreadable adapters; end those whose grammar
+        failed internally."""
         ended = []
         for requests, error in self.core.poll():
             if isinstance(error, InvalidInputError):

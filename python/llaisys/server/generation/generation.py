@@ -118,6 +118,7 @@ class Generation:
         reuse_prefix: bool,
         request_id: str,
         reading: OutputOptions = DEFAULT_OUTPUT_OPTIONS,
+        lora: str | None = None,
     ) -> None:
         """Send the prompts to the engine. Without `reuse_prefix` a unique cache salt is used."""
         self.budget.begin(sum(len(prompt) for prompt in prompts if not isinstance(prompt, str)))
@@ -133,6 +134,7 @@ class Generation:
                 cache_salt=cache_salt if reuse_prefix else f"once:{uuid.uuid4().hex}",
                 on_tokens=self.budget.spend,
                 reading=reading,
+                lora=lora,
             )
             self._names.append(name)
             await pause.if_busy()

@@ -25,7 +25,7 @@ from llaisys.server.http.event_stream import EventStream
 from llaisys.server.http.limits import CHARS_PER_TOKEN
 from llaisys.server.http.payload import body_response, join_chunks
 from llaisys.server.openai.fields import FieldNotes, Ignored
-from llaisys.server.openai.schemas import SamplingFields
+from llaisys.server.openai.schemas import SamplingFields, conflicting_field
 from llaisys.server.service import Service, service_for
 
 MAX_PROMPT_LOGPROBS = 1 << 18  # of one request, top logprobs included
@@ -56,6 +56,7 @@ class Job:
     model: str
     owner: str
     request_id: str
+    lora: str | None = None  # name of its adapter
     turn: Turn | None = None
     visible_ids: frozenset[int] = frozenset()  # special tokens that the answer parser reads
     line_seconds: float | None = None  # see OutputOptions
@@ -67,8 +68,10 @@ class Job:
         service = await service_for(request, body.model)
         state = request.scope["state"]
         name = service.check_model(body.model)
+        lora = lora_of(service, name, body)
         state["log"] = {"model": name, "stream": bool(body.stream), "user": body.user}
-        return cls(service, request, body, prompt_name, name, state["owner"], state["request_id"])
+        owner, request_id = state["owner"], state["request_id"]
+        return cls(service, request, body, prompt_name, name, owner, request_id, lora)
 
     @property
     def notes(self) -> FieldNotes:
@@ -164,7 +167,14 @@ class Job:
             self.visible_ids, bool(body.return_progress), self.line_seconds, self.end_check
         )
         await generation.submit(
-            prompts, params, bool(body.stream), body.cache_salt, reuse, self.request_id, reading
+            prompts,
+            params,
+            bool(body.stream),
+            body.cache_salt,
+            reuse,
+            self.request_id,
+            reading,
+            self.lora,
         )
 
     async def _whole(
@@ -316,6 +326,21 @@ class Job:
             cached_tokens=usage.cached_tokens,
             finish_reason=reason,
         )
+
+
+def lora_of(service: Service, model: str, body: SamplingFields) -> str | None:
+    """Return the adapter of a request: its model name, its `lora` field, or the default of
+    llama.cpp's routes."""
+    named = model if service.parent_of(model) is not None else None
+    if not body.lora:
+        return named or (service.loras.default if body.has_default_lora else None)
+    wanted = body.lora
+    if not isinstance(wanted, str):
+        wanted = [(item.id, item.scale) for item in wanted]
+    chosen = service.loras.select(wanted)
+    if named is not None and chosen != named:
+        raise conflicting_field("lora", "another adapter", "left out: model names an adapter")
+    return chosen
 
 
 def add_usage(usages: Sequence[Usage]) -> Usage:

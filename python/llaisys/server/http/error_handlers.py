@@ -14,6 +14,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.lora import NOT_FOUND as LORA_NOT_FOUND
 from llaisys.server.errors import (
     ApiError,
     EngineDeadError,
@@ -69,7 +70,8 @@ def to_api_error(error: BaseException, request_id: str) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, InvalidInputError):
-        return ApiError(400, str(error)[: 4 * MAX_MESSAGE], param=error.field, code=error.code)
+        status = 404 if error.code == LORA_NOT_FOUND else 400
+        return ApiError(status, str(error)[: 4 * MAX_MESSAGE], param=error.field, code=error.code)
     if isinstance(error, SessionLimitError):
         return ApiError(400, str(error), param="session_id", code=error.code)
     if isinstance(error, SessionDiskFullError):

@@ -18,7 +18,7 @@ from typing import Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.nearest import unknown_name
-from llaisys.common.options import Integer, Kind, check_options, option, options_of
+from llaisys.common.options import Integer, Kind, Switch, check_options, option, options_of
 from llaisys.common.validation import invalid_value
 
 MAX_KEY_CHARS = 512
@@ -36,6 +36,7 @@ class ApiKey:
         None, Integer(1), "Prompt and generated tokens per minute"
     )
     max_concurrent: int | None = option(None, Integer(1), "Maximum open sequences")
+    admin: bool = option(False, Switch(), "Load and unload LoRA adapters")
     from_file: bool = False  # reloaded on SIGHUP
 
     def __post_init__(self) -> None:

@@ -53,5 +53,8 @@ class KeyRing:
         """Return the budget of an owner; without keys one shared budget without limits."""
         return self.budgets.get(owner, self._anonymous)
 
+    def is_admin(self, owner: str) -> bool:
+        return self.budget(owner).key.admin
+
     def name(self, owner: str) -> str:
         return self.budget(owner).key.name

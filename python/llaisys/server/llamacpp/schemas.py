@@ -46,6 +46,8 @@ class LlamaFields(Schema):
 class LlamaSampling(LlamaFields, SamplingFields):
     """Fields of /completion and /infill. Without `n_predict` the context is filled."""
 
+    has_default_lora: ClassVar[bool] = True
+
     max_tokens: Annotated[int | None, Checked("n_predict", NEW_TOKENS)] = None
     n_probs: Annotated[int | None, Checked("n_probs", LOGPROBS)] = None
     return_tokens: bool | None = None

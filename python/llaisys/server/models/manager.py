@@ -95,18 +95,23 @@ class ModelManager:
         return sum(model.reserved for model in self.models)
 
     def has_model(self, name: str) -> bool:
-        return name in self._by_name
+        return self._find(name) is not None
 
     def find(self, name: str | None) -> ServedModel:
         if name is None:
             return self.models[0]
-        model = self._by_name.get(name)
+        model = self._find(name)
         if model is None:
-            raise unknown_model(name, list(self._by_name))
+            raise unknown_model(name, [n for m in self.models for n in m.service.all_names])
         return model
 
+    def _find(self, name: str) -> ServedModel | None:
+        """The model of a name or of an adapter's name."""
+        found = self._by_name.get(name)
+        return found or next((m for m in self.models if name in m.service.loras), None)
+
     def cards(self) -> list[dict[str, Any]]:
-        return [model.card(name) for name, model in self._by_name.items()]
+        return [model.card(name) for model in self.models for name in model.service.all_names]
 
     def card(self, name: str) -> dict[str, Any]:
         return self.find(name).card(name)

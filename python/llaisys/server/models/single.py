@@ -21,7 +21,7 @@ class SingleModel:
         self.first = service
 
     def has_model(self, name: str) -> bool:
-        return name in self.first.model_names
+        return self.first.has_model(name)
 
     @property
     def services(self) -> list[Service]:
@@ -36,7 +36,7 @@ class SingleModel:
 
     def cards(self) -> list[dict[str, Any]]:
         """Return a model object for every served name."""
-        return [self.card(name) for name in self.first.model_names]
+        return [self.card(name) for name in self.first.all_names]
 
     def card(self, name: str) -> dict[str, Any]:
         service = self.first

@@ -55,13 +55,13 @@ def parameter_size(count: int) -> str:
     return str(count) if count else ""
 
 
-def details(service: Service) -> dict[str, Any]:
+def details(service: Service, name: str) -> dict[str, Any]:
     """Return the details object; empty fields before the first load."""
     info = service.known_info
     path, kind = ("", "") if info is None else (info.model_path, info.model_type)
     count, quantization = weight_types(path) if path else (0, "")
     return {
-        "parent_model": "",
+        "parent_model": service.parent_of(name) or "",
         "format": "gguf" if path.endswith(".gguf") else "safetensors",
         "family": kind,
         "families": [kind] if kind else [],
@@ -79,7 +79,7 @@ async def model_entry(service: Service, name: str) -> dict[str, Any]:
         "modified_at": stamp(service.created),
         "size": 0 if info is None else await asyncio.to_thread(weight_bytes, info.model_path),
         "digest": hashlib.sha256(name.encode()).hexdigest(),
-        "details": await asyncio.to_thread(details, service),
+        "details": await asyncio.to_thread(details, service, name),
     }
 
 
@@ -94,11 +94,11 @@ async def running_entry(service: Service, name: str) -> dict[str, Any]:
     }
 
 
-async def model_details(service: Service) -> dict[str, Any]:
+async def model_details(service: Service, name: str) -> dict[str, Any]:
     info, kind = service.info, service.info.model_type
-    described = await asyncio.to_thread(details, service)
+    described = await asyncio.to_thread(details, service, name)
     defaults = service.engine.inputs.defaults
-    numbers = (f"{name:<30} {value}" for name, value in defaults.items() if value is not None)
+    numbers = (f"{key:<30} {value}" for key, value in defaults.items() if value is not None)
     return {
         "modelfile": "",
         "parameters": "\n".join(numbers),

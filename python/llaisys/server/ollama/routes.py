@@ -136,14 +136,14 @@ async def loaded(request: Request, body: OllamaRequest, empty: dict[str, Any]) -
 async def tags(request: Request) -> dict[str, Any]:
     """List the served models."""
     services = request.app.state.models.services
-    return {"models": [await model_entry(s, name) for s in services for name in s.model_names]}
+    return {"models": [await model_entry(s, name) for s in services for name in s.all_names]}
 
 
 @router.get("/ps")
 async def running(request: Request) -> dict[str, Any]:
     """List the loaded models."""
     loaded = [service for service in request.app.state.models.services if service.is_loaded]
-    return {"models": [await running_entry(s, name) for s in loaded for name in s.model_names]}
+    return {"models": [await running_entry(s, name) for s in loaded for name in s.all_names]}
 
 
 @router.post("/show")
@@ -153,7 +153,7 @@ async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
     if not name:
         raise invalid_value("model", name, "the name of a model")
     service = await service_for(request, name.removesuffix(":latest"))
-    return await model_details(service)
+    return await model_details(service, name.removesuffix(":latest"))
 
 
 @router.post("/pull")
@@ -164,7 +164,7 @@ async def pull(request: Request, body: PullRequest) -> Response:
         raise invalid_value("model", name, "the name of a model")
     models = request.app.state.models
     if not models.has_model(name.removesuffix(":latest")):
-        names = [known for service in models.services for known in service.model_names]
+        names = [known for service in models.services for known in service.all_names]
         raise unknown_model(name, names)
     if body.stream is False:
         return json_response({"status": "success"})

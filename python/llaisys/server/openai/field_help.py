@@ -150,6 +150,8 @@ FIELD_HELP = {
     "background": "Not supported; must be false",
     "include": "Further parts of the response",
     "drop_old_turns": "Drop the oldest turns of a conversation that exceeds the context",
+    "lora": "LoRA adapter: its name, or llama.cpp's list of ids and scales (0 or 1)",
+    "lora[].id": "Index of an adapter in GET /lora-adapters",
     "cache_salt": "Share cached prefixes only with requests of the same salt (vLLM)",
     "reuse_prefix": "Use the prefix cache (default: true)",
     "user": "User name for logs",

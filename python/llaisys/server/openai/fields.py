@@ -53,7 +53,7 @@ REJECTED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "best_of": (f"{NEVER}; use n", (None, 1)),
     "t_max_predict_ms": (NEVER, (None, 0, -1)),
     "post_sampling_probs": (f"{NEVER}; n_probs are the model's own", (None, False)),
-    "lora": (NEVER, (None, [])),
+    "lora": ("is not a field of this route; model may name an adapter", (None, [])),
 }
 
 TEXT_ONLY = "is not supported: this is a text model"

@@ -11,6 +11,7 @@ from llaisys.chat.style import REASONING_EFFORTS
 from llaisys.chat.tool_formats import MAX_CALLS
 from llaisys.chat.tools import ToolSet
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.lora import MAX_NAME_CHARS
 from llaisys.common.options import Integer, Kind
 from llaisys.common.sampling import (
     FIELDS,
@@ -103,8 +104,22 @@ LOGPROBS = FIELDS["logprobs"].kind
 BUDGET = FIELDS["thinking_budget"].kind
 
 
+MAX_LORAS = 1024  # entries of llama.cpp's `lora` list
+
+
+class LoraScale(Schema):
+    """An adapter in llama.cpp's `lora` field."""
+
+    path: ClassVar[str] = "lora[]."
+
+    id: int = Field(ge=0)
+    scale: float
+
+
 class SamplingFields(TableFields):
     """Fields of chat and completions: OpenAI's, vLLM's and extensions."""
+
+    has_default_lora: ClassVar[bool] = False  # of llama.cpp's routes
 
     model: ModelName = None
     seed: Annotated[int | None, Checked("seed", SEED)] = None
@@ -124,7 +139,12 @@ class SamplingFields(TableFields):
     timings_per_token: bool | None = None  # timings in every chunk
     return_progress: bool | None = None  # prompt progress chunks before the first text
     verbose: bool | None = None  # `__verbose` in the response: prompt and settings
-    # extension
+    # extension: the name of an adapter; or llama.cpp's list
+    lora: (
+        Annotated[Text, Field(min_length=1, max_length=MAX_NAME_CHARS)]
+        | Annotated[list[LoraScale], Field(max_length=MAX_LORAS)]
+        | None
+    ) = None
     reuse_prefix: bool | None = None  # False: no prefix caching for this request
 
     @classmethod

@@ -27,11 +27,14 @@ from llaisys.server.engine_client.messages import (
     Finish,
     FromEngine,
     Heartbeat,
+    LoadLora,
+    LoraChanged,
     Outputs,
     Ready,
     Rejected,
     Submit,
     ToEngine,
+    UnloadLora,
     Update,
 )
 from llaisys.server.engine_client.start import EngineProcess
@@ -54,6 +57,15 @@ class _RoutedRequest:
     route: Route
     open: set[str]  # request ids of unfinished choices
     submit: Submit | None
+
+
+@dataclass(slots=True)
+class _LoraWait:
+    """Replicas whose reply to a change of an adapter is missing."""
+
+    message: LoadLora | UnloadLora
+    replicas: set[int]
+    failure: LoraChanged | None = None
 
 
 class Replica:
@@ -92,6 +104,8 @@ class ReplicaSet:
         self._routed: dict[str, _RoutedRequest] = {}  # by group
         self._group_of: dict[str, str] = {}  # request id of a choice -> group
         self._tasks: set[asyncio.Task[None]] = set()
+        self._lora_changes: dict[str, LoadLora | UnloadLora] = {}  # the last one of each name
+        self._lora_waits: dict[int, _LoraWait] = {}  # by serial
         self._closing = False
         self._past_stats = EngineStats()  # counters of ended engines
         first = self._link(0, process)
@@ -166,6 +180,8 @@ class ReplicaSet:
             self._route(message)
         elif isinstance(message, Finish):
             self._finish(message)
+        elif isinstance(message, LoadLora | UnloadLora):
+            self._change_lora(message)
         else:  # not about a request
             for replica in self.replicas:
                 replica.link.send(message)
@@ -176,7 +192,7 @@ class ReplicaSet:
             raise EngineDeadError("no replica is up")
         route = self._router.assign(
             submit.prompt_token_ids,
-            submit.cache_salt,
+            f"{submit.lora}\0{submit.cache_salt}" if submit.lora else submit.cache_salt,
             submit.sampling.get("max_tokens"),
             len(submit.request_ids),
             alive,
@@ -188,6 +204,39 @@ class ReplicaSet:
             raise
         self._routed[submit.group] = _RoutedRequest(route, set(submit.request_ids), submit)
         self._group_of.update(dict.fromkeys(submit.request_ids, submit.group))
+
+    def _change_lora(self, message: LoadLora | UnloadLora) -> None:
+        """Send a change of an adapter to every replica that is up; others get it when they are."""
+        self._lora_changes.pop(message.name, None)
+        self._lora_changes[message.name] = message
+        up = [replica for replica in self.replicas if replica.is_up]
+        if not up:
+            raise EngineDeadError("no replica is up")
+        self._lora_waits[message.serial] = _LoraWait(message, {r.index for r in up})
+        for replica in up:
+            replica.link.send(message)
+
+    def _lora_changed(self, replica: Replica, message: LoraChanged) -> None:
+        """Forward the reply of the last replica, or of the first that failed."""
+        wait = self._lora_waits.get(message.serial)
+        if wait is None:
+            return  # repeated for a replica that was down
+        wait.replicas.discard(replica.index)
+        if message.error is not None and wait.failure is None:
+            wait.failure = message
+        if not wait.replicas:
+            del self._lora_waits[message.serial]
+            if wait.failure is not None:
+                self._undo_lora(wait.message)
+            self._on_message(wait.failure or message)
+
+    def _undo_lora(self, message: LoadLora | UnloadLora) -> None:
+        """Unload an adapter that some replicas could not load from the others."""
+        self._lora_changes.pop(message.name, None)
+        if isinstance(message, LoadLora) and not message.in_place:
+            for replica in self.replicas:
+                if replica.is_up:
+                    replica.link.send(UnloadLora(0, message.name))
 
     def _finish(self, message: Finish) -> None:
         names: dict[int, list[str]] = {}
@@ -220,6 +269,9 @@ class ReplicaSet:
         if isinstance(message, Ready):
             self._ready(replica, message)
             return
+        if isinstance(message, LoraChanged):
+            self._lora_changed(replica, message)
+            return
         if isinstance(message, Outputs):
             for update in message.updates:
                 group = self._group_of.get(update.request_id)
@@ -242,6 +294,11 @@ class ReplicaSet:
         elif message.info.vocab_size != self._info.vocab_size:
             replica.link.declare_dead("its model differs from that of the other replicas")
             return
+        for change in self._lora_changes.values():
+            repeated = change
+            if isinstance(change, LoadLora):
+                repeated = msgspec.structs.replace(change, in_place=True)
+            replica.link.send(repeated)
         replica.is_up = True
         replica.up_since = asyncio.get_running_loop().time()
         pid = replica.link.process.popen.pid
@@ -257,6 +314,9 @@ class ReplicaSet:
         stats = replica.link.stats
         replica.link.stats = EngineStats()
         self._past_stats = total([self._past_stats, without_gauges(stats)])
+        for serial in tuple(self._lora_waits):
+            if replica.index in self._lora_waits[serial].replicas:
+                self._lora_changed(replica, LoraChanged(serial))
         if was_up:
             assert self._router is not None
             self._router.clear(replica.index)
@@ -316,6 +376,9 @@ def without_gauges(stats: EngineStats) -> EngineStats:
         kv_host_blocks=0,
         kv_host_blocks_used=0,
         kv_host_bytes=0,
+        loras=0,
+        loras_in_host=0,
+        lora_slots_used=0,
         gpus=[],
     )
 

@@ -1,0 +1,1 @@
+"""LoRA adapters in the API: their names, and routes that load and unload them."""

@@ -1,0 +1,112 @@
+"""vLLM's routes that load and unload adapters, and llama.cpp's list of adapters."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import Field, RootModel
+
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.lora import check_lora_name
+from llaisys.server.errors import ApiError
+from llaisys.server.http.bodies import CheckedRoute
+from llaisys.server.http.payload import json_response
+from llaisys.server.lora.access import allowed_path, require_admin
+from llaisys.server.openai.schemas import LoraScale, ModelName, Schema, Text
+from llaisys.server.service import service_for
+
+router = APIRouter(tags=["LoRA"], route_class=CheckedRoute)
+
+LOAD_SECONDS = 600.0  # longest wait for an adapter to be read
+
+
+class LoadLoraRequest(Schema):
+    """Body of /v1/load_lora_adapter."""
+
+    lora_name: Text
+    lora_path: Text
+    load_inplace: bool | None = None  # replace the adapter of that name
+    base_model_name: ModelName = None  # with several models
+
+
+class UnloadLoraRequest(Schema):
+    """Body of /v1/unload_lora_adapter."""
+
+    lora_name: Text
+    lora_int_id: int | None = None  # of vLLM; unused
+    base_model_name: ModelName = None
+
+
+class LoraScales(RootModel[Annotated[list[LoraScale], Field(max_length=1024)]]):
+    """Body of POST /lora-adapters."""
+
+
+@router.post("/v1/load_lora_adapter")
+async def load_lora_adapter(request: Request, body: LoadLoraRequest) -> Response:
+    """Load an adapter from a directory of `--allowed-lora-path`. It is then a model name."""
+    require_admin(request)
+    service = await service_for(request, body.base_model_name)
+    name = check_lora_name(body.lora_name)
+    models = request.app.state.models
+    if models.has_model(name) and name not in service.loras:
+        raise InvalidInputError(
+            f"lora_name is {name!r}; a model has that name", field="lora_name", code="name_taken"
+        )
+    roots = service.config.allowed_lora_paths
+    path = await asyncio.to_thread(allowed_path, body.lora_path, roots)
+    service.loras.begin_load(name, bool(body.load_inplace))
+    loaded = None
+    try:
+        async with asyncio.timeout(LOAD_SECONDS):
+            await service.engine.load_lora(name, str(path), bool(body.load_inplace))
+        loaded = str(path)
+    except InvalidInputError as error:
+        text = str(error).replace(str(path), body.lora_path)
+        raise ApiError(400, text, param=error.field, code=error.code) from None
+    except TimeoutError:
+        raise ApiError(504, "the adapter was not read in time", code="timeout") from None
+    finally:
+        service.loras.end_load(name, loaded)
+    return Response(f"Success: LoRA adapter '{name}' added successfully.", media_type="text/plain")
+
+
+@router.post("/v1/unload_lora_adapter")
+async def unload_lora_adapter(request: Request, body: UnloadLoraRequest) -> Response:
+    """Unload an adapter. Its running requests finish, new ones get 404."""
+    require_admin(request)
+    service = await service_for(request, body.base_model_name)
+    name = body.lora_name
+    service.loras.remove(name)
+    await service.engine.unload_lora(name)
+    return Response(
+        f"Success: LoRA adapter '{name}' removed successfully.", media_type="text/plain"
+    )
+
+
+@router.get("/lora-adapters")
+async def lora_adapters(request: Request) -> Response:
+    """llama.cpp's list of adapters; `scale` is 1 for the default of llama.cpp's routes."""
+    table = (await service_for(request, None)).loras
+    found: list[dict[str, Any]] = [
+        {
+            "id": number,
+            "path": entry.name,  # the name: paths are not shown
+            "scale": float(entry.name == table.default),
+            "task_name": "",
+            "prompt_prefix": "",
+        }
+        for number, entry in enumerate(table)
+    ]
+    return json_response(found)
+
+
+@router.post("/lora-adapters")
+async def set_lora_adapters(request: Request, body: LoraScales) -> Response:
+    """Set the adapter of llama.cpp's routes for requests without `lora`: the one with scale 1."""
+    require_admin(request)
+    table = (await service_for(request, None)).loras
+    table.default = table.select([(item.id, item.scale) for item in body.root])
+    return json_response({"success": True})
