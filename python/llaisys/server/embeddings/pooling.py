@@ -96,9 +96,7 @@ async def _run(job: Job, prompts: list[list[int]], params: SamplingParams) -> li
         batch = prompts[start : start + BATCH_SIZE]
         generation = job.service.generation(job.owner, [job.request_id, *own], len(batch))
         async with generation:
-            await generation.submit(
-                batch, params, False, None, True, job.request_id, lora=job.lora
-            )
+            await generation.submit(batch, params, False, None, True, job.request_id, lora=job.lora)
             outputs = await generation.result()
         for output in outputs:
             _check(output)

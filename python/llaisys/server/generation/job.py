@@ -334,10 +334,9 @@ def lora_of(service: Service, model: str, body: SamplingFields) -> str | None:
     named = model if service.parent_of(model) is not None else None
     if not body.lora:
         return named or (service.loras.default if body.has_default_lora else None)
-    wanted = body.lora
-    if not isinstance(wanted, str):
-        wanted = [(item.id, item.scale) for item in wanted]
-    chosen = service.loras.select(wanted)
+    given = body.lora
+    scales = given if isinstance(given, str) else [(item.id, item.scale) for item in given]
+    chosen = service.loras.select(scales)
     if named is not None and chosen != named:
         raise conflicting_field("lora", "another adapter", "left out: model names an adapter")
     return chosen
