@@ -21,6 +21,7 @@ PAGES = {
     ),
     "http_api_embeddings.md": ("HTTP API: Embeddings, score, rerank", ("embeddings",)),
     "http_api_llamacpp.md": ("HTTP API: llama.cpp", ("llama.cpp",)),
+    "http_api_lora.md": ("HTTP API: LoRA adapters", ("LoRA",)),
     "http_api_anthropic.md": ("HTTP API: Anthropic", ("Anthropic",)),
     "http_api_ollama.md": ("HTTP API: Ollama", ("Ollama",)),
 }

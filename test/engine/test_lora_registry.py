@@ -1,4 +1,4 @@
-"""Names, loads, unloads and host memory of adapters, with workers that read when told to."""
+"""Names, loads, unloads and host memory of adapters, with fake workers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_modules_have_ids_in_their_order() -> None:
 
 def test_unknown_names_and_disabled_adapters_are_refused() -> None:
     found = Fixture(1)
-    with pytest.raises(InvalidInputError, match="no adapter of that name"):
+    with pytest.raises(InvalidInputError, match="no LoRA adapter of that name"):
         found.registry.assign([request("other")])
     with pytest.raises(InvalidInputError, match="already loaded"):
         found.registry.load("m0", "path")

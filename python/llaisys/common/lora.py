@@ -42,11 +42,11 @@ def check_lora_name(name: Any, field: str = "lora_name") -> str:
 
 def unknown_lora(name: str) -> InvalidInputError:
     return InvalidInputError(
-        f"lora is {name[:MAX_NAME_CHARS]!r}; no adapter of that name is loaded",
+        f"lora is {name[:MAX_NAME_CHARS]!r}; no LoRA adapter of that name is loaded",
         field="lora",
         code=NOT_FOUND,
         value=name,
-        limit="the name of a loaded adapter",
+        limit="the name of a loaded LoRA adapter",
     )
 
 
@@ -75,7 +75,7 @@ class LoraModules(Names):
         names = [module.name for module in found]
         for one in names:
             if names.count(one) > 1:
-                raise InvalidInputError(f"{name} has two adapters named {one!r}", field=name)
+                raise InvalidInputError(f"{name} has two LoRA adapters named {one!r}", field=name)
         return found
 
     def limits(self) -> str:

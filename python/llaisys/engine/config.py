@@ -208,21 +208,22 @@ class LoraConfig:
         more="On with `lora_modules`; needed to load adapters at run time only.",
     )  # fmt: skip
     lora_modules: tuple[LoraModule, ...] = option(
-        (), LoraModules(), "LoRA adapters, each a model name of the API", group="lora", common=True,
+        (), LoraModules(), "LoRA adapters, each a model name of the API",
+        group="model", common=True,
         more="A PEFT directory, a GGUF adapter or a hub id.",
     )  # fmt: skip
     max_loras: int | None = option(
-        None, Integer(1, 1024), "Different adapters in a step", group="lora", common=True,
-        default_text="the number of `lora_modules`, 1 to 8",
+        None, Integer(1, 1024), "Different LoRA adapters in a step", group="lora",
+        default_text="as lora_modules, 1 to 8",
         more="Each has a slot of `max_lora_rank` in device memory.",
     )  # fmt: skip
     max_lora_rank: int | None = option(
-        None, Integer(1, 256), "Largest rank of an adapter", group="lora", common=True,
-        default_text="the largest of `lora_modules`, at least 16",
+        None, Integer(1, 256), "Largest rank of a LoRA adapter", group="lora",
+        default_text="as lora_modules, at least 16",
     )  # fmt: skip
     max_cpu_loras: int | None = option(
-        None, Integer(1, 65536), "Adapters in CPU memory", group="lora",
-        default_text="the number of `lora_modules`, at least `max_loras`",
+        None, Integer(1, 65536), "LoRA adapters in CPU memory", group="lora",
+        default_text="as lora_modules, at least max_loras",
         more="The least recently used ones beyond are read from their files again when needed.",
     )  # fmt: skip
 

@@ -31,7 +31,7 @@ logger = logging.getLogger("llaisys.engine")
 
 STEP_HISTORY = 1024
 MAX_IN_FLIGHT = 2  # steps: one runs, one is queued
-LORA_POLL_SECONDS = 0.001  # while nothing but the read of an adapter is under way
+LORA_POLL_SECONDS = 0.001  # while a LoRA adapter is read and nothing else can run
 # Devices on which "auto" schedules asynchronously (docs/internals/measurements/).
 AUTO_ASYNC_DEVICES = frozenset({"cuda"})
 

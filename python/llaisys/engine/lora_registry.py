@@ -37,8 +37,8 @@ class LoraWorkers(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Adapter:
-    """One load of an adapter."""
+class LoraAdapter:
+    """One load of a LoRA adapter."""
 
     lora_id: int
     name: str
@@ -51,7 +51,7 @@ class PendingLora(NamedTuple):
 
     requests: Sequence[Request]
     deadline: float | None
-    adapter: Adapter
+    adapter: LoraAdapter
 
 
 class LoadResult(NamedTuple):
@@ -81,11 +81,11 @@ class LoraRegistry:
         self._workers = workers
         self._used_ids = used_ids
         self._on_dropped = on_dropped
-        self._by_name: dict[str, Adapter] = {}
-        self._host: dict[int, Adapter] = {}  # in host memory or being read, in LRU order
-        self._loading: list[Adapter] = []
+        self._by_name: dict[str, LoraAdapter] = {}
+        self._host: dict[int, LoraAdapter] = {}  # in host memory or being read, in LRU order
+        self._loading: list[LoraAdapter] = []
         self._pending: list[PendingLora] = []
-        self._retired: list[Adapter] = []  # unloaded, maybe in use
+        self._retired: list[LoraAdapter] = []  # unloaded, maybe in use
         self._next_id = 1
         for module in config.lora_modules:  # the workers have them; see Worker._load_loras
             adapter = self._new(module.name, module.path)
@@ -95,8 +95,8 @@ class LoraRegistry:
                 self._host[adapter.lora_id] = adapter
                 self.num_reads += 1
 
-    def _new(self, name: str, path: str) -> Adapter:
-        adapter = Adapter(self._next_id, name, path, LoraState.ON_DISK)
+    def _new(self, name: str, path: str) -> LoraAdapter:
+        adapter = LoraAdapter(self._next_id, name, path, LoraState.ON_DISK)
         self._next_id += 1
         return adapter
 
@@ -161,12 +161,12 @@ class LoraRegistry:
     def _check_free(self, name: str) -> None:
         if name in self._by_name or any(other.name == name for other in self._loading):
             raise InvalidInputError(
-                f"an adapter named {name!r} is already loaded", field="lora_name", value=name
+                f"a LoRA adapter named {name!r} is already loaded", field="lora_name", value=name
             )
 
     # ---- requests ------------------------------------------------------------------------------
 
-    def assign(self, requests: Sequence[Request]) -> Adapter | None:
+    def assign(self, requests: Sequence[Request]) -> LoraAdapter | None:
         """Set the adapter's id of requests with one name; None: they have none. InvalidInputError:
         the name is unknown."""
         name = requests[0].lora
@@ -182,14 +182,16 @@ class LoraRegistry:
             request.lora_id = adapter.lora_id
         return adapter
 
-    def is_ready(self, adapter: Adapter) -> bool:
+    def is_ready(self, adapter: LoraAdapter) -> bool:
         """Whether requests can be queued now; marks the adapter as used."""
         if adapter.state is not LoraState.READY:
             return False
         self._host[adapter.lora_id] = self._host.pop(adapter.lora_id)
         return True
 
-    def add(self, requests: Sequence[Request], deadline: float | None, adapter: Adapter) -> None:
+    def add(
+        self, requests: Sequence[Request], deadline: float | None, adapter: LoraAdapter
+    ) -> None:
         """Keep requests until `poll` returns them."""
         self._pending.append(PendingLora(requests, deadline, adapter))
         self._start_reads()
@@ -261,7 +263,7 @@ class LoraRegistry:
             results.append(LoadResult(adapter.name, adapter.lora_id, error))
         return results
 
-    def _update(self, adapter: Adapter) -> None:
+    def _update(self, adapter: LoraAdapter) -> None:
         if adapter.state is LoraState.READING:
             adapter.state = self._workers.lora_state(adapter.lora_id)
 
@@ -305,6 +307,6 @@ class LoraRegistry:
                 self._on_dropped(adapter.lora_id)
                 self._drop(adapter)
 
-    def _drop(self, adapter: Adapter) -> None:
+    def _drop(self, adapter: LoraAdapter) -> None:
         self._host.pop(adapter.lora_id, None)
         self._workers.drop_lora(adapter.lora_id)

@@ -175,11 +175,13 @@ class ModelAdapter(Closing, ABC):
         cls, checkpoint: Any, options: AdapterOptions, max_loras: int, max_rank: int
     ) -> int:
         """Device memory of `reserve_loras` on this rank."""
-        raise invalid_value("enable_lora", cls.__name__, "off for a model without adapters")
+        raise invalid_value("enable_lora", cls.__name__, "off for a model without LoRA adapters")
 
     def reserve_loras(self, max_loras: int, max_rank: int) -> None:
         """Allocate empty slots for LoRA adapters of up to `max_rank`."""
-        raise invalid_value("enable_lora", type(self).__name__, "off for a model without adapters")
+        raise invalid_value(
+            "enable_lora", type(self).__name__, "off for a model without LoRA adapters"
+        )
 
     def load_lora(self, slot: int, weights: LoraWeights) -> None:
         """Fill a slot with an adapter. After an exception the content of the slot is unknown."""

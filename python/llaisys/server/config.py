@@ -258,8 +258,8 @@ class ServerConfig:
         group="model", more="`auto`: as the chat template shows.",
     )  # fmt: skip
     allowed_lora_paths: tuple[Path, ...] = option(
-        (), Paths(), "Directory of LoRA adapters to load at run time; repeatable",
-        flag="--allowed-lora-path", group="lora", common=True, metavar="DIR",
+        (), Paths(), "Directory of LoRA adapters for run-time loads; repeatable",
+        flag="--allowed-lora-path", group="lora", metavar="DIR",
         more="Without it /v1/load_lora_adapter is refused.",
     )  # fmt: skip
     otlp_traces_endpoint: str | None = option(
@@ -269,9 +269,7 @@ class ServerConfig:
     log_level: str = option(
         "info", Choice(LEVELS), "Log level", group="observability", common=True, metavar="LEVEL"
     )
-    log_format: str = option(
-        "text", Choice(FORMATS), "Log format", group="observability", common=True
-    )
+    log_format: str = option("text", Choice(FORMATS), "Log format", group="observability")
     # Sampling fields (DEFAULTED) for requests that leave them out; they override the model's.
     sampling: Mapping[str, Any] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)

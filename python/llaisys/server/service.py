@@ -99,7 +99,9 @@ class Service:
         self._info = replace(self.info, tokenizer_source=None)  # it may contain a whole vocabulary
         if not self.model_names:
             self.model_names = (default_model_name(self.config.engine.model, self.info.model_path),)
-        engine.restore_loras(*self.loras.changes())
+        gone, new = self.loras.changes()
+        if gone or new:
+            engine.restore_loras(gone, new)
         self.metrics.create_series()
 
     @property

@@ -172,7 +172,7 @@ class EngineLoop:
             error = result.error
             if error is not None:
                 logger.error("LoRA adapter %s is not loaded: %s", result.name, error)
-                text = f"the adapter cannot be loaded: {error}"
+                text = f"the LoRA adapter cannot be loaded: {error}"
                 error = InvalidInputError(text, field="lora_path", code="lora_load_failed")
             self._reply_lora(self._lora_serials.pop(result.lora_id, 0), error)
 

@@ -19,7 +19,7 @@ def require_admin(request: Request) -> None:
     if not service.config.allowed_lora_paths:
         raise ApiError(
             403,
-            "adapters are not changed at run time; --allowed-lora-path DIR allows it",
+            "LoRA adapters are not changed at run time; --allowed-lora-path DIR allows it",
             code="lora_updates_off",
         )
     if len(service.keys) and not service.keys.is_admin(request.scope["state"]["owner"]):

@@ -67,7 +67,7 @@ async def load_lora_adapter(request: Request, body: LoadLoraRequest) -> Response
         text = str(error).replace(str(path), body.lora_path)
         raise ApiError(400, text, param=error.field, code=error.code) from None
     except TimeoutError:
-        raise ApiError(504, "the adapter was not read in time", code="timeout") from None
+        raise ApiError(504, "the LoRA adapter was not read in time", code="timeout") from None
     finally:
         service.loras.end_load(name, loaded)
     return Response(f"Success: LoRA adapter '{name}' added successfully.", media_type="text/plain")

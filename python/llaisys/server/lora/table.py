@@ -73,7 +73,7 @@ class LoraTable:
         """Reserve a name; `end_load` must follow. InvalidInputError: it is taken."""
         if name in self._loading or (name in self._entries and not in_place):
             raise InvalidInputError(
-                f"lora_name is {name!r}; an adapter of that name is already loaded",
+                f"lora_name is {name!r}; a LoRA adapter of that name is already loaded",
                 field="lora_name",
                 code="lora_already_loaded",
             )
