@@ -11,6 +11,7 @@ from engine_fakes import FakeAdapter, FakeTokenizer
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.flags import OptionParser
+from llaisys.common.lora import LoraModule, LoraModules
 from llaisys.engine.config import (
     CacheConfig,
     EngineConfig,
@@ -47,6 +48,8 @@ OTHER: dict[str, Any] = {
     "master_port": 1234, "tp_group_name": "G", "init_method": "tcp://there:1",
     "tensor_parallel_device_ids": (3, 4),
     "vocab_parallel_head": False, "replicate_kv_heads": True, "numa": True,
+    "enable_lora": True, "lora_modules": (LoraModule("a", "b"),), "max_loras": 3,
+    "max_lora_rank": 32, "max_cpu_loras": 9,
 }  # fmt: skip
 # Only these values are implemented.
 FIXED = {
@@ -99,7 +102,9 @@ def test_every_option_that_has_a_flag_can_be_given_with_it():
                 "vocab_parallel_head": "--no-vocab-parallel-head",
                 "enable_prefix_caching": "--no-prefix-caching"}.get(name)  # fmt: skip
         arguments.append(flag or "--" + name.replace("_", "-"))
-        if isinstance(wanted[name], tuple):
+        if name == "lora_modules":
+            arguments += ["=".join(module) for module in wanted[name]]
+        elif isinstance(wanted[name], tuple):
             arguments.append(",".join(map(str, wanted[name])))
         elif isinstance(wanted[name], dict):
             arguments.append(json.dumps(wanted[name]))
@@ -107,6 +112,7 @@ def test_every_option_that_has_a_flag_can_be_given_with_it():
             arguments.append(str(wanted[name]))
     given = given_engine_options(parser.parse_args(arguments))
     given["tensor_parallel_device_ids"] = tuple(given["tensor_parallel_device_ids"])
+    given["lora_modules"] = LoraModules().check("lora_modules", given["lora_modules"])
     assert given == wanted and len(wanted) >= 18
     assert EngineConfig.of(**given).scheduler == SchedulerConfig(9, 99, 7, 33, True, 0.5)
 

@@ -10,6 +10,7 @@ from llaisys.models.loading.resolve import resolve_model
 from llaisys.models.lora.files import LoraFiles, base_linears
 from llaisys.models.lora.gguf import open_gguf
 from llaisys.models.lora.peft import open_peft
+from llaisys.tokenization.json_file import reject_outside_link
 
 
 def open_lora(spec: str, config: ModelConfig) -> LoraFiles:
@@ -22,6 +23,7 @@ def open_lora(spec: str, config: ModelConfig) -> LoraFiles:
             if (path / "adapter_config.json").is_file() or len(ggufs) != 1:
                 return open_peft(path, linears)
             path = ggufs[0]
+            reject_outside_link(path)
         return open_gguf(path, config, linears)
     except ModelLoadError:
         raise
