@@ -162,7 +162,7 @@ def test_generate_in_a_terminal_streams(
             return os.read(master, 1 << 16).decode()
         return ""
 
-    def stream(prompt: object, params: object) -> Iterator[StreamOutput]:
+    def stream(prompt: object, params: object, lora: str | None = None) -> Iterator[StreamOutput]:
         for number, text in enumerate(parts, 1):
             shown.append(receive())
             last = number == len(parts)

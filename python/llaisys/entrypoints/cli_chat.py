@@ -15,6 +15,7 @@ from llaisys.common.errors import InvalidInputError, LlaisysError
 from llaisys.common.repetition import CHAT_DETECTION, DETECTED
 from llaisys.entrypoints.cli_options import (
     SEED,
+    add_lora_option,
     add_model_options,
     add_sampling_options,
     open_llm,
@@ -46,6 +47,7 @@ def add_command(commands: Any) -> None:
     )
     chat.add_argument("--system", help="System prompt", metavar="TEXT")
     add_model_options(chat, without=SEED)
+    add_lora_option(chat)
     add_sampling_options(chat)
     chat.set_defaults(run=_chat)
 
@@ -58,7 +60,8 @@ def _chat(options: argparse.Namespace) -> int:
     with open_llm(options) as llm:
         print(GREETING.format(limit=params.max_tokens))
         params = params.clone(repetition_detection=CHAT_DETECTION)
-        chat = Chat(llm, params.with_defaults(llm.default_sampling), options.system)
+        defaults = params.with_defaults(llm.default_sampling)
+        chat = Chat(llm, defaults, options.system, options.lora)
         while (text := _ask()) is not None:
             if COMMAND.fullmatch(text.partition(" ")[0]):
                 chat.command(text)
@@ -84,8 +87,11 @@ class _FailedAnswerError(LlaisysError):
 class Chat:
     """A conversation. A turn that fails does not change it."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+    def __init__(
+        self, llm: LLM, params: SamplingParams, system: str | None, lora: str | None = None
+    ) -> None:
         self.llm = llm
+        self.lora = lora  # name of a LoRA adapter
         self.params = params
         self.system = system
         self.turns: list[dict[str, str]] = []  # user, assistant, user, ...
@@ -120,7 +126,7 @@ class Chat:
         end, reason = None, None
         try:
             tokens = list(prompt())
-            stream = self.llm.stream(list(tokens), self.params, is_chat=True)
+            stream = self.llm.stream(list(tokens), self.params, is_chat=True, lora=self.lora)
             try:
                 for part in stream:
                     parts.append(part.text)

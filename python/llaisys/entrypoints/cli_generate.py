@@ -16,6 +16,7 @@ from llaisys.common.flags import OptionParser
 from llaisys.common.validation import invalid_value
 from llaisys.entrypoints.cli_options import (
     SEED,
+    add_lora_option,
     add_model_options,
     add_sampling_options,
     open_llm,
@@ -34,7 +35,7 @@ def add_command(commands: Any) -> None:
         "       llaisys generate [MODEL] --file FILE [options]",
         help="Complete prompts",
         description="Complete a prompt, the lines of a file, or the objects of a JSONL file "
-        '({"prompt": ...} or {"messages": [...]}, and sampling fields).',
+        '({"prompt": ...} or {"messages": [...]}, sampling fields, "lora").',
     )
     generate.add_argument(
         "positions",
@@ -55,6 +56,7 @@ def add_command(commands: Any) -> None:
         "--raw", action="store_true", help="Complete the text without a chat template"
     )
     add_model_options(generate, position=False, without=SEED)
+    add_lora_option(generate)
     add_sampling_options(generate)
     _add_structured_options(generate)
     generate.set_defaults(run=_generate)
@@ -105,9 +107,10 @@ def _generate(options: argparse.Namespace) -> int:
         _check_writable(options.output)
     structured = _structured_outputs(options)
     with open_llm(options) as llm:
-        prompts, params = [], []
+        prompts, params, loras = [], [], []
         for where, job in jobs:
             try:
+                loras.append(job.pop("lora", options.lora))
                 prompts.append(_prompt_of(job, llm, options.raw))
                 chosen = sampling_of(options, **structured | job)
                 params.append(chosen.with_defaults(llm.default_sampling))
@@ -115,10 +118,10 @@ def _generate(options: argparse.Namespace) -> int:
                 raise error.with_prefix(where) from error
         one_text = len(jobs) == 1 and params[0].n == 1 and not options.json
         if one_text and options.output is None and sys.stdout.isatty():
-            outputs = [_print_stream(llm.stream(prompts[0], params[0]))]
+            outputs = [_print_stream(llm.stream(prompts[0], params[0], lora=loras[0]))]
         else:
             show_progress = len(jobs) > 1 and sys.stderr.isatty()
-            outputs = llm.generate(prompts, params, use_tqdm=show_progress)
+            outputs = llm.generate(prompts, params, lora=loras, use_tqdm=show_progress)
             _write(outputs, options)
     return _report_failures([where for where, _ in jobs], outputs)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from llaisys.common.flags import OptionParser, add_flags, given_flags
+from llaisys.common.lora import LoraModule, LoraModules
 from llaisys.common.model_argument import add_model_argument
 from llaisys.common.options import options_of
 from llaisys.common.progress import show_progress
@@ -30,9 +31,24 @@ def add_model_options(
     add_engine_flags(parser, without=without)
 
 
+def add_lora_option(parser: OptionParser) -> None:
+    parser.named_group("model").add_argument(
+        "--lora", metavar="PATH", help="LoRA adapter: a path, hub id or name of --lora-modules"
+    )
+
+
 def open_llm(options: argparse.Namespace, **more: Any) -> LLM:
+    """Open the model. A `--lora` that is no name of `--lora-modules` is loaded as "lora", which
+    replaces it in `options`."""
     from llaisys.entrypoints.llm import LLM
 
+    lora = getattr(options, "lora", None)
+    if lora is not None:
+        modules = LoraModules().check("lora_modules", options.lora_modules or ())
+        if lora not in [module.name for module in modules]:
+            options.lora = "lora"
+            modules = (*modules, LoraModule("lora", lora))
+        more["lora_modules"] = modules
     with show_progress(sys.stderr):
         return LLM(options.model, **given_engine_options(options) | more)
 

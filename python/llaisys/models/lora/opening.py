@@ -10,7 +10,7 @@ from llaisys.models.loading.resolve import resolve_model
 from llaisys.models.lora.files import LoraFiles, base_linears
 from llaisys.models.lora.gguf import open_gguf
 from llaisys.models.lora.peft import open_peft
-from llaisys.tokenization.json_file import reject_outside_link
+from llaisys.tokenization.json_file import resolve_inside
 
 
 def open_lora(spec: str, config: ModelConfig) -> LoraFiles:
@@ -22,8 +22,7 @@ def open_lora(spec: str, config: ModelConfig) -> LoraFiles:
             ggufs = sorted(path.glob("*.gguf"))
             if (path / "adapter_config.json").is_file() or len(ggufs) != 1:
                 return open_peft(path, linears)
-            path = ggufs[0]
-            reject_outside_link(path)
+            path = resolve_inside(ggufs[0])
         return open_gguf(path, config, linears)
     except ModelLoadError:
         raise
