@@ -160,7 +160,7 @@ def test_wrong_lora_fields(admin: httpx.Client, lora: Any, status: int, named: s
 
 
 def test_load_use_and_unload(admin: httpx.Client, server: ServerProcess) -> None:
-    before = server.metric("llaisys:lora_reads_total", "admin-key")
+    before = server.metric("lora_reads_total", "admin-key")
     response = load(admin, "new", "a2")
     assert response.status_code == 200 and "added" in response.text
     text = complete(admin, "new")
@@ -169,9 +169,7 @@ def test_load_use_and_unload(admin: httpx.Client, server: ServerProcess) -> None
     assert load(admin, "new", "a3").json()["error"]["code"] == "lora_already_loaded"
     assert load(admin, "new", "a3", load_inplace=True).status_code == 200
     assert complete(admin, "new") != text
-    server.wait_for(
-        lambda: server.metric("llaisys:lora_reads_total", "admin-key") >= before + 2, "reads"
-    )
+    server.wait_for(lambda: server.metric("lora_reads_total", "admin-key") >= before + 2, "reads")
     response = admin.post("/v1/unload_lora_adapter", json={"lora_name": "new"})
     assert response.status_code == 200 and "removed" in response.text
     body = {"model": "new", "prompt": "x", "max_tokens": 1}
