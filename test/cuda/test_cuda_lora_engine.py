@@ -1,4 +1,4 @@
-"""LoRA adapters in the engine on the GPU: equal to the CPU, with graphs, slots and other requests."""
+"""LoRA adapters in the engine on the GPU: equal to the CPU, with graphs, slots and others."""
 
 from __future__ import annotations
 
