@@ -223,3 +223,30 @@ def test_shards_of_two_ranks(tmp_path: Path) -> None:
         assert shapes["attn_o_w"] == ((4, 32), (64, 4))
         assert shapes["mlp_up_w"] == ((4, 64), (48, 4))
         assert shapes["mlp_down_w"] == ((4, 48), (64, 4))
+
+
+def test_fused_modules_are_split(tmp_path: Path) -> None:
+    """Phi-3 has one module for q, k and v, and one for gate and up."""
+    config = tiny_config("phi3", sliding_window=None)
+    base = parse_config(config)
+    rng = np.random.default_rng(1)
+    tensors, parts = {}, {"self_attn.qkv_proj": 64 + 2 * 32, "mlp.gate_up_proj": 2 * 96}
+    for layer in range(2):
+        for module, rows in parts.items():
+            name = f"base_model.model.model.layers.{layer}.{module}.lora_"
+            tensors[f"{name}A.weight"] = rng.standard_normal((4, 64), dtype=np.float32)
+            tensors[f"{name}B.weight"] = rng.standard_normal((rows, 4), dtype=np.float32)
+    lora = Lora(CONFIG, 4, ("qkv_proj", "gate_up_proj"))
+    path = lora.write_peft(tmp_path / "a")
+    write_safetensors(path / "adapter_model.safetensors", tensors)
+    found = values_of(open_lora(str(path), base))
+    assert len(found) == 10
+    for ours, module, rows in (
+        ("self_attn.q_proj", "self_attn.qkv_proj", slice(0, 64)),
+        ("self_attn.v_proj", "self_attn.qkv_proj", slice(96, 128)),
+        ("mlp.up_proj", "mlp.gate_up_proj", slice(96, 192)),
+    ):
+        a, b, _ = found[f"model.layers.1.{ours}"]
+        name = f"base_model.model.model.layers.1.{module}.lora_"
+        np.testing.assert_array_equal(a, tensors[f"{name}A.weight"])
+        np.testing.assert_array_equal(b, tensors[f"{name}B.weight"][rows])

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from llaisys.common.errors import ModelLoadError
+from llaisys.models.families import FAMILIES
 from llaisys.models.families.decoder_tensors import tensors, weight_field
 from llaisys.models.families.model_config import ModelConfig
 from llaisys.models.loading.convert import Array
+from llaisys.models.loading.family import Family
+from llaisys.models.loading.tensor_source import TensorSource
 
 MAX_RANK = 256  # limit of the native library
 # Weights with an adapter in the native library.
@@ -27,16 +32,34 @@ class BaseLinear:
     layer: int
     num_outputs: int
     num_inputs: int
+    source: TensorSource  # of its weight in the files
+
+    @property
+    def source_module(self) -> str:
+        """Its module in the files, which may have the rows of several layers."""
+        return self.source.name.removesuffix(".weight")
 
 
-def base_linears(config: ModelConfig) -> dict[str, BaseLinear]:
-    """The linear layers of a model by module name, in forward order."""
-    found = {}
+def base_linears(
+    config: ModelConfig, family: Family | None = None, is_gguf: bool = False
+) -> dict[str, BaseLinear]:
+    """The linear layers of a model by module name, in forward order. `family`: of the files; None:
+    that of the model."""
+    family, found = family or FAMILIES[config.model_type], {}
     for name, shape in tensors(config):
         field, layer = weight_field(name)
         if field in FIELDS and len(shape) == 2:
             module = name.removesuffix(".weight")
-            found[module] = BaseLinear(module, field, layer, *shape)
+            source = family.source(name, config, is_gguf)
+            found[module] = BaseLinear(module, field, layer, *shape, source)
+    return found
+
+
+def by_source(linears: Iterable[BaseLinear]) -> dict[str, list[BaseLinear]]:
+    """The linear layers by their module in the files."""
+    found: dict[str, list[BaseLinear]] = {}
+    for linear in linears:
+        found.setdefault(linear.source_module, []).append(linear)
     return found
 
 
@@ -83,21 +106,22 @@ def pair_matrices(
     linears: Mapping[str, BaseLinear],
     scale_of: Callable[[str, int], float],
 ) -> LoraFiles:
-    """Check matrices by (module, "A" or "B") and pair them. `scale_of(module, rank)`."""
-    pairs = []
+    """Check matrices by (module of the files, "A" or "B") and pair them. `scale_of(module,
+    rank)`."""
+    pairs, sources = [], by_source(linears.values())
     for module in dict.fromkeys(module for module, _ in matrices):
-        linear = linears.get(module)
-        if linear is None:
+        if module not in sources:
             raise ModelLoadError(
                 f"{where}: adapts {module!r}, which is not one of the linear layers of the base "
-                "model that adapters may change"
+                "model that LoRA adapters may change"
             )
         for letter in "AB":
             if (module, letter) not in matrices:
                 raise ModelLoadError(f"{where}: lora_{letter} of {module!r} is missing")
         a, b = matrices[module, "A"], matrices[module, "B"]
-        _check_shapes(where, linear, a, b)
-        pairs.append(LoraPair(linear, a, b, scale_of(module, a.shape[0])))
+        _check_shapes(where, sources[module], a, b)
+        scale = scale_of(module, a.shape[0])
+        pairs += [LoraPair(part, a, _rows_of(b, part), scale) for part in sources[module]]
     if not pairs:
         raise ModelLoadError(f"{where}: the adapter has no tensors")
     order = {module: index for index, module in enumerate(linears)}
@@ -105,17 +129,35 @@ def pair_matrices(
     return LoraFiles(where, tuple(pairs))
 
 
-def _check_shapes(where: str, linear: BaseLinear, a: LoraMatrix, b: LoraMatrix) -> None:
+def _check_shapes(where: str, parts: list[BaseLinear], a: LoraMatrix, b: LoraMatrix) -> None:
+    num_inputs, num_outputs = parts[0].num_inputs, sum(part.num_outputs for part in parts)
     rank = a.shape[0] if a.shape else 0
     if len(a.shape) != 2 or not 1 <= rank <= MAX_RANK:
         raise ModelLoadError(
             f"{where}: tensor {a.name!r} has shape {list(a.shape)}; expected [rank, "
-            f"{linear.num_inputs}] with a rank of 1 to {MAX_RANK}"
+            f"{num_inputs}] with a rank of 1 to {MAX_RANK}"
         )
-    expected = ((a, (rank, linear.num_inputs)), (b, (linear.num_outputs, rank)))
-    for matrix, shape in expected:
+    for matrix, shape in ((a, (rank, num_inputs)), (b, (num_outputs, rank))):
         if matrix.shape != shape:
             raise ModelLoadError(
                 f"{where}: tensor {matrix.name!r} has shape {list(matrix.shape)}; the base model "
                 f"needs {list(shape)}"
             )
+
+
+def _rows_of(b: LoraMatrix, linear: BaseLinear) -> LoraMatrix:
+    """The rows of B for one layer, in the order of the model."""
+    source = linear.source
+    if source.rows is None and source.head_order is None:
+        return b
+
+    def read() -> Array:
+        values = b.read()
+        if source.rows is not None:
+            values = values[slice(*source.rows)]
+        if source.head_order is not None:
+            heads = values.reshape(-1, len(source.head_order), values.shape[1])
+            values = heads[:, list(source.head_order)].reshape(values.shape)
+        return np.ascontiguousarray(values)
+
+    return replace(b, shape=(linear.num_outputs, b.shape[1]), read=read)

@@ -6,7 +6,6 @@ q and k of some families are in interleaved RoPE order, as in GGUF models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,13 @@ from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.file_range import FileIdentity, read_range
 from llaisys.models.loading.gguf_file import PLAIN, UNREADABLE, dequantize, unpermute_rows
 from llaisys.models.loading.gguf_reader import GgufTensor, read_gguf_header
-from llaisys.models.lora.files import BaseLinear, LoraFiles, LoraMatrix, pair_matrices
+from llaisys.models.lora.files import LoraFiles, LoraMatrix, base_linears, pair_matrices
 
 MAX_ALPHA = 1e6
 _LETTERS = {".lora_a": "A", ".lora_b": "B"}
 
 
-def open_gguf(path: Path, config: ModelConfig, linears: Mapping[str, BaseLinear]) -> LoraFiles:
+def open_gguf(path: Path, config: ModelConfig) -> LoraFiles:
     """Read the header. Raises ModelLoadError."""
     where, header = str(path), read_gguf_header(path)
     fields = Fields(header.metadata, where)
@@ -39,7 +38,8 @@ def open_gguf(path: Path, config: ModelConfig, linears: Mapping[str, BaseLinear]
         raise fields.fail("adapter.type", f"is {adapter_type[:40]!r}; only 'lora' is supported")
     if any(key.startswith("adapter.alora") for key in header.metadata):
         raise fields.fail("adapter.alora", "is set; activated LoRA is not supported")
-    family = find_family(FAMILIES, fields.string("general.architecture"), where)
+    by_architecture = {family.architecture(): family for family in FAMILIES.values()}
+    family = find_family(by_architecture, fields.string("general.architecture"), where)
     alpha = fields.number("adapter.lora.alpha", -MAX_ALPHA, MAX_ALPHA, 0.0)
     matrices: dict[tuple[str, str], LoraMatrix] = {}
     for tensor in header.tensors.values():
@@ -62,6 +62,7 @@ def open_gguf(path: Path, config: ModelConfig, linears: Mapping[str, BaseLinear]
     def scale_of(_: str, rank: int) -> float:
         return alpha / rank if alpha else 1.0  # as llama.cpp
 
+    linears = base_linears(config, family, is_gguf=True)
     return pair_matrices(where, matrices, linears, scale_of)
 
 

@@ -15,15 +15,14 @@ from llaisys.tokenization.json_file import resolve_inside
 
 def open_lora(spec: str, config: ModelConfig) -> LoraFiles:
     """Read the headers of an adapter and check it against the base model. Raises ModelLoadError."""
-    linears = base_linears(config)
     try:
         path = Path(resolve_model(spec, progress=False))
         if path.is_dir():
             ggufs = sorted(path.glob("*.gguf"))
             if (path / "adapter_config.json").is_file() or len(ggufs) != 1:
-                return open_peft(path, linears)
+                return open_peft(path, base_linears(config))
             path = resolve_inside(ggufs[0])
-        return open_gguf(path, config, linears)
+        return open_gguf(path, config)
     except ModelLoadError:
         raise
     except (OSError, LlaisysError) as error:

@@ -24,6 +24,7 @@ from llaisys.models.lora.files import (
     BaseLinear,
     LoraFiles,
     LoraMatrix,
+    by_source,
     pair_matrices,
 )
 from llaisys.tokenization.json_file import read_json_object, resolve_inside
@@ -75,7 +76,7 @@ def open_peft(directory: Path, linears: Mapping[str, BaseLinear]) -> LoraFiles:
         return numerator / (math.sqrt(found) if is_rslora else found)
 
     files = pair_matrices(where, matrices, linears, scale_of)
-    _check_targets(fields, [pair.linear.module for pair in files.pairs], linears)
+    _check_targets(fields, {module for module, _ in matrices}, by_source(linears.values()))
     return files
 
 
@@ -159,22 +160,23 @@ def _ends_with(module: str, end: str) -> bool:
     return module == end or module.endswith(f".{end}")
 
 
-def _check_targets(fields: Fields, adapted: list[str], linears: Mapping[str, BaseLinear]) -> None:
+def _check_targets(
+    fields: Fields, adapted: set[str], modules: Mapping[str, list[BaseLinear]]
+) -> None:
     """Every target must have tensors; `layers_to_transform` selects layers of them."""
     targets: Any = fields.values.get("target_modules")
     if targets is None or fields.has("exclude_modules") or fields.has("layers_pattern"):
         return
     if targets == "all-linear":
-        targets = sorted({module.rsplit(".", 1)[1] for module in linears})
+        targets = sorted({module.rsplit(".", 1)[1] for module in modules})
     if isinstance(targets, str):
         return  # a regular expression
     if not isinstance(targets, list) or not all(isinstance(item, str) for item in targets):
         raise fields.fail("target_modules", "is neither text nor a list of texts")
     layers: Any = fields.values.get("layers_to_transform")
     layers = [layers] if isinstance(layers, int) else layers
-    has_tensors = set(adapted)
     for target in targets:
-        names = [module for module in linears if _ends_with(module, target)]
+        names = [module for module in modules if _ends_with(module, target)]
         if not names:
             raise fields.fail(
                 "target_modules",
@@ -182,6 +184,6 @@ def _check_targets(fields: Fields, adapted: list[str], linears: Mapping[str, Bas
                 "that adapters may change",
             )
         for module in names:
-            is_target = layers is None or linears[module].layer in layers
-            if is_target and module not in has_tensors:
+            is_target = layers is None or modules[module][0].layer in layers
+            if is_target and module not in adapted:
                 raise fields.fail("target_modules", f"names {target!r}; {module!r} has no tensors")
