@@ -364,7 +364,12 @@ class EngineCore:
         return finished
 
     def has_unfinished(self) -> bool:
-        return self.can_step or bool(self.structured.num_pending) or self.loras.is_busy
+        return self.can_step or self.has_pending
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether `poll` should be called soon."""
+        return bool(self.structured.num_pending) or self.loras.is_busy
 
     @property
     def can_step(self) -> bool:

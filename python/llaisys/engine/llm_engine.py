@@ -95,7 +95,7 @@ class LLMEngine(EngineClient):
         """Run one step. A worker error ends the requests of the step with reason `error`."""
         self._check_open()
         start = time.perf_counter()
-        updates = self._poll_loras() if self.core.loras.is_busy else []
+        updates = self._poll_pending() if self.core.has_pending else []
         updates += self.core.step()
         outputs, stopped = self.output_processor.process(updates)
         for request_id in stopped:
@@ -104,8 +104,8 @@ class LLMEngine(EngineClient):
         self._step_seconds += time.perf_counter() - start
         return outputs
 
-    def _poll_loras(self) -> list[TokenUpdate]:
-        """Queue requests whose adapters have been read; return the ends of the others."""
+    def _poll_pending(self) -> list[TokenUpdate]:
+        """Queue requests whose LoRA adapters were read; return the ends of those that failed."""
         if not self.core.can_step:
             time.sleep(LORA_POLL_SECONDS)
         failed = RequestStatus.FINISHED_ERROR
