@@ -302,6 +302,10 @@ class EngineCore:
             for rejected, error in self.poll(timeout=1.0):
                 if rejected[0] is requests[0]:
                     raise error
+                failed = RequestStatus.FINISHED_ERROR  # another one, whose adapter is unreadable
+                self._undelivered += [
+                    TokenUpdate(r.request_id, [], failed, error=str(error)) for r in rejected
+                ]
 
     def _queue(self, requests: Sequence[Request], deadline: float | None) -> None:
         self.scheduler.add(requests)
