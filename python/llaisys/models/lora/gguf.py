@@ -17,7 +17,7 @@ from llaisys.models.families.model_config import ModelConfig
 from llaisys.models.loading.convert import Array, storage_dtype
 from llaisys.models.loading.family import find_family
 from llaisys.models.loading.fields import Fields
-from llaisys.models.loading.file_range import FileIdentity, read_range
+from llaisys.models.loading.file_range import read_range
 from llaisys.models.loading.gguf_file import PLAIN, UNREADABLE, dequantize, unpermute_rows
 from llaisys.models.loading.gguf_reader import GgufTensor, read_gguf_header
 from llaisys.models.lora.files import LoraFiles, LoraMatrix, base_linears, pair_matrices
@@ -57,7 +57,7 @@ def open_gguf(path: Path, config: ModelConfig) -> LoraFiles:
             )
         module = name.removesuffix(".weight")
         heads = family.permuted_heads(name, config) if letter == "B" else None
-        matrices[module, letter] = _matrix(path, tensor, header.file, heads)
+        matrices[module, letter] = _matrix(tensor, heads)
 
     def scale_of(_: str, rank: int) -> float:
         return alpha / rank if alpha else 1.0  # as llama.cpp
@@ -66,14 +66,12 @@ def open_gguf(path: Path, config: ModelConfig) -> LoraFiles:
     return pair_matrices(where, matrices, linears, scale_of)
 
 
-def _matrix(
-    path: Path, tensor: GgufTensor, file: FileIdentity, permuted_heads: int | None
-) -> LoraMatrix:
+def _matrix(tensor: GgufTensor, permuted_heads: int | None) -> LoraMatrix:
     stored = PLAIN.get(tensor.type_name)
 
     def read() -> Array:
         data = np.empty(tensor.nbytes, np.uint8)
-        read_range(path, tensor.offset, data.data, file)
+        read_range(tensor.path, tensor.offset, data.data, tensor.file)
         if stored is None:
             values: Any = dequantize(data, tensor.type_name, tensor.shape)
         else:
