@@ -69,6 +69,8 @@ ROUTES: dict[tuple[str, str], dict[str, Any] | None] = {
     ("POST", "/api/embeddings"): {"model": "mock", "prompt": "a"},
     ("POST", "/api/show"): {"model": "mock"},
     ("POST", "/api/pull"): {"model": "mock"},
+    ("POST", "/v1/load_lora_adapter"): {"lora_name": "a", "lora_path": "a"},
+    ("POST", "/v1/unload_lora_adapter"): {"lora_name": "a"},
     ("POST", "/v1/sessions"): {"messages": MESSAGES},
     ("PUT", "/v1/sessions/{session_id}"): {"messages": MESSAGES},
     ("PATCH", "/v1/sessions/{session_id}"): {"title": "t"},
@@ -84,6 +86,8 @@ ROUTES: dict[tuple[str, str], dict[str, Any] | None] = {
     ("POST", "/v1/responses/{response_id}/cancel"): None,
     ("DELETE", "/v1/responses/{response_id}"): None,
     ("POST", "/slots/{number}"): None,
+    ("GET", "/lora-adapters"): None,
+    ("POST", "/lora-adapters"): None,  # its body is a list, see read_routes
     ("GET", "/api/tags"): None,
     ("GET", "/api/ps"): None,
     ("GET", "/api/version"): None,
@@ -320,7 +324,10 @@ async def read_routes(loop: MeteredLoop, client: httpx.AsyncClient, slow: list[s
         address = path
         for name, value in names.items():
             address = address.replace(name, value)
-        response, seconds = await loop.measure(client.request(method, address))
+        scales = [{"id": number, "scale": 0} for number in range(16_000)]
+        content = json.dumps(scales).encode() if path == "/lora-adapters" else None
+        work = client.request(method, address, content=content, headers=JSON if content else None)
+        response, seconds = await loop.measure(work)
         assert response.status_code in (200, 400, 404, 501), (path, response.text[:300])
         print(f"{method + ' ' + path:<39}{1000 * seconds:>8.1f} ms  {response.status_code}")
         if seconds > MAX_SECONDS:

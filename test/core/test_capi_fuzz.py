@@ -102,6 +102,7 @@ def fuzz_model(fuzz: Fuzzer, model: MockModel, block: bool) -> None:
         fuzz.call("llaisysModelKvFromHost", handle, slots_again, dst, count)
     elif kind == 10:
         fuzz_replace(fuzz, handle)
+        fuzz_lora(fuzz, handle)
     elif kind == 11:
         fuzz_launch(fuzz, handle, block)
     else:
@@ -132,6 +133,20 @@ def fuzz_replace(fuzz: Fuzzer, handle: int | None) -> None:
         made.load(table.ctypes.data, table.nbytes)
     code = fuzz.call("llaisysModelReplaceWeight", handle, field, fuzz.pick(INT32), given)
     made.release_ownership() if code == 0 else made.close()
+
+
+def fuzz_lora(fuzz: Fuzzer, handle: int | None) -> None:
+    """The caller keeps its tensors."""
+    counts = fuzz.pick((0, 1, 4, -1, 2**31 - 1)), fuzz.pick((0, 1, 8, 256, -1, 2**31 - 1))
+    size = None if fuzz.one_in(9) else ctypes.byref(ctypes.c_int64())
+    fuzz.call("llaisysModelLoraBytes", handle, *counts, size)
+    fuzz.call("llaisysModelReserveLora", handle, *counts)
+    slot, layer = fuzz.pick((0, 1, -1, 2**31 - 1)), fuzz.pick(INT32)
+    field = fuzz.pick((b"attn_q_w", b"in_embed", b"", b"\xff%s%n", None))
+    with Tensor.create((4, SHAPE.hs), "f32") as a, Tensor.create((SHAPE.hs, 4), "f32") as b:
+        given = [None if fuzz.one_in(9) else tensor.handle for tensor in (a, b)]
+        fuzz.call("llaisysModelSetLora", handle, slot, field, layer, *given, 0.5)
+    fuzz.call("llaisysModelClearLora", handle, slot)
 
 
 @pytest.mark.parametrize(("layout", "seed"), [(0, 1), (1, 2), (0, 3), (1, 4)])

@@ -19,7 +19,6 @@ from server_helpers import ServerProcess
     [
         ("chat_template", "{{ 7 * 7 }}"),
         ("best_of", 4),
-        ("lora", [{"id": 0, "scale": 1}]),
         ("use_beam_search", True),
         ("suffix", "x"),
         ("audio", {"voice": "alloy", "format": "wav"}),

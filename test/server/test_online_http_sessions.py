@@ -71,7 +71,7 @@ def test_session_replacement_is_atomic(client: httpx.Client) -> None:
     changed = client.put(path, json={"messages": other}).json()
     assert (changed["title"], changed["messages"]) == ("", other)
     assert changed["created"] == made["created"]
-    bad = client.put(path, json={"messages": [*first, {"role": "unknown", "content": "x"}]})
+    bad = client.put(path, json={"messages": [*first, {"role": "no role", "content": "x"}]})
     assert bad.status_code == 400
     assert client.get(path).json()["messages"] == other
     assert client.put(path, json={"title": "x"}).status_code == 400

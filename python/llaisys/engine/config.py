@@ -140,7 +140,7 @@ class CacheConfig:
         group="device", common=True, default_text="off",
     )  # fmt: skip
     kv_cache_dtype: str = option(
-        "auto", Choice(KV_DTYPES, KV_DTYPE_NAMES), "KV cache data type",
+        "auto", Choice(KV_DTYPES, KV_DTYPE_NAMES), "KV cache type",
         group="device", common=True, metavar="TYPE",
         more="`auto`: the data type of the model. `q8` (`int8`) and `fp8` (`fp8_e4m3`, CUDA only):"
         " 8 bits and a scale per token and head, about half the memory.",

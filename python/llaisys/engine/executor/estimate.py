@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llaisys.engine.config import EngineConfig
+from llaisys.engine.executor.device_choice import resolve_device
 from llaisys.engine.worker.model_opening import OpenedModel, open_model
 from llaisys.models.device import is_gpu, open_device
 
@@ -24,6 +25,7 @@ class MemoryEstimate:
 def estimate_memory(config: EngineConfig) -> MemoryEstimate:
     """Open and close the model's files, downloading them if needed. Raises ModelLoadError and
     InvalidInputError as loading does."""
+    config = resolve_device(config)
     open_device(config.device)
     opened = open_model(config)
     try:

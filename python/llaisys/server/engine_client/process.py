@@ -274,8 +274,12 @@ def engine_config_of(setup: EngineSetup) -> EngineConfig:
 def serve_engine(setup: EngineSetup) -> int:
     """Load the model, run the loop, close; return the exit status."""
     context: Context = zmq.Context()
-    outputs = connect_sender(context, setup.output_address, FINAL_LINGER_MS)
-    inputs = bind_receiver(context, setup.input_address)
+    try:
+        outputs = connect_sender(context, setup.output_address, FINAL_LINGER_MS)
+        inputs = bind_receiver(context, setup.input_address)
+    except zmq.ZMQError as error:  # the server has ended and removed the folder of its sockets
+        logger.error("the engine's sockets cannot be opened: %s", error)
+        return EXIT_FAILED
     clock = EngineClock()
     heartbeats = HeartbeatSender(
         context, setup.output_address, setup.heartbeat_interval, clock.heartbeat
