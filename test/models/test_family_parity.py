@@ -8,18 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from family_gguf import write_family_gguf
 from family_models import MODELS, VOCAB, make_model
+from family_parity import (
+    check_greedy_tokens,
+    check_logits,
+    check_prompts_chunks_and_batches,
+)
 from reference_models import BLOCK, Piece, opened, random_tokens, reference_logits, run_block, save
 
 from llaisys import LLM, SamplingParams
 from llaisys.common.errors import InvalidInputError
 
 pytestmark = pytest.mark.parity
-
-# As close as f32 sums in another order: relative to the largest logit.
-TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -31,55 +32,15 @@ def pair(
     return model, save(model, tmp_path_factory.mktemp(request.param))
 
 
-def check(got: Any, expected: Any) -> None:
-    largest = float(np.abs(expected).max())
-    np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE * largest)
-
-
 def test_logits_of_prompts_chunks_and_batches(pair: tuple[Any, Path]) -> None:
-    model, directory = pair
-    first, second = random_tokens(41, VOCAB, 1), random_tokens(23, VOCAB, 2)
-    expected = reference_logits(model, first), reference_logits(model, second)
-    blocks = {0: [0, 1, 2], 1: [5, 3]}
-    with opened(directory, kv_cache_capacity_tokens=8 * BLOCK, max_model_len=60) as adapter:
-        got = run_block(adapter, [Piece(0, first)], blocks)
-        check(got, expected[0])
-    with opened(directory, kv_cache_capacity_tokens=8 * BLOCK, max_model_len=60) as adapter:
-        # Chunks of two sequences in one step, then single tokens.
-        step = run_block(adapter, [Piece(0, first[:19]), Piece(1, second[:7])], blocks)
-        check(step, np.concatenate([expected[0][:19], expected[1][:7]]))
-        step = run_block(adapter, [Piece(1, second[7:22], 7), Piece(0, first[19:20], 19)], blocks)
-        check(step, np.concatenate([expected[1][7:22], expected[0][19:20]]))
-        step = run_block(adapter, [Piece(0, first[20:21], 20), Piece(1, second[22:], 22)], blocks)
-        check(step, np.concatenate([expected[0][20:21], expected[1][22:]]))
-
-
-def greedy(model: Any, prompt: list[int], n: int) -> list[int]:
-    with torch.no_grad():
-        made = model.generate(
-            torch.tensor([prompt]), max_new_tokens=n, min_new_tokens=n, do_sample=False
-        )
-    tokens: list[int] = made[0, len(prompt) :].tolist()
-    return tokens
+    check_prompts_chunks_and_batches(*pair, VOCAB)
 
 
 def test_greedy_tokens_alone_batched_and_with_prefix_cache(pair: tuple[Any, Path]) -> None:
     model, directory = pair
     # transformers changes to other LongRoPE factors above the original context of 64.
     n = 24 if model.config.rope_parameters.get("rope_type") == "longrope" else 64
-    model.generation_config.eos_token_id = None
-    prompts = [random_tokens(length, VOCAB, length) for length in (5, 33, 18)]
-    prompts.append([*prompts[1][:32], 7])  # shares two blocks with another prompt
-    expected = [greedy(model, prompt, n) for prompt in prompts]
-    params = SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True, detokenize=False)
-    with LLM(
-        str(directory), max_model_len=33 + n, max_num_batched_tokens=16, max_num_seqs=16
-    ) as llm:
-        for _ in range(2):  # the second time from the prefix cache
-            together = llm.generate(prompts, params)
-            assert [out.token_ids for out in together] == expected
-        alone = [llm.generate([prompt], params)[0] for prompt in prompts[:2]]
-        assert [out.token_ids for out in alone] == expected[:2]
+    check_greedy_tokens(model, directory, VOCAB, n)
 
 
 def test_longrope_of_a_context_above_the_original(tmp_path: Path) -> None:
@@ -88,7 +49,9 @@ def test_longrope_of_a_context_above_the_original(tmp_path: Path) -> None:
     tokens = random_tokens(90, VOCAB)  # transformers chooses the long factors above 64
     blocks = {0: list(range(6))}
     with opened(directory, kv_cache_capacity_tokens=8 * BLOCK, max_model_len=128) as adapter:
-        check(run_block(adapter, [Piece(0, tokens)], blocks), reference_logits(model, tokens))
+        check_logits(
+            run_block(adapter, [Piece(0, tokens)], blocks), reference_logits(model, tokens)
+        )
 
 
 # name in MODELS -> architecture of the GGUF file
@@ -134,7 +97,7 @@ def test_q8_0_gguf_file_equals_transformers(name: str, tmp_path: Path) -> None:
     expected = reference_logits(model, tokens)
     blocks = {0: [0, 1, 2]}
     with opened(path, kv_cache_capacity_tokens=4 * BLOCK, max_model_len=60, dtype="f32") as adapter:
-        check(run_block(adapter, [Piece(0, tokens)], blocks), expected)
+        check_logits(run_block(adapter, [Piece(0, tokens)], blocks), expected)
     with opened(path, kv_cache_capacity_tokens=4 * BLOCK, max_model_len=60) as adapter:
         # Blocks as stored: products round activations to 8 bits.
         got = run_block(adapter, [Piece(0, tokens)], blocks)
