@@ -40,6 +40,22 @@ void check_scratch(const Checks &check, const char *argument, const Tensor &tens
     check.contiguous(argument, tensor);
 }
 
+// Checks the selected experts of n tokens and their weights; returns the experts of a token.
+int64_t check_selected(const Checks &check, const Tensor &experts, const Tensor &weights,
+                       int64_t n) {
+    check.device("experts", experts);
+    check.ndim("experts", experts, 2);
+    const int64_t k = experts.size(1);
+    check.dtype("experts", experts, LLAISYS_DTYPE_I32);
+    check.shape("experts", experts, {n, k});
+    check.contiguous("experts", experts);
+    check.device("weights", weights);
+    check.dtype("weights", weights, LLAISYS_DTYPE_F32);
+    check.shape("weights", weights, {n, k});
+    check.contiguous("weights", weights);
+    return k;
+}
+
 } // namespace
 
 ExpertWeights ExpertWeights::pack(const device::Stream &stream, const Tensor &weight,
@@ -74,16 +90,7 @@ void moe_route(const device::Stream &stream, const Tensor &experts, const Tensor
     check.contiguous("logits", logits);
     const int64_t n = logits.size(0);
     const int64_t n_experts = logits.size(1);
-    check.device("experts", experts);
-    check.ndim("experts", experts, 2);
-    const int64_t k = experts.size(1);
-    check.dtype("experts", experts, LLAISYS_DTYPE_I32);
-    check.shape("experts", experts, {n, k});
-    check.contiguous("experts", experts);
-    check.device("weights", weights);
-    check.dtype("weights", weights, LLAISYS_DTYPE_F32);
-    check.shape("weights", weights, {n, k});
-    check.contiguous("weights", weights);
+    const int64_t k = check_selected(check, experts, weights, n);
     if (bias != nullptr) {
         check.vector("bias", *bias, LLAISYS_DTYPE_F32, n_experts);
     }
@@ -115,16 +122,7 @@ void moe_mlp(const device::Stream &stream, const Tensor &out, bool adds, const T
     check.real_rows("in", in, 2);
     const int64_t n = in.size(0);
     const int64_t hidden = in.size(1);
-    check.device("experts", experts);
-    check.ndim("experts", experts, 2);
-    const int64_t k = experts.size(1);
-    check.dtype("experts", experts, LLAISYS_DTYPE_I32);
-    check.shape("experts", experts, {n, k});
-    check.contiguous("experts", experts);
-    check.device("weights", weights);
-    check.dtype("weights", weights, LLAISYS_DTYPE_F32);
-    check.shape("weights", weights, {n, k});
-    check.contiguous("weights", weights);
+    const int64_t k = check_selected(check, experts, weights, n);
     if (mlp.gate == nullptr || !mlp.gate->defined()) {
         fail(LLAISYS_ERROR_INVALID, "moe_mlp: gate: got none, expected experts");
     }
