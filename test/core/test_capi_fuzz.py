@@ -26,7 +26,12 @@ from native_helpers import BlockRow, MockModel, create_params
 from llaisys.libllaisys import model as model_mirror
 from llaisys.libllaisys import ops, runtime, tensor, types
 from llaisys.libllaisys.handles import Tensor
-from llaisys.libllaisys.infer_types import LlaisysBatch, LlaisysLogprobs, LlaisysSamplingMetadata
+from llaisys.libllaisys.infer_types import (
+    LlaisysBatch,
+    LlaisysLogprobs,
+    LlaisysSamplingMetadata,
+    LlaisysStepBuffers,
+)
 from llaisys.libllaisys.kv_cache import LlaisysKvStats
 from llaisys.libllaisys.library import lib
 from llaisys.libllaisys.model import LlaisysModelCreateParams, LlaisysProfile
@@ -118,6 +123,32 @@ def fuzz_model(fuzz: Fuzzer, model: MockModel, block: bool) -> None:
         if fuzz.one_in(4):  # far too many; a single huge size might be allocated
             sizes = [2**31 - 1, fuzz.pick((2, 2**31 - 1)), fuzz.pick((2, 2**31 - 1))]
         lib().llaisysBatchFree(lib().llaisysBatchInit(*sizes))
+        fuzz_step_buffers(fuzz)
+
+
+def fuzz_step_buffers(fuzz: Fuzzer) -> None:
+    """Ranges beyond the rows, the blocks or the arrays of a step are rejected."""
+    buffers = LlaisysStepBuffers()
+    buffers.n_rows, buffers.max_tokens, buffers.max_blocks = 3, 8, 2
+    buffers.block_size, buffers.max_step_tokens = 4, 6
+    buffers.row_tokens = fuzz.array(np.int64, 24, INT64)
+    buffers.row_blocks = fuzz.array(np.int32, 6, INT32)
+    buffers.row_seq_ids = fuzz.array(np.int64, 3, INT64)
+    buffers.row_lora_slots = fuzz.array(np.int32, 3, INT32)
+    for name in ("rows", "starts", "n_tokens", "n_logits"):
+        setattr(buffers, name, fuzz.array(np.int64, 3, range(3) if not fuzz.one_in(6) else INT64))
+    for name in ("token_ids", "positions", "seq_ids"):
+        setattr(buffers, name, fuzz.array(np.int64, 6, (0,)))
+    buffers.logits = fuzz.array(np.int8, 6, (0,))
+    buffers.lora_slots = fuzz.array(np.int32, 6, (0,))
+    buffers.slot_mapping = fuzz.array(np.int32, 6, (0,))
+    if fuzz.one_in(10):
+        setattr(buffers, fuzz.pick(("row_tokens", "slot_mapping")), None)
+    if fuzz.one_in(10):
+        buffers.block_size = fuzz.pick((0, -1))
+    for name in ("llaisysFillStepTokens", "llaisysFillStepSlots"):
+        given = None if fuzz.one_in(30) else ctypes.byref(buffers)
+        fuzz.call(name, given, fuzz.pick((0, 1, 2, 3, 4, -1)))
 
 
 def fuzz_replace(fuzz: Fuzzer, handle: int | None) -> None:

@@ -20,7 +20,7 @@ from engine_fakes import (
     run_prompts,
 )
 
-from llaisys.common.errors import ClosedError
+from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.step import ForwardOutput
 from llaisys.common.types import NewSequence, SchedulerOutputs
@@ -157,7 +157,7 @@ def test_token_outside_its_blocks_is_an_error():
     worker = make_worker(block_size=4)
     plan = two_sequences()
     plan.new_blocks[5] = [7]
-    with pytest.raises(RuntimeError, match="outside the blocks"):
+    with pytest.raises(InvalidInputError, match="outside the blocks"):
         worker.build_attention_metadata(worker.prepare_step_inputs(plan))
 
 

@@ -261,4 +261,10 @@ LLAISYS_API LlaisysBatch llaisysBatchInit(int32_t n_tokens, int32_t embd, int32_
 LLAISYS_API LlaisysBatch llaisysBatchGetOne(int64_t *token, int32_t n_tokens);
 LLAISYS_API void llaisysBatchFree(LlaisysBatch batch);
 
+/* Fills the arrays of a step with the tokens of its n_seq sequences, one sequence after the other:
+ * token ids, positions, sequence ids, logits and LoRA slots. */
+LLAISYS_API int32_t llaisysFillStepTokens(const LlaisysStepBuffers *buffers, int32_t n_seq);
+/* Fills slot_mapping. LLAISYS_ERROR_INVALID when a token is outside the blocks of its row. */
+LLAISYS_API int32_t llaisysFillStepSlots(const LlaisysStepBuffers *buffers, int32_t n_seq);
+
 #endif

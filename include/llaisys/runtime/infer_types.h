@@ -53,6 +53,35 @@ typedef struct LlaisysStepInput {
                                   llaisysModelReserveLora */
 } LlaisysStepInput;
 
+/* The tokens and block tables of an engine's sequences, one row each, and the arrays of a step that
+ * llaisysFillStepTokens and llaisysFillStepSlots write. */
+typedef struct LlaisysStepBuffers {
+    uint32_t struct_size;
+    int32_t n_rows;
+    int32_t max_tokens;            /* of a row */
+    int32_t max_blocks;            /* of a row */
+    int32_t block_size;            /* tokens */
+    int32_t max_step_tokens;       /* capacity of the arrays of a step */
+    const int64_t *row_tokens;     /* [n_rows, max_tokens] */
+    const int32_t *row_blocks;     /* [n_rows, max_blocks], negative: no block */
+    const int64_t *row_seq_ids;    /* [n_rows] */
+    const int32_t *row_lora_slots; /* [n_rows] */
+
+    /* [n_rows] each: the sequences of a step. */
+    const int64_t *rows;
+    const int64_t *starts;   /* position of the first token */
+    const int64_t *n_tokens; /* each >= 1 */
+    const int64_t *n_logits; /* 0 .. n_tokens: tokens whose logits are computed, the last ones */
+
+    /* [max_step_tokens] each: as in LlaisysStepInput. */
+    int64_t *token_ids;
+    int64_t *positions;
+    int64_t *seq_ids;
+    int8_t *logits;
+    int32_t *lora_slots;
+    int32_t *slot_mapping;
+} LlaisysStepBuffers;
+
 /* A logits processor of the sampler chain. */
 typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_SAMPLER_PENALTIES = 0, /* repetition, then frequency, then presence */

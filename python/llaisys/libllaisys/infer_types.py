@@ -5,7 +5,7 @@ Array fields are `c_void_p`, so that numpy addresses can be assigned without a c
 
 from __future__ import annotations
 
-from ctypes import Structure, c_char_p, c_int32, c_uint32, c_void_p
+from ctypes import Structure, c_char_p, c_int32, c_uint32, c_void_p, sizeof
 
 
 class LlaisysBatch(Structure):
@@ -41,6 +41,34 @@ class LlaisysStepInput(Structure):
         ("pooling", c_void_p),
         ("lora_slots", c_void_p),
     )
+
+
+class LlaisysStepBuffers(Structure):
+    _fields_ = (
+        ("struct_size", c_uint32),
+        ("n_rows", c_int32),
+        ("max_tokens", c_int32),
+        ("max_blocks", c_int32),
+        ("block_size", c_int32),
+        ("max_step_tokens", c_int32),
+        ("row_tokens", c_void_p),
+        ("row_blocks", c_void_p),
+        ("row_seq_ids", c_void_p),
+        ("row_lora_slots", c_void_p),
+        ("rows", c_void_p),
+        ("starts", c_void_p),
+        ("n_tokens", c_void_p),
+        ("n_logits", c_void_p),
+        ("token_ids", c_void_p),
+        ("positions", c_void_p),
+        ("seq_ids", c_void_p),
+        ("logits", c_void_p),
+        ("lora_slots", c_void_p),
+        ("slot_mapping", c_void_p),
+    )
+
+    def __init__(self) -> None:
+        super().__init__(sizeof(self))
 
 
 class LlaisysSamplingNumber(Structure):

@@ -21,6 +21,7 @@ from llaisys.libllaisys.infer_types import (
     LlaisysBatch,
     LlaisysLogprobs,
     LlaisysSamplingMetadata,
+    LlaisysStepBuffers,
     LlaisysStepInput,
 )
 from llaisys.libllaisys.kv_cache import LlaisysKvStats
@@ -141,4 +142,6 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysBatchInit", LlaisysBatch, [c_int32, c_int32, c_int32]),
     ("llaisysBatchGetOne", LlaisysBatch, [c_void_p, c_int32]),
     ("llaisysBatchFree", None, [LlaisysBatch]),
+    ("llaisysFillStepTokens", c_int32, [POINTER(LlaisysStepBuffers), c_int32]),
+    ("llaisysFillStepSlots", c_int32, [POINTER(LlaisysStepBuffers), c_int32]),
 ]

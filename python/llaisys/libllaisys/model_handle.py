@@ -11,6 +11,7 @@ from llaisys.libllaisys.handles import Handle, Tensor
 from llaisys.libllaisys.infer_types import (
     LlaisysLogprobs,
     LlaisysSamplingMetadata,
+    LlaisysStepBuffers,
     LlaisysStepInput,
 )
 from llaisys.libllaisys.kv_cache import KvStatus, LlaisysKvStats
@@ -218,3 +219,11 @@ class Model(Handle):
 
     def kv_from_host(self, blocks_address: int, host_address: int, n: int) -> None:
         check(lib().llaisysModelKvFromHost(self.handle, blocks_address, host_address, n))
+
+
+def fill_step_tokens(buffers: LlaisysStepBuffers, num_seqs: int) -> None:
+    check(lib().llaisysFillStepTokens(buffers, num_seqs))
+
+
+def fill_step_slots(buffers: LlaisysStepBuffers, num_seqs: int) -> None:
+    check(lib().llaisysFillStepSlots(buffers, num_seqs))

@@ -18,12 +18,12 @@ from llaisys.common.progress import report
 from llaisys.common.step import AttentionMetadata, ModelStepInput, SamplingMetadata
 from llaisys.common.types import GpuUsage, ModelInfo
 from llaisys.engine.config import EngineConfig
-from llaisys.engine.worker.verification_buffers import MAX_VERIFICATION_TOKENS
 from llaisys.models.base import ModelAdapter
 
 logger = logging.getLogger("llaisys.engine")
 
 MAX_GRAPH_ROWS = 512  # rows of the largest captured step
+MAX_VERIFICATION_TOKENS = 64  # of a captured verification step, as in ModelRunner
 
 
 def graph_rows(most: int) -> list[int]:

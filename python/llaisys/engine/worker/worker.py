@@ -40,7 +40,6 @@ from llaisys.engine.worker.sampling_batch import SampledTokens, SamplingBatch
 from llaisys.engine.worker.sampling_state import SamplingState
 from llaisys.engine.worker.step_buffers import PreparedStep, StepBuffers
 from llaisys.engine.worker.timers import StageTimers
-from llaisys.engine.worker.verification_buffers import VerificationBuffers
 from llaisys.engine.worker.warmup import capture_steps, full_step, graph_rows, verification_rows
 from llaisys.models.base import ModelAdapter
 from llaisys.models.device import GpuMonitor, is_gpu, open_device, warn_if_cublaslt_missing
@@ -71,7 +70,6 @@ class Worker:
         self._opened: OpenedModel | None = None  # between `open_model` and `load_model`
         self._batch: InputBatch
         self._buffers: StepBuffers
-        self._verification: VerificationBuffers
         self._sampling: SamplingState
         self._updater: BatchUpdater
         self._sampler: Sampler
@@ -164,7 +162,6 @@ class Worker:
         self._batch = InputBatch(scheduler.max_num_seqs, length, info.block_size)
         self._buffers = StepBuffers(self._batch, scheduler.max_num_batched_tokens)
         self._spare_buffers = StepBuffers(self._batch, scheduler.max_num_batched_tokens)
-        self._verification = VerificationBuffers(self._batch)
         self._in_flight = InFlightSteps(self._batch)
         self._sampling = SamplingState(scheduler.max_num_seqs, info.vocab_size)
         self._updater = BatchUpdater(self._batch, self._sampling, self._loras)
@@ -353,22 +350,12 @@ class Worker:
         return output
 
     def _compute_step(self, plan: SchedulerOutputs) -> tuple[PreparedStep, ForwardOutput]:
-        if VerificationBuffers.fits(plan):
-            return self._compute_verification(plan)
         with self._timers["prepare_step_inputs"]:
             step = self.prepare_step_inputs(plan)
         with self._timers["build_attention_metadata"]:
             attention = self.build_attention_metadata(step)
         with self._timers["run_model_forward"]:
             return step, self.run_model_forward(step, attention)
-
-    def _compute_verification(self, plan: SchedulerOutputs) -> tuple[PreparedStep, ForwardOutput]:
-        with self._timers["prepare_step_inputs"]:
-            self._updater.update(self._open_adapter(), plan)
-            step, attention = self._verification.fill(plan)
-        with self._timers["run_model_forward"]:
-            forward = self.run_model_forward(step, attention)
-        return self._verification.prepared(plan, step), forward
 
     def _sample_step(
         self,
