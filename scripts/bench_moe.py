@@ -3,11 +3,11 @@
 
     scripts/bench_moe.py [--shape qwen3-30b-a3b] [--layers 2 8] [--sequences 1 8 32 256]
 
-Random bf16 weights. Models with two numbers of layers are timed; the time of the whole shape is
-that of the smaller one plus the difference per layer for the layers that are missing. A decode step
-is the difference of two runs that generate a different number of tokens, over that number. Tokens
-are sampled at temperature 1, so that sequences select different experts. Prints one JSON line per
-model and a table.
+Random bf16 weights made on the GPU, or the same quantized by --quantization. Models with two
+numbers of layers are timed; the time of the whole shape is that of the smaller one plus the
+difference per layer for the layers that are missing. A decode step is the difference of two runs
+that generate a different number of tokens, over that number. Tokens are sampled at temperature 1,
+so that sequences select different experts. Prints one JSON line per model and a table.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ PREFILL = 4000
 
 def run_model(layers: int, options: argparse.Namespace) -> dict[str, float]:
     from llaisys import LLM, SamplingParams
-    from llaisys.models.synthetic import SHAPES, write_shape_model
+    from llaisys.models.synthetic import SHAPES
+    from llaisys.models.synthetic_tensors import write_random_model
 
     folder = options.models / f"{options.shape}-{layers}-layers"
-    model = write_shape_model(options.shape, "bf16", folder, layers)
+    model = write_random_model(options.shape, folder, layers=layers)
     chance = random.Random(0)
     vocabulary = SHAPES[options.shape]["vocab_size"] - 1000
     result: dict[str, float] = {}
     with LLM(
         str(model),
         device="cuda",
+        quantization=options.quantization,
         max_model_len=8192,
         max_num_seqs=max(options.sequences),
         max_num_batched_tokens=16384,
@@ -82,9 +84,10 @@ def main() -> int:
     parser.add_argument("--shape", default="qwen3-30b-a3b")
     parser.add_argument("--layers", type=int, nargs=2, default=(2, 8))
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 8, 32, 256])
+    parser.add_argument("--quantization", choices=("int8", "int4", "fp8"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--models", type=Path, default=Path("/tmp/llaisys-shapes"))
+    parser.add_argument("--models", type=Path, default=Path("/tmp/llaisys-random"))
     options = parser.parse_args()
     from llaisys.models.synthetic import SHAPES
 

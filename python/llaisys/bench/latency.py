@@ -16,10 +16,9 @@ from llaisys.common.validation import check_int
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.executor.device_choice import resolve_device
 from llaisys.libllaisys.handles import Stream
-from llaisys.libllaisys.types import DTYPE_BYTES
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.decoder import weight_bytes
-from llaisys.models.families import expected_tensors, open_checkpoint
+from llaisys.models.families import open_checkpoint
 from llaisys.models.families.decoder_tensors import EMBEDDING
 from llaisys.models.families.model_config import decoder_config
 from llaisys.models.loading.cache import cache_directory
@@ -74,7 +73,7 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
         family = get_adapter_class(checkpoint.config.model_type)
         adapter = family.load(checkpoint, adapter_options)
         load_s = time.perf_counter() - start
-        read_bytes = _read_bytes(checkpoint, adapter_options)
+        read = read_bytes(checkpoint, adapter_options)
         weights = family.memory_needs(checkpoint, adapter_options, 1).weights
         kv_bytes = family.kv_bytes_per_token(checkpoint, adapter_options)
         kv_bytes *= adapter.kv_capacity_tokens
@@ -110,7 +109,7 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
             ttft_s=round(ttft_s, 3),
             prefill_tok_s=round(options.prompt_tokens / prefill, 2),
             decode_tok_s=round(options.new_tokens / decode, 2),
-            bandwidth_fraction=round(read_bytes * options.new_tokens / decode / bandwidth, 4),
+            bandwidth_fraction=round(read * options.new_tokens / decode / bandwidth, 4),
             weights_mb=round(weights / 1e6, 1),
             kv_cache_mb=round(kv_bytes / 1e6, 1),
             rss_mb=round(rss / 1e6, 1),
@@ -168,15 +167,10 @@ def _adapter_options(checkpoint: Checkpoint, options: LatencyOptions) -> Adapter
     )
 
 
-def _read_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> int:
+def read_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> int:
     """Bytes of weights read per decoded token: all but the table of an untied embedding."""
-    config = decoder_config(checkpoint)
-    if options.device != "cpu":
-        size = DTYPE_BYTES[config.dtype if options.dtype == "auto" else options.dtype]
-        sizes = {name: int(np.prod(shape)) * size for name, shape in expected_tensors(config)}
-    else:
-        sizes = weight_bytes(checkpoint, options)
-    if not config.tie_word_embeddings:
+    sizes = weight_bytes(checkpoint, options)
+    if not decoder_config(checkpoint).tie_word_embeddings:
         del sizes[EMBEDDING]
     return sum(sizes.values())
 

@@ -34,10 +34,12 @@ from llaisys.models.load_quantization import CHOICES, ON_CPU, quantise, quantise
 from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
 from llaisys.models.loading.convert import STORAGE, convert
 from llaisys.models.loading.coverage import check_coverage
+from llaisys.models.loading.random_dir import RandomCheckpoint
 from llaisys.models.loading.shard import Shard
 from llaisys.models.lora.files import base_linears
 from llaisys.models.native import NativeAdapter, kv_head_bytes
 from llaisys.models.sharding import check_divisibility, lm_head_shard, shard_of
+from llaisys.models.synthetic_tensors import RandomTensors
 from llaisys.models.tensors import tensor_from, tensor_from_blocks
 
 ROUTER = ".mlp.gate.weight"  # f32 on the CPU
@@ -127,6 +129,9 @@ class DecoderAdapter(NativeAdapter):
         read_ahead = _READ_AHEAD if options.quantization is None else 2  # plain tensors are large
         with ExitStack() as stack:
             pool = stack.enter_context(ThreadPoolExecutor(_READERS))
+            read: _TensorReader = _open_tensor
+            if isinstance(checkpoint, RandomCheckpoint):
+                read = _random_reader(stack.enter_context(RandomTensors(_source_device(options))))
             stream = None
             if options.quantization is not None:
                 stream = stack.enter_context(Stream(n_threads=options.n_threads))
@@ -136,7 +141,7 @@ class DecoderAdapter(NativeAdapter):
                     check()
                     while len(pending) < read_ahead and index + len(pending) < len(loads):
                         ahead = loads[index + len(pending)]
-                        pending.append(pool.submit(_open_tensor, checkpoint, ahead, options))
+                        pending.append(pool.submit(read, checkpoint, ahead, options))
                     report("loading weights", loaded, total)
                     tensor = pending.popleft().result()
                     if stream is not None:
@@ -271,7 +276,7 @@ def weight_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> 
     dtype = quantised_dtype(options.quantization, name, shape, options.device)
     if dtype is not None and not _is_plain(name, options):
         return dtype
-    if name.endswith(ROUTER):
+    if name.endswith(ROUTER) and options.device == "cpu":
         return "f32"
     record_dtype = stored_dtype_of(checkpoint, name) if options.quantization is not None else None
     if record_dtype is not None:
@@ -296,6 +301,25 @@ def weight_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> dict[str, i
             size = count * linear_weight_bytes(dtype, shape[0] // count, shape[1], options.device)
         sizes[name] = sizes.get(name, 0) + size
     return sizes
+
+
+def _source_device(options: AdapterOptions) -> str:
+    """Where random weights are made: new tensors are on the first device of their kind."""
+    is_first = options.parallel.tensor_parallel_size == 1 and options.device_ids[:1] in ((), (0,))
+    return options.device if is_first else "cpu"
+
+
+_TensorReader = Callable[[Checkpoint, _TensorLoad, AdapterOptions], Tensor]
+
+
+def _random_reader(sources: RandomTensors) -> _TensorReader:
+    """`_open_tensor` of a checkpoint without weights."""
+
+    def read(checkpoint: Checkpoint, load: _TensorLoad, options: AdapterOptions) -> Tensor:
+        dtype = weight_dtype(checkpoint, load.name, options)
+        return sources.tensor(load.name, load.shape_in(checkpoint), dtype)
+
+    return read
 
 
 def _kv_copy_bytes(config: ModelConfig, options: AdapterOptions) -> int:

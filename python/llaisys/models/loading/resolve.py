@@ -31,6 +31,7 @@ from llaisys.models.loading.known_models import known_names, known_spec, split_s
 from llaisys.models.loading.local_models import find_in_lm_studio, find_in_ollama, is_later_part
 from llaisys.models.loading.mapped import mapped
 from llaisys.models.loading.quantised_dir import QuantisedCheckpoint
+from llaisys.models.loading.random_dir import RandomCheckpoint, is_random
 from llaisys.models.loading.safetensors_dir import INDEX_NAME, SafetensorsCheckpoint
 from llaisys.tokenization.json_file import resolve_inside
 
@@ -103,6 +104,8 @@ def open_files(path: str | Path, families: Mapping[str, Family]) -> Checkpoint:
         has_config = (path / "config.json").is_file()
         ggufs = sorted(path.glob("*.gguf"))
         if has_config or not ggufs:
+            if is_random(path):
+                return RandomCheckpoint(path, *read_config(path, families))
             family, config = read_config(path, families)
             is_quantised = getattr(config, "quantization", None) is not None
             kind = QuantisedCheckpoint if is_quantised else SafetensorsCheckpoint
