@@ -240,7 +240,9 @@ int32_t llaisysMoeMlp(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor
                                  limit,
                                  alpha};
         const bool is_cpu = on.type() == LLAISYS_DEVICE_CPU;
-        const DType dtype = is_cpu ? LLAISYS_DTYPE_F32 : packed[0].all.bytes.dtype();
+        const DType dtype = is_cpu                                ? LLAISYS_DTYPE_F32
+                            : is_quantised(packed[0].all.dtype()) ? rows.dtype()
+                                                                  : packed[0].all.dtype();
         const auto create = [&](const Shape &shape, DType type) {
             return Tensor::create(shape, type, on.type(), on.device_id());
         };

@@ -14,8 +14,10 @@ from moe_models import MODELS, VOCAB, make_moe_model
 from native_helpers import EPSILON, Array
 from reference_models import random_tokens, reference_logits, save
 from test_cuda_ops import Side
+from test_cuda_quantised import random_weight
 
 from llaisys.libllaisys.handles import Stream
+from llaisys.models.tensors import tensor_from_blocks
 
 IS_SMALL = "LLAISYS_SMALL_SHAPES" in os.environ  # for compute-sanitizer: scripts/check_gpu.sh
 
@@ -157,6 +159,78 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(streams: dict[str, Stream])
         for rows in (slice(0, 5), slice(7, 60), slice(20, 85)):
             alone = run(side, "bf16", *shape, rows=rows)
             np.testing.assert_array_equal(alone, together[rows])
+
+
+# (gate and up, down); the last ones have no fast kernel
+QUANTISED = [
+    ("q4_k", "q6_k"), ("q4_1", "q8_0"), ("i4_g128", "i4_g32"), ("f8 by row", "f8 by row"),
+    ("f8 by block", "q5_k"), ("q2_k", "i8_g128"), ("q4_0 q5_0", "q4_0"), ("bf16", "q8_0"),
+]  # fmt: skip
+# (tokens, experts of a token, experts): few tokens, tiles of 16 and 64 pairs
+QUANTISED_TOKENS = [(1, 1, 2), (1, 8, 16), (4, 2, 5), (3, 10, 12), (5, 2, 14), (150, 4, 6)]
+if IS_SMALL:
+    QUANTISED_TOKENS = [(1, 2, 3), (5, 2, 3), (40, 2, 3)]
+
+
+def random_experts(kind: str, count: int, rows: int, columns: int) -> tuple[str, Array, Array]:
+    """(dtype, rows of blocks or values, values)."""
+    if kind == "bf16":
+        values = normal(count * rows, columns) / 50
+        return kind, values, values
+    return random_weight(kind, count * rows, columns)
+
+
+@pytest.mark.parametrize(("n", "k", "experts"), QUANTISED_TOKENS)
+@pytest.mark.parametrize(("outer", "down"), QUANTISED)
+def test_quantised_experts_match_dequantised_ones(
+    streams: dict[str, Stream], outer: str, down: str, n: int, k: int, experts: int
+) -> None:
+    """Against the CPU with the same weights in f32. Some sizes end in the middle of a step."""
+    hidden, inner = (512, 256) if "_k" in outer + down else (2304, 128)
+    if down in ("i4_g32", "q4_0", "q8_0"):
+        inner = 160
+    shapes = [(inner, hidden), (inner, hidden), (hidden, inner)]
+    kinds = [*(outer.split() * 2)[:2], down]
+    ids, weights = experts_of(n, k, experts)
+    made = [random_experts(kind, experts, *s) for kind, s in zip(kinds, shapes, strict=True)]
+
+    def run_on(device: str, dtype: str, has_bias: bool) -> Array:
+        with Side(device, streams[device]) as side:
+            parts = []
+            for (rows, columns), (kind, blocks, values) in zip(shapes, made, strict=True):
+                if device == "cpu" or kind == "bf16":
+                    parts.append(side.tensor(values, "f32" if device == "cpu" else kind))
+                else:
+                    size = (experts * rows, columns)
+                    parts.append(side.keep(tensor_from_blocks(blocks, size, kind)))
+            biases = [
+                side.tensor(normal(experts, r, seed=7 + i), "f32") if has_bias else None
+                for i, (r, _) in enumerate(shapes)
+            ]
+            out = side.empty((n, hidden), "f32")
+            x = side.tensor(normal(n, hidden) / 100, dtype)
+            side.run("MoeMlp", out, x, side.tensor(ids, "i32"), side.tensor(weights, "f32"),
+                     *parts, *biases, experts, 0.0, 1.0)  # fmt: skip
+            return side.array(out)
+
+    for has_bias in (False, True):
+        expected = run_on("cpu", "f32", has_bias)
+        for dtype in ("bf16", "f16", "f32"):
+            got = run_on("cuda", dtype, has_bias)
+            error = np.linalg.norm(got - expected) / np.linalg.norm(expected)
+            assert error < 0.02, (has_bias, dtype, error)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
+def test_experts_are_quantised_at_load(quantization: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 128, "head_dim": 64}
+    directory = save(make_moe_model("qwen3_moe", **sizes), tmp_path)
+    tokens = random_tokens(41, VOCAB)
+    plain = chunked_cuda_logits(directory, tokens, "bf16")
+    got = chunked_cuda_logits(directory, tokens, "bf16", quantization=quantization)
+    distance = np.linalg.norm(got - plain, axis=1) / np.linalg.norm(plain, axis=1)
+    limit = {"int8": 0.05, "int4": 0.4, "fp8": 0.2}[quantization]
+    assert 0 < np.median(distance) < limit
 
 
 # In 16 bits sizes that the fast kernels support, and sizes that they do not.

@@ -63,10 +63,10 @@ def check_greedy_tokens(model: Any, directory: Path, vocab: int, n: int) -> None
         assert [out.token_ids for out in alone] == expected
 
 
-def chunked_cuda_logits(directory: Path, tokens: list[int], dtype: str) -> Any:
+def chunked_cuda_logits(directory: Path, tokens: list[int], dtype: str, **options: Any) -> Any:
     """The logits of 41 tokens on the GPU: two chunks and a single token."""
     size = {"kv_cache_capacity_tokens": 4 * BLOCK, "max_model_len": 60}
-    with opened(directory, device="cuda", dtype=dtype, **size) as adapter:
+    with opened(directory, device="cuda", dtype=dtype, **size, **options) as adapter:
         blocks = {0: [2, 0, 1]}
         found = [
             run_block(adapter, [Piece(0, tokens[:23])], blocks),

@@ -1,20 +1,26 @@
 // Selects the kernels of a mixture of experts:
 //
 //   moe_route      cuda_route.cuh
-//   moe_mlp        16-bit values of one dtype, hs and di multiples of 8
+//   moe_mlp        16-bit activations of one dtype
+//                  weights of that dtype, hs and di multiples of 8
 //     1 to 4 tokens    cuda_gemv.cuh
 //     more             sort_kernel, cuda_gemm.cuh, sum_kernel
 //     48 per expert    sort_kernel, cuda_gemm_sm90.cuh, sum_kernel
 //     batch-invariant  always sort_kernel, cuda_gemm.cuh, sum_kernel
+//                  quantised weights, gate and up of one layout: cuda_quant.cuh
+//     1 to 4 tokens    without sorting, unless batch-invariant
+//     more             sort_kernel, tiles of 16 or 64 pairs, sum_kernel
 //   everything else    cuda_reference.cuh
 //
 // No result is read by the host: all launches are fit for graph capture.
 #include "ops/moe/cuda.hpp"
 
 #include "ops/cuda/dispatch_dtype.cuh"
+#include "ops/cuda/quant_weight.cuh"
 #include "ops/moe/cuda_gemm.cuh"
 #include "ops/moe/cuda_gemm_sm90.cuh"
 #include "ops/moe/cuda_gemv.cuh"
+#include "ops/moe/cuda_quant.cuh"
 #include "ops/moe/cuda_reference.cuh"
 #include "ops/moe/cuda_route.cuh"
 
@@ -121,15 +127,40 @@ __global__ void sigmoid_scale_kernel(cuda::Reals rows, int64_t ld, const float *
 
 // -- Dispatch -------------------------------------------------------------------------------------
 
-template <typename T> void run(device::CudaStream &stream, cuda::MoeArgs<T> args, int32_t *sorted) {
-    if (args.n <= cuda::kMoeGemvTokens && !stream.is_exact) {
-        return cuda::moe_mlp_gemv<T>(stream, args);
-    }
+template <typename T>
+void sort_pairs(const device::CudaStream &stream, const cuda::MoeArgs<T> &args, int32_t *sorted) {
     const int pairs = args.n * args.top_k;
     const int threads = std::min(kSortThreads, std::max(128, (pairs + 31) / 32 * 32));
     cuda::launch(stream, sort_kernel, unsigned(args.n_experts), unsigned(threads), 0, true, sorted,
                  args.experts, pairs, args.n_experts);
-    const int mean = pairs / args.n_experts;
+}
+
+template <typename T>
+void sum_pairs(const device::CudaStream &stream, const cuda::MoeArgs<T> &args) {
+    const dim3 grid(cuda::ceil_div(args.hs, 8 * kThreads), unsigned(args.n));
+    cuda::launch(stream, sum_kernel<T>, grid, kThreads, 0, true, args);
+}
+
+template <typename T>
+void run_quantised(const device::CudaStream &stream, const cuda::MoeArgs<T> &args,
+                   const cuda::MoeQuantWeights &w, int32_t *sorted) {
+    const bool is_few = args.n <= cuda::kMoeGemvTokens && !stream.is_exact;
+    if (!is_few) {
+        sort_pairs<T>(stream, args, sorted);
+    }
+    cuda::moe_quant_product<T>(stream, args, w, is_few, false);
+    cuda::moe_quant_product<T>(stream, args, w, is_few, true);
+    if (!is_few) {
+        sum_pairs<T>(stream, args);
+    }
+}
+
+template <typename T> void run(device::CudaStream &stream, cuda::MoeArgs<T> args, int32_t *sorted) {
+    if (args.n <= cuda::kMoeGemvTokens && !stream.is_exact) {
+        return cuda::moe_mlp_gemv<T>(stream, args);
+    }
+    sort_pairs<T>(stream, args, sorted);
+    const int mean = args.n * args.top_k / args.n_experts;
     if (mean >= 48 && !stream.is_exact && cuda::has_moe_gemm_sm90(stream)) {
         cuda::moe_gemm_sm90<T>(stream, args);
     } else if (mean < 2) {
@@ -143,23 +174,47 @@ template <typename T> void run(device::CudaStream &stream, cuda::MoeArgs<T> args
     } else {
         cuda::moe_gemm<T, 128>(stream, args);
     }
-    const dim3 grid(cuda::ceil_div(args.hs, 8 * kThreads), unsigned(args.n));
-    cuda::launch(stream, sum_kernel<T>, grid, kThreads, 0, true, args);
+    sum_pairs<T>(stream, args);
 }
 
 bool is_16_byte_aligned(const Tensor &tensor) {
     return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0;
 }
 
-bool is_fast(const Tensor &in, const ExpertMlp &mlp, const MoeBuffers &buffers) {
+bool has_codes(const ExpertWeights &weights) { return is_quantised(weights.all.dtype()); }
+
+// Whether gate, up and down are quantised and the kernels of cuda_quant.cuh read them.
+bool has_quant_kernels(const ExpertMlp &mlp) {
+    if (!has_codes(*mlp.gate) || !has_codes(*mlp.up) || !has_codes(*mlp.down)) {
+        return false;
+    }
+    const QuantRowLayout gate = quant_matrix_of(mlp.gate->all).layout;
+    const QuantRowLayout up = quant_matrix_of(mlp.up->all).layout;
+    return gate.codes == up.codes && gate.group == up.group && gate.param_bytes == up.param_bytes;
+}
+
+// Whether gate, up and down have 16-bit values of this dtype.
+bool has_plain_kernels(DType dtype, const ExpertMlp &mlp) {
     const Tensor &gate = mlp.gate->all.bytes, &up = mlp.up->all.bytes, &down = mlp.down->all.bytes;
-    const DType dtype = gate.dtype();
-    return dtype != LLAISYS_DTYPE_F32 && up.dtype() == dtype && down.dtype() == dtype &&
-           in.dtype() == dtype && buffers.gate.dtype() == dtype && buffers.out.dtype() == dtype &&
-           mlp.gate->in_features % 8 == 0 && mlp.gate->out_features % 8 == 0 &&
-           in.stride(0) % 8 == 0 && is_16_byte_aligned(in) && is_16_byte_aligned(gate) &&
-           is_16_byte_aligned(up) && is_16_byte_aligned(down) && is_16_byte_aligned(buffers.gate) &&
-           is_16_byte_aligned(buffers.out) && mlp.gate->count <= cuda::kMoeMaxExperts;
+    return gate.dtype() == dtype && up.dtype() == dtype && down.dtype() == dtype &&
+           is_16_byte_aligned(gate) && is_16_byte_aligned(up) && is_16_byte_aligned(down);
+}
+
+bool is_fast(const Tensor &in, const ExpertMlp &mlp, const MoeBuffers &buffers) {
+    const DType dtype = in.dtype();
+    return dtype != LLAISYS_DTYPE_F32 && buffers.gate.dtype() == dtype &&
+           buffers.out.dtype() == dtype && mlp.gate->in_features % 8 == 0 &&
+           mlp.gate->out_features % 8 == 0 && in.stride(0) % 8 == 0 && is_16_byte_aligned(in) &&
+           is_16_byte_aligned(buffers.gate) && is_16_byte_aligned(buffers.out) &&
+           mlp.gate->count <= cuda::kMoeMaxExperts &&
+           (has_plain_kernels(dtype, mlp) || has_quant_kernels(mlp));
+}
+
+cuda::MoeMatrix matrix_of(const ExpertWeights &weights) {
+    if (has_codes(weights)) {
+        return {{nullptr, LLAISYS_DTYPE_F32}, quant_matrix_of(weights.all)};
+    }
+    return {cuda::reals(weights.all.bytes), {}};
 }
 
 } // namespace
@@ -192,9 +247,9 @@ void moe_mlp_cuda(const device::Stream &stream, const Tensor &out, bool adds, co
     if (!is_fast(in, mlp, buffers)) {
         cuda::MoeReference args{};
         args.x = cuda::reals(in);
-        args.gate = cuda::reals(mlp.gate->all.bytes);
-        args.up = cuda::reals(mlp.up->all.bytes);
-        args.down = cuda::reals(mlp.down->all.bytes);
+        args.gate = matrix_of(*mlp.gate);
+        args.up = matrix_of(*mlp.up);
+        args.down = matrix_of(*mlp.down);
         args.hidden = cuda::reals(buffers.gate);
         args.out = cuda::reals(out);
         args.gate_bias = cuda::reals(mlp.gate_bias);
@@ -224,9 +279,6 @@ void moe_mlp_cuda(const device::Stream &stream, const Tensor &out, bool adds, co
         args.experts = experts.as<int32_t>();
         args.weights = weights.as<float>();
         args.sorted = buffers.sorted.as<int32_t>();
-        args.gate = values(mlp.gate->all.bytes);
-        args.up = values(mlp.up->all.bytes);
-        args.down = values(mlp.down->all.bytes);
         args.gate_bias = cuda::reals(mlp.gate_bias);
         args.up_bias = cuda::reals(mlp.up_bias);
         args.down_bias = cuda::reals(mlp.down_bias);
@@ -242,6 +294,15 @@ void moe_mlp_cuda(const device::Stream &stream, const Tensor &out, bool adds, co
         args.di = di;
         args.limit = mlp.limit;
         args.alpha = mlp.alpha;
+        if (has_codes(*mlp.gate)) {
+            const cuda::MoeQuantWeights w{quant_matrix_of(mlp.gate->all),
+                                          quant_matrix_of(mlp.up->all),
+                                          quant_matrix_of(mlp.down->all)};
+            return run_quantised<T>(cuda_stream, args, w, buffers.sorted.as<int32_t>());
+        }
+        args.gate = values(mlp.gate->all.bytes);
+        args.up = values(mlp.up->all.bytes);
+        args.down = values(mlp.down->all.bytes);
         run<T>(cuda_stream, args, buffers.sorted.as<int32_t>());
     });
 }

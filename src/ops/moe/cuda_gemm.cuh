@@ -78,6 +78,62 @@ __device__ __forceinline__ MoeTile find_moe_tile(const int32_t *offsets, int n_e
     return tile;
 }
 
+// Writes the sums of a tile from output first_out on. staging: shared memory of TileN * (outputs + 8)
+// values that no thread reads any more.
+template <typename T, int TileN, bool IsDown>
+__device__ __forceinline__ void store_moe_tile(const MoeArgs<T> &args, const MoeTile &tile,
+                                               const float (&sums)[2][TileN / 8][4],
+                                               unsigned char *staging, int first_out) {
+    // Transpose through shared memory: [TileN][kTileOut], then rows of 16-byte units.
+    constexpr int kTileOut = IsDown ? kMoeTileM : kMoeTileM / 2;
+    constexpr int kNTiles = TileN / 8;
+    constexpr int kStride = kTileOut + 8;
+    const int32_t *pairs = args.sorted + args.n_experts + 1;
+    const int warp = int(threadIdx.x) / kWarpSize, lane = int(threadIdx.x) % kWarpSize;
+    const int n_out = IsDown ? args.hs : args.di;
+    const int64_t expert_row = int64_t(tile.expert) * n_out;
+    T *tile_out = reinterpret_cast<T *>(staging);
+    const auto bias = [&](const Reals &values, int row) {
+        const int output = first_out + row;
+        return values.data != nullptr && output < n_out ? values.load(expert_row + output) : 0.0f;
+    };
+#pragma unroll
+    for (int high = 0; high < 2; ++high) { // accumulator rows l / 4 and l / 4 + 8
+        const int row = lane / 4 + 8 * high;
+        const int out_row = IsDown ? warp * 32 + row : warp * 16 + row;
+        const float first_bias = bias(IsDown ? args.down_bias : args.gate_bias, out_row);
+        const float second_bias =
+            IsDown ? bias(args.down_bias, out_row + 16) : bias(args.up_bias, out_row);
+#pragma unroll
+        for (int j = 0; j < kNTiles; ++j) {
+#pragma unroll
+            for (int c = 0; c < 2; ++c) {
+                const int column = j * 8 + lane % 4 * 2 + c;
+                const float first = sums[0][j][2 * high + c] + first_bias;
+                const float second = sums[1][j][2 * high + c] + second_bias;
+                if constexpr (IsDown) {
+                    tile_out[column * kStride + out_row] = from_float<T>(first);
+                    tile_out[column * kStride + out_row + 16] = from_float<T>(second);
+                } else {
+                    tile_out[column * kStride + out_row] =
+                        from_float<T>(moe_activation(first, second, args.limit, args.alpha));
+                }
+            }
+        }
+    }
+    __syncthreads();
+    constexpr int kUnits = kTileOut / 8;
+    for (int i = int(threadIdx.x); i < tile.count * kUnits; i += kMoeThreads) {
+        const int row = i / kUnits, column = i % kUnits * 8;
+        if (first_out + column < n_out) {
+            const int64_t to = IsDown ? pairs[tile.first + row] : tile.first + row;
+            T *out = (IsDown ? args.expert_out : args.hidden) + to * n_out + first_out + column;
+            *reinterpret_cast<uint4 *>(out) =
+                *reinterpret_cast<const uint4 *>(tile_out + row * kStride + column);
+        }
+    }
+}
+
 template <typename T, int TileN, bool IsDown>
 __global__ void __launch_bounds__(kMoeThreads) moe_gemm_kernel(MoeArgs<T> args) {
     constexpr int kStages = moe_stages(TileN);
@@ -85,6 +141,7 @@ __global__ void __launch_bounds__(kMoeThreads) moe_gemm_kernel(MoeArgs<T> args) 
     constexpr int kTileOut = IsDown ? kMoeTileM : kMoeTileM / 2; // outputs of a block
     constexpr int kNTiles = TileN / 8;
     constexpr int kXRows = TileN >= 16 ? TileN / 16 : 1; // rows of x that a thread copies
+    static_assert(TileN * (kTileOut + 8) * 2 <= kStages * int(kStage));
     extern __shared__ unsigned char dynamic[];
     const uint32_t buffer = (smem_address(dynamic) + 127u) & ~127u;
     unsigned char *staging = dynamic + (buffer - smem_address(dynamic));
@@ -189,49 +246,7 @@ __global__ void __launch_bounds__(kMoeThreads) moe_gemm_kernel(MoeArgs<T> args) 
     cp_async_wait_group<0>();
     __syncthreads();
 
-    // Transpose through shared memory: [TileN][kTileOut], then rows of 16-byte units.
-    constexpr int kStride = kTileOut + 8;
-    static_assert(TileN * kStride * 2 <= kStages * int(kStage));
-    T *tile_out = reinterpret_cast<T *>(staging);
-    const auto bias = [&](const Reals &values, int row) {
-        const int output = first_out + row;
-        return values.data != nullptr && output < n_out ? values.load(expert_row + output) : 0.0f;
-    };
-#pragma unroll
-    for (int high = 0; high < 2; ++high) { // accumulator rows l / 4 and l / 4 + 8
-        const int row = lane / 4 + 8 * high;
-        const int out_row = IsDown ? warp * 32 + row : warp * 16 + row;
-        const float first_bias = bias(IsDown ? args.down_bias : args.gate_bias, out_row);
-        const float second_bias =
-            IsDown ? bias(args.down_bias, out_row + 16) : bias(args.up_bias, out_row);
-#pragma unroll
-        for (int j = 0; j < kNTiles; ++j) {
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                const int column = j * 8 + lane % 4 * 2 + c;
-                const float first = sums[0][j][2 * high + c] + first_bias;
-                const float second = sums[1][j][2 * high + c] + second_bias;
-                if constexpr (IsDown) {
-                    tile_out[column * kStride + out_row] = from_float<T>(first);
-                    tile_out[column * kStride + out_row + 16] = from_float<T>(second);
-                } else {
-                    tile_out[column * kStride + out_row] =
-                        from_float<T>(moe_activation(first, second, args.limit, args.alpha));
-                }
-            }
-        }
-    }
-    __syncthreads();
-    constexpr int kUnits = kTileOut / 8;
-    for (int i = int(threadIdx.x); i < tile.count * kUnits; i += kMoeThreads) {
-        const int row = i / kUnits, column = i % kUnits * 8;
-        if (first_out + column < n_out) {
-            const int64_t to = IsDown ? pairs[tile.first + row] : tile.first + row;
-            T *out = (IsDown ? args.expert_out : args.hidden) + to * n_out + first_out + column;
-            *reinterpret_cast<uint4 *>(out) =
-                *reinterpret_cast<const uint4 *>(tile_out + row * kStride + column);
-        }
-    }
+    store_moe_tile<T, TileN, IsDown>(args, tile, sums, staging, first_out);
 }
 
 template <typename T, int TileN>

@@ -1,15 +1,22 @@
-// Mixture of experts for weights and activations of any real dtype and size; for tests.
+// Mixture of experts for weights of any dtype and activations of any real dtype and size; slow.
 #pragma once
 
+#include "ops/cuda/quant_decode.cuh"
 #include "ops/moe/cuda_args.cuh"
 
 namespace llaisys::ops::cuda {
 
 constexpr int kMoeReferenceThreads = 256;
 
-// Weights, activations and scratch of any real dtypes.
+// Weight rows: real values, or quantised when the data of `values` is null.
+struct MoeMatrix {
+    Reals values;
+    QuantMatrix quantised;
+};
+
 struct MoeReference {
-    Reals x, gate, up, down, hidden, out;
+    Reals x, hidden, out;
+    MoeMatrix gate, up, down;
     Reals gate_bias, up_bias, down_bias;
     const int32_t *experts;
     const float *weights;
@@ -19,10 +26,48 @@ struct MoeReference {
     float limit, alpha;
 };
 
-__device__ float warp_dot(const Reals &a, int64_t a_at, const Reals &b, int64_t b_at, int n) {
+// Values [at, at + 16) of a quantised row of n.
+template <QuantCodes Codes>
+__device__ void decode_row(const QuantMatrix &w, int64_t row, int at, int n, float (&values)[16]) {
+    constexpr int kSegment = int(quant_segment(Codes));
+    const int begin = at / kSegment * kSegment;
+    const unsigned char *from =
+        w.bytes + row * w.row_bytes + at / kSegment * w.layout.segment_bytes(kSegment);
+    const auto bits =
+        *reinterpret_cast<const QuantBits<Codes> *>(from + w.layout.code_bytes(at - begin));
+    const unsigned char *params = from + w.layout.code_bytes(min(kSegment, n - begin));
+    decode_16_floats<Codes>(
+        bits, load_params(params, (at - begin) / w.layout.group, w.layout.param_bytes),
+        w.row_scale(row), values);
+}
+
+// Dot product of row `row` of a matrix and values [at, at + n) of x.
+__device__ float warp_dot(const MoeMatrix &matrix, int64_t row, const Reals &x, int64_t at, int n) {
+    const int lane = threadIdx.x % kWarpSize;
     float sum = 0;
-    for (int i = threadIdx.x % kWarpSize; i < n; i += kWarpSize) {
-        sum += a.load(a_at + i) * b.load(b_at + i);
+    if (matrix.values.data != nullptr) {
+        for (int i = lane; i < n; i += kWarpSize) {
+            sum += matrix.values.load(row * n + i) * x.load(at + i);
+        }
+        return warp_sum(sum);
+    }
+    const QuantMatrix &w = matrix.quantised;
+    for (int i = lane * 16; i < n; i += kWarpSize * 16) {
+        float values[16];
+        switch (w.layout.codes) {
+        case QuantCodes::int4:
+            decode_row<QuantCodes::int4>(w, row, i, n, values);
+            break;
+        case QuantCodes::int8:
+            decode_row<QuantCodes::int8>(w, row, i, n, values);
+            break;
+        case QuantCodes::f8:
+            decode_row<QuantCodes::f8>(w, row, i, n, values);
+            break;
+        }
+        for (int j = 0; j < 16; ++j) {
+            sum += values[j] * x.load(at + i + j);
+        }
     }
     return warp_sum(sum);
 }
@@ -36,8 +81,8 @@ __global__ void reference_hidden_kernel(MoeReference args) {
     const int64_t pair = item / args.di;
     const int64_t row = int64_t(args.experts[pair]) * args.di + item % args.di;
     const int64_t x = pair / args.top_k * args.ldx;
-    float gate = warp_dot(args.gate, row * args.hs, args.x, x, args.hs);
-    float up = warp_dot(args.up, row * args.hs, args.x, x, args.hs);
+    float gate = warp_dot(args.gate, row, args.x, x, args.hs);
+    float up = warp_dot(args.up, row, args.x, x, args.hs);
     gate += args.gate_bias.data != nullptr ? args.gate_bias.load(row) : 0.0f;
     up += args.up_bias.data != nullptr ? args.up_bias.load(row) : 0.0f;
     if (threadIdx.x % kWarpSize == 0) {
@@ -57,7 +102,7 @@ __global__ void reference_out_kernel(MoeReference args) {
     for (int j = 0; j < args.top_k; ++j) {
         const int64_t pair = token * args.top_k + j;
         const int64_t row = int64_t(args.experts[pair]) * args.hs + output;
-        float value = warp_dot(args.down, row * args.di, args.hidden, pair * args.di, args.di);
+        float value = warp_dot(args.down, row, args.hidden, pair * args.di, args.di);
         value += args.down_bias.data != nullptr ? args.down_bias.load(row) : 0.0f;
         sum += args.weights[pair] * value;
     }

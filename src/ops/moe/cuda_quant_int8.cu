@@ -1,0 +1,8 @@
+#include "ops/moe/cuda_quant.cuh"
+
+namespace llaisys::ops::cuda {
+
+LLAISYS_MOE_QUANT(bf16, QuantCodes::int8)
+LLAISYS_MOE_QUANT(f16, QuantCodes::int8)
+
+} // namespace llaisys::ops::cuda
