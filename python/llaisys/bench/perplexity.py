@@ -133,7 +133,7 @@ def run_perplexity(
         score = Score()
         for done, chunk in enumerate(chunks, 1):
             for start, stop in steps_of(len(chunk)):
-                rows = [_read_tokens(adapter, chunk, start, stop) for adapter in models]
+                rows = [read_tokens(adapter, chunk, start, stop) for adapter in models]
                 if start > 0:
                     score.add(rows[0], chunk[start + 1 : stop + 1], rows[1] if rows[1:] else None)
             for adapter in models:
@@ -179,7 +179,7 @@ def steps_of(context: int) -> list[tuple[int, int]]:
     return list(pairwise(bounds))
 
 
-def _read_tokens(adapter: ModelAdapter, chunk: NDArray[np.int64], start: int, stop: int) -> Rows:
+def read_tokens(adapter: ModelAdapter, chunk: NDArray[np.int64], start: int, stop: int) -> Rows:
     """Log-probabilities after tokens [start, stop) of a chunk; for the first step only after its
     last token."""
     n = stop - start
