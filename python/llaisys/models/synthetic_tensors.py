@@ -18,7 +18,7 @@ from llaisys.models.loading.random_dir import KEY, PLAIN, random_values
 from llaisys.models.synthetic import SHAPES
 from llaisys.models.tensors import tensor_from
 
-ROWS = 64  # different rows of a matrix; others repeat them
+ROWS = 256  # different rows of a matrix; others repeat them
 
 
 def write_random_model(
