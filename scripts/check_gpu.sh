@@ -73,17 +73,22 @@ export PREBUILT=1 # for check_kernels.sh
 stage environment 60 "$python" -m llaisys env
 stage "groups over NCCL" 60 "$build/test/cpp/test_parallel_nccl_cuda"
 stage tests 240 "${run_pytest[@]}" test/cuda
+quantised="(products_match and 768) or adjacent or kv_store or (attention_matches and bf16) or quantised_experts"
 # The sanitizers slow kernels down by 100 and more: small shapes only.
 for tool in memcheck synccheck racecheck; do
   stage "$tool" 90 env LLAISYS_SMALL_SHAPES=1 compute-sanitizer --tool "$tool" \
     --error-exitcode 1 --print-limit 5 "${run_pytest[@]}" test/cuda/test_cuda_ops.py
   stage "$tool of sample_rows" 60 compute-sanitizer --tool "$tool" --error-exitcode 1 --print-limit 5 \
     "$build/check_sample_rows" small
+  stage "$tool of quantised weights and KV caches" 60 env LLAISYS_SMALL_SHAPES=1 compute-sanitizer \
+    --tool "$tool" --error-exitcode 1 --print-limit 5 "${run_pytest[@]}" -k "$quantised" \
+    test/cuda/test_cuda_quantised.py test/cuda/test_cuda_kv8.py test/cuda/test_cuda_moe.py
 done
 for shape in qwen2.5-1.5b qwen2.5-7b; do
   stage "benchmark $shape" 120 "$python" scripts/bench_compare_vllm.py --engine ours \
     --shape "$shape" --repeats 1
 done
+stage "70B shape" 60 "$python" scripts/bench_gpu_capacity.py
 stage "memory over 10,000 steps" 60 "$python" scripts/check_steps_memory.py
 stage "server against the engine alone" 60 "$python" scripts/bench_gpu_server.py
 stage "evicted prefixes" 60 "$python" scripts/bench_kv_offload.py

@@ -27,7 +27,7 @@ def quantised_dtype(
     if quantization == "int8" or name.endswith(_TABLES):
         return "q8_0"
     if quantization == "fp8":
-        return "f8_g128" if shape[1] % F8_BLOCK == 0 else None
+        return "f8_g128" if shape[1] % F8_BLOCK == 0 else "q8_0"
     return "q8_0" if device == "cpu" and name.endswith(_WIDER) else "q4_1"
 
 
