@@ -121,13 +121,15 @@ LLAISYS_API int32_t llaisysAttention(llaisysStream_t stream, llaisysTensor_t out
                                      llaisysTensor_t end, llaisysTensor_t tables,
                                      int32_t block_size, float scale);
 
-/* llaisysAttention with a soft cap: a score s becomes soft_cap * tanh(s / soft_cap). 0: none. */
-LLAISYS_API int32_t llaisysAttentionSoftCap(llaisysStream_t stream, llaisysTensor_t out,
-                                            llaisysTensor_t q, llaisysTensor_t k_cache,
-                                            llaisysTensor_t v_cache, llaisysTensor_t q_rows,
-                                            llaisysTensor_t begin, llaisysTensor_t end,
-                                            llaisysTensor_t tables, int32_t block_size, float scale,
-                                            float soft_cap);
+/* llaisysAttention with attention sinks, f32 [heads]: exp(sink) is added to the denominator of the
+ * softmax of each head; NULL: none. A score s becomes soft_cap * tanh(s / soft_cap); 0: it does
+ * not. */
+LLAISYS_API int32_t llaisysAttentionSinks(llaisysStream_t stream, llaisysTensor_t out,
+                                          llaisysTensor_t q, llaisysTensor_t k_cache,
+                                          llaisysTensor_t v_cache, llaisysTensor_t q_rows,
+                                          llaisysTensor_t begin, llaisysTensor_t end,
+                                          llaisysTensor_t tables, llaisysTensor_t sinks,
+                                          int32_t block_size, float scale, float soft_cap);
 
 /* llaisysAttention with known runs, so that a GPU need not search for them: `runs` i32 [n_runs,
  * 2] is the first token and the length of each run of adjacent tokens with one table row, from 2

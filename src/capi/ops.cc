@@ -320,11 +320,12 @@ ops::AttentionLists lists_of(llaisysTensor_t q_rows, llaisysTensor_t begin, llai
 
 void attend(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q, llaisysTensor_t k_cache,
             llaisysTensor_t v_cache, const ops::AttentionLists &lists, float scale,
-            float soft_cap = 0.0f) {
+            float soft_cap = 0.0f, llaisysTensor_t sinks = nullptr) {
     const ops::KvLayer kv = ops::slot_major(tensor_of(k_cache, "attention: k_cache"),
                                             tensor_of(v_cache, "attention: v_cache"));
     ops::attention(stream_of(stream), tensor_of(out, "attention: out"),
-                   tensor_of(q, "attention: q"), kv, lists, scale, soft_cap);
+                   tensor_of(q, "attention: q"), kv, lists, scale, soft_cap,
+                   sinks != nullptr ? &tensor_of(sinks, "attention: sinks") : nullptr);
 }
 
 } // namespace
@@ -339,14 +340,14 @@ int32_t llaisysAttention(llaisysStream_t stream, llaisysTensor_t out, llaisysTen
     });
 }
 
-int32_t llaisysAttentionSoftCap(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q,
-                                llaisysTensor_t k_cache, llaisysTensor_t v_cache,
-                                llaisysTensor_t q_rows, llaisysTensor_t begin, llaisysTensor_t end,
-                                llaisysTensor_t tables, int32_t block_size, float scale,
-                                float soft_cap) {
+int32_t llaisysAttentionSinks(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q,
+                              llaisysTensor_t k_cache, llaisysTensor_t v_cache,
+                              llaisysTensor_t q_rows, llaisysTensor_t begin, llaisysTensor_t end,
+                              llaisysTensor_t tables, llaisysTensor_t sinks, int32_t block_size,
+                              float scale, float soft_cap) {
     return guard([&] {
         attend(stream, out, q, k_cache, v_cache, lists_of(q_rows, begin, end, tables, block_size),
-               scale, soft_cap);
+               scale, soft_cap, sinks);
     });
 }
 

@@ -43,6 +43,7 @@ void check_variants(const LlaisysDecoderMeta &meta) {
     check_kind("mlp_kind", meta.mlp_kind, LLAISYS_MLP_GELU);
     check_kind("is_parallel", meta.is_parallel, 1);
     check_kind("has_row_norms", meta.has_row_norms, 1);
+    check_kind("has_sinks", meta.has_sinks, 1);
     require(meta.is_parallel == 0 || meta.norm_position == LLAISYS_NORM_BEFORE,
             "meta.is_parallel needs norm_position 0, got ", meta.norm_position);
     const size_t frequencies = meta.layer_inv_freqs != nullptr ? meta.nlayer * (meta.dh / 2) : 0;

@@ -34,6 +34,7 @@ class Case:
     dtypes: tuple[str, str, str] = ("f32", "f32", "f32")  # of q, the cache and out
     scale: float = 0.3
     soft_cap: float = 0.0
+    sinks: Array | None = None  # [heads]
 
     def run(self, tokens: Sequence[int] | None = None, stream: Stream | None = None) -> Array:
         """Return the results of these tokens, in this order."""
@@ -49,11 +50,14 @@ class Case:
         q_dtype, kv_dtype, out_dtype = self.dtypes
         with Natives() as native:
             out = native.strided(np.zeros((len(chosen), *self.q.shape[1:])), out_dtype)
-            op("AttentionSoftCap" if self.soft_cap else "Attention",
+            is_plain = self.sinks is None and not self.soft_cap
+            sinks = None if self.sinks is None else native(self.sinks, "f32")
+            op("Attention" if is_plain else "AttentionSinks",
                out, native.strided(self.q[chosen], q_dtype, before=3),
                native(self.k, kv_dtype), native(self.v, kv_dtype), native(q_rows, "i32"),
-               native(begin, "i32"), native(end, "i32"), native(tables, "i32"), self.block_size,
-               self.scale, *([self.soft_cap] if self.soft_cap else []),
+               native(begin, "i32"), native(end, "i32"), native(tables, "i32"),
+               *([] if is_plain else [sinks]), self.block_size, self.scale,
+               *([] if is_plain else [self.soft_cap]),
                stream=stream)  # fmt: skip
             return array(out)
 
@@ -62,12 +66,17 @@ class Case:
         q, k, v = (rounded(self.q, q_dtype), rounded(self.k, kv_dtype), rounded(self.v, kv_dtype))
         slots = [list(self.lists[row][begin:end]) for row, begin, end in self.seen]
         return np.stack(
-            [naive(q[i], k[s], v[s], self.scale, self.soft_cap) for i, s in enumerate(slots)]
+            [
+                naive(q[i], k[s], v[s], self.scale, self.soft_cap, self.sinks)
+                for i, s in enumerate(slots)
+            ]
         )
 
 
-def naive(q: Array, k: Array, v: Array, scale: float, soft_cap: float = 0.0) -> Array:
-    """q [heads, d], k and v [m, kv_heads, d]."""
+def naive(
+    q: Array, k: Array, v: Array, scale: float, soft_cap: float = 0.0, sinks: Array | None = None
+) -> Array:
+    """q [heads, d], k and v [m, kv_heads, d], sinks [heads]."""
     out = np.zeros(q.shape)
     if len(k) == 0:
         return out
@@ -76,8 +85,11 @@ def naive(q: Array, k: Array, v: Array, scale: float, soft_cap: float = 0.0) -> 
         scores = k[:, h // group].astype(np.float64) @ q[h].astype(np.float64) * scale
         if soft_cap:
             scores = soft_cap * np.tanh(scores / soft_cap)
-        weights = np.exp(scores - scores.max())
-        out[h] = weights @ v[:, h // group].astype(np.float64) / weights.sum()
+        extra = np.array([] if sinks is None else [sinks[h]], np.float64)
+        largest = np.concatenate([scores, extra]).max()
+        weights = np.exp(scores - largest)
+        total = weights.sum() + np.exp(extra - largest).sum()
+        out[h] = weights @ v[:, h // group].astype(np.float64) / total
     return out
 
 

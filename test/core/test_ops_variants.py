@@ -107,3 +107,32 @@ def test_attention_with_a_soft_cap(kv_dtype: str) -> None:
         assert_close(capped, case.reference(), "f32", 64)
         case.soft_cap = 0.0
         assert np.abs(case.run() - capped).max() > 1e-2 or length == 1
+
+
+@pytest.mark.parametrize("dtypes", list(product(REALS, REALS, REALS)))
+def test_attention_with_sinks(dtypes: tuple[str, str, str]) -> None:
+    for length, heads, d, window in ((1, 4, 6, 0), (65, 6, 33, 9), (130, 14, 64, 0), (1100, 2, 8, 0)):
+        case = make_case((length, 70), 5, heads, 2, d, 4, dtypes=dtypes, window=window)
+        case.sinks = (normal(heads) * 3).astype(np.float32)
+        case.sinks[0], case.sinks[-1] = -200.0, 30.0  # no effect, and nearly all of the weight
+        case.seen[2] = (case.seen[2][0], 1, 1)  # nothing visible
+        for threads in (1, 3):
+            with Stream(n_threads=threads) as stream:
+                assert_close(case.run(stream=stream), case.reference(), dtypes[2], 32)
+        case.soft_cap = 2.0
+        assert_close(case.run(), case.reference(), dtypes[2], 64)
+
+
+def test_a_sink_above_every_score_does_not_overflow() -> None:
+    case = make_case((20,), 3, 2, 1, 8)
+    case.sinks = np.array([1e6, -1e6], np.float32)
+    got = case.run()
+    assert (got[:, 0] == 0).all()
+    assert_close(got, case.reference(), "f32", 16)
+
+
+def test_attention_rejects_other_sinks() -> None:
+    case = make_case((5,), 1, 4, 2, 8)
+    case.sinks = np.zeros(3, np.float32)
+    with pytest.raises(InvalidInputError, match="attention: sinks"):
+        case.run()

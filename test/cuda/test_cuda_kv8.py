@@ -13,7 +13,7 @@ from kv_bytes import cuda_layout, dequantised, from_e4m3, quantised, to_e4m3
 from model_files import tiny_config, write_hf_model
 from native_helpers import EPSILON, REALS, Array
 from test_cuda_engine import PROMPTS, matching, shape
-from test_cuda_ops import ATTENTION, IS_SMALL, Side, normal
+from test_cuda_ops import IS_SMALL, VARIANTS, Side, normal
 
 from llaisys import LLM, SamplingParams
 from llaisys.engine.config import EngineConfig
@@ -74,11 +74,11 @@ def test_kv_store_matches_naive_bytes(streams: dict[str, Stream], dtype: str, d:
     np.testing.assert_array_equal(got, expected.ravel()[split:].view(np.float32))
 
 
-@pytest.mark.parametrize("case", ATTENTION)
+@pytest.mark.parametrize(("case", "variant"), VARIANTS)
 @pytest.mark.parametrize("dtype", REALS)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_attention_matches_cpu_over_dequantised_values(
-    streams: dict[str, Stream], kind: str, dtype: str, case: tuple[Any, ...]
+    streams: dict[str, Stream], kind: str, dtype: str, case: tuple[Any, ...], variant: str
 ) -> None:
     lengths, fresh, heads, kv_heads, d, block, window = case
     rng = np.random.default_rng(7)
@@ -104,7 +104,13 @@ def test_attention_matches_cpu_over_dequantised_values(
     def run(side: Side, keys: Tensor, values: Tensor) -> Array:
         out = side.empty(q.shape, dtype)
         lists = (side.tensor(t, "i32") for t in (rows, begin, end, tables))
-        side.run("Attention", out, side.strided(q, dtype, 8), keys, values, *lists, block, 0.1)
+        queries = side.strided(q, dtype, 8)
+        if not variant:
+            side.run("Attention", out, queries, keys, values, *lists, block, 0.1)
+        else:
+            given = side.tensor(normal(heads) * 2 + 1, "f32") if "sinks" in variant else None
+            cap = 0.5 if "cap" in variant else 0.0
+            side.run("AttentionSinks", out, queries, keys, values, *lists, given, block, 0.1, cap)
         return side.array(out)
 
     with Side("cpu", streams["cpu"]) as side:

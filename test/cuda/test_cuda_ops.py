@@ -376,15 +376,18 @@ if IS_SMALL:
     ATTENTION = [case for case in ATTENTION if sum(case[0]) * case[1] * case[2] < 3000]
 
 
-SOFT_CAPS = ATTENTION[:9:3]
+VARIANTS = [
+    *((case, "") for case in ATTENTION),
+    *((case, "sinks") for case in ATTENTION),
+    *((case, "cap") for case in ATTENTION[::3]),
+    *((case, "sinks and cap") for case in ATTENTION[1::3]),
+]
 
 
-@pytest.mark.parametrize(
-    ("case", "cap"), [*((case, 0.0) for case in ATTENTION), *((case, 1.5) for case in SOFT_CAPS)]
-)
+@pytest.mark.parametrize(("case", "variant"), VARIANTS)
 @pytest.mark.parametrize("dtype", REALS)
 def test_attention(
-    streams: dict[str, Stream], dtype: str, case: tuple[Any, ...], cap: float
+    streams: dict[str, Stream], dtype: str, case: tuple[Any, ...], variant: str
 ) -> None:
     lengths, fresh, heads, kv_heads, d, block, window = case
     rng = np.random.default_rng(7)
@@ -402,15 +405,17 @@ def test_attention(
     seen.append((0, 3, 3) if lengths[0] > 3 else (0, 1, 1))  # empty range
     rows, begin, end = np.array(seen, np.int32).T
     q = normal(len(seen), heads, d)
+    sinks = (normal(heads) * 2 + 1).astype(np.float32)
     k, v = normal(n_blocks * block, kv_heads, d, seed=1), normal(n_blocks * block, kv_heads, d)
 
     def body(side: Side) -> Array:
         out = side.empty(q.shape, dtype)
         side.run(
-            "AttentionSoftCap" if cap else "Attention", out, side.strided(q, dtype, 8),
+            "AttentionSinks" if variant else "Attention", out, side.strided(q, dtype, 8),
             side.tensor(k, dtype), side.tensor(v, dtype),
-            *(side.tensor(t, "i32") for t in (rows, begin, end, tables)), block, 0.1,
-            *([cap] if cap else []),
+            *(side.tensor(t, "i32") for t in (rows, begin, end, tables)),
+            *([side.tensor(sinks, "f32") if "sinks" in variant else None] if variant else []),
+            block, 0.1, *([0.5 if "cap" in variant else 0.0] if variant else []),
         )  # fmt: skip
         return side.array(out)
 

@@ -63,6 +63,7 @@ typedef struct LlaisysDecoderMeta {
     float moe_scale;             /* of the weights of a token's experts; 0: 1 */
     float moe_limit;             /* limit of llaisysMoeMlp; 0: plain SwiGLU */
     float moe_alpha;             /* alpha of llaisysMoeMlp */
+    int32_t has_sinks;           /* the model has attn_sinks_w */
 } LlaisysDecoderMeta;
 
 /* Slots. The model owns a handle in a slot; one handle may be in several slots (tied embeddings)
@@ -111,6 +112,7 @@ typedef struct LlaisysDecoderWeights {
     llaisysTensor_t *shared_down_w;  /* [hs, shared_di], with shared_di */
     llaisysTensor_t *shared_scale_w; /* [1, hs]: the shared experts are multiplied by the sigmoid of
                                       * its product; with moe_has_shared_gate */
+    llaisysTensor_t *attn_sinks_w;   /* f32 [nh]: sinks of llaisysAttentionSinks, with has_sinks */
 } LlaisysDecoderWeights;
 
 #endif

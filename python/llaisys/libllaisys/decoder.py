@@ -55,6 +55,7 @@ class LlaisysDecoderMeta(Structure):
         ("moe_scale", c_float),
         ("moe_limit", c_float),
         ("moe_alpha", c_float),
+        ("has_sinks", c_int32),
     )
 
 
@@ -98,4 +99,5 @@ class LlaisysDecoderWeights(Structure):
         ("shared_up_w", c_void_p),
         ("shared_down_w", c_void_p),
         ("shared_scale_w", c_void_p),
+        ("attn_sinks_w", c_void_p),
     )

@@ -38,7 +38,7 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysRope", c_int32, _tensors(4)),
     ("llaisysKvStore", c_int32, _tensors(3)),
     ("llaisysAttention", c_int32, _tensors(8, c_int32, c_float)),
-    ("llaisysAttentionSoftCap", c_int32, _tensors(8, c_int32, c_float, c_float)),
+    ("llaisysAttentionSinks", c_int32, _tensors(9, c_int32, c_float, c_float)),
     ("llaisysAttentionRuns", c_int32, _tensors(9, c_int64, c_int32, c_float)),
     ("llaisysSelfAttentionMasked", c_int32, _tensors(5, c_float)),
     ("llaisysQuantise", c_int32, _tensors(2)),

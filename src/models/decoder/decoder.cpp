@@ -108,6 +108,7 @@ void DecoderModel::register_slots(const DecoderKind &kind) {
         are_norms_optional);
     add("attn_k_norm_w", &weights_.attn_k_norm_w, {has_row_norms ? kv_size : head},
         are_norms_optional);
+    add("attn_sinks_w", &weights_.attn_sinks_w, {int64_t(meta_.nh)}, meta_.has_sinks == 0);
     add("mlp_norm_w", &weights_.mlp_norm_w, {hidden}, !has_norms_before || meta_.is_parallel != 0);
     add("mlp_norm_b", &weights_.mlp_norm_b, {hidden}, true);
     add("mlp_post_norm_w", &weights_.mlp_post_norm_w, {hidden}, !has_norms_after);
@@ -212,7 +213,8 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
                 return; // a prompt chunk without outputs: only its keys and values are needed
             }
             ops::attention(stream, act.attn_out, act.q.view(act.attn_out.shape()), attention.kv[i],
-                           attention.lists_of(i), scale_, meta_.attention_soft_cap);
+                           attention.lists_of(i), scale_, meta_.attention_soft_cap,
+                           tensor_at(weights_.attn_sinks_w, i));
             if (is_last && selects_output_rows(input)) {
                 tail = select_output_rows(stream, input, act, &residual);
                 lora_rows = lora_rows != nullptr ? &input.last_lora : nullptr;

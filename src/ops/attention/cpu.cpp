@@ -6,6 +6,7 @@
 #include "ops/cpu/byte_attention.hpp"
 #include "ops/cpu/rows.hpp"
 
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -39,7 +40,8 @@ struct Call {
     const Tensor &v_cache;
     const AttentionLists &lists;
     float scale;
-    float soft_cap; // 0: none
+    float soft_cap;     // 0: none
+    const float *sinks; // [heads]; null: none
     int64_t kv_heads;
     int64_t group; // query heads of one KV head
     int64_t d;
@@ -195,7 +197,11 @@ void write_out(const cpu::Kernels &kernels, const Call &call, const Block &block
         const AttentionState state = total.after(h * head_floats(call));
         for (int64_t r = 0; r < block.n_tokens * call.group; ++r) {
             float *row = state.o + r * call.ldo;
-            const float sum = state.l[r];
+            float sum = state.l[r];
+            if (call.sinks != nullptr && sum != 0.0f) {
+                sum += std::exp(call.sinks[(first_head + h) * call.group + r % call.group] -
+                                state.m[r]);
+            }
             kernels.scale_in_place(row, sum == 0.0f ? 0.0f : 1.0f / sum, call.d);
             cpu::finish(
                 kernels,
@@ -280,7 +286,8 @@ int64_t heads_together(const Call &call, int64_t chunks, int threads) {
 } // namespace
 
 void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor &q,
-                   const KvLayer &kv, const AttentionLists &lists, float scale, float soft_cap) {
+                   const KvLayer &kv, const AttentionLists &lists, float scale, float soft_cap,
+                   const Tensor *sinks) {
     static thread_local cpu::Scratch scratch;
     static thread_local std::vector<Block> own_blocks;
     std::vector<Block> &blocks = own_blocks; // a lambda would refer to its own thread's vector
@@ -297,6 +304,7 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
                  lists,
                  scale,
                  soft_cap,
+                 sinks != nullptr ? sinks->as<float>() : nullptr,
                  kv_heads,
                  group,
                  q.size(2),

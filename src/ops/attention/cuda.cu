@@ -7,8 +7,8 @@
 //                                        long
 //    batch-invariant streams             cuda_decode.cuh for every token, with a fixed split
 //  8-bit caches of the same sizes        cuda_bytes.cuh
-//  everything else (f32, other sizes,    attention_reference_kernel below: one block per token and
-//  soft caps)                            head, one warp per fourth key
+//  everything else (f32, other sizes)    attention_reference_kernel below: one block per token and
+//                                        head, one warp per fourth key
 #include "ops/attention/cuda.hpp"
 
 #include "ops/attention/cuda_bytes.cuh"
@@ -119,6 +119,9 @@ __global__ void attention_reference_kernel(AttentionArgs args, ReferenceArgs ref
             value += outs[w * d + i] * rescale;
             total += sum_of[w] * rescale;
         }
+        if (args.sinks != nullptr) {
+            total += expf(args.sinks[head] - top);
+        }
         reference.out.store(token * args.out_token + head * args.out_head + i,
                             total > 0 ? value / total : 0.0f);
     }
@@ -196,7 +199,8 @@ AttentionRuns runs_of(const device::Stream &stream, const AttentionLists &lists,
 } // namespace
 
 void attention_cuda(const device::Stream &stream, const Tensor &out, const Tensor &q,
-                    const KvLayer &kv, const AttentionLists &lists, float scale, float soft_cap) {
+                    const KvLayer &kv, const AttentionLists &lists, float scale, float soft_cap,
+                    const Tensor *sinks) {
     const int64_t n = q.size(0);
     const int64_t d = q.size(2);
     if (q.elements() == 0) {
@@ -228,14 +232,16 @@ void attention_cuda(const device::Stream &stream, const Tensor &out, const Tenso
     args.kv_heads = int32_t(kv.n_heads);
     args.group = int32_t(q.size(1) / kv.n_heads);
     args.are_settled = lists.are_settled;
-    args.scale_log2 = scale * 1.4426950408889634f;
+    args.scale_log2 = (soft_cap != 0 ? soft_cap : scale) * 1.4426950408889634f;
+    args.cap_scale = soft_cap != 0 ? scale / soft_cap : 0.0f;
+    args.sinks = sinks != nullptr ? sinks->as<float>() : nullptr;
 
     const DType dtype = q.dtype();
     device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     const bool has_cache = is_bytes ? args.group <= cuda::max_byte_group(d)
                                     : kv.k.dtype() == dtype && kv.v.dtype() == dtype;
     const bool is_fast = dtype != LLAISYS_DTYPE_F32 && has_cache && out.dtype() == dtype &&
-                         args.group <= 16 && scale > 0 && soft_cap == 0 && is_16_byte_aligned(q) &&
+                         args.group <= 16 && scale > 0 && is_16_byte_aligned(q) &&
                          is_16_byte_aligned(out);
     const LaunchAttention launch = is_fast ? kernels_of(cuda_stream, d) : nullptr;
     if (launch == nullptr) {

@@ -7,6 +7,7 @@
 namespace llaisys::ops {
 
 void attention_cuda(const device::Stream &stream, const Tensor &out, const Tensor &q,
-                    const KvLayer &kv, const AttentionLists &lists, float scale, float soft_cap);
+                    const KvLayer &kv, const AttentionLists &lists, float scale, float soft_cap,
+                    const Tensor *sinks);
 
 } // namespace llaisys::ops

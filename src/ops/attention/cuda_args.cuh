@@ -21,12 +21,18 @@ struct AttentionArgs {
     int32_t block_size;
     int32_t block_shift;     // log2 of block_size; 0: block_size is 1 or no power of two
     int32_t kv_heads, group; // group: query heads per KV head
-    float scale_log2;        // softmax scale times log2(e)
+    float scale_log2;        // softmax scale times log2(e); with a soft cap: the cap times log2(e)
+    float cap_scale;         // softmax scale / soft cap; 0: no soft cap
+    const float *sinks;      // [heads]; null: none
     bool are_settled;        // see AttentionLists
 
     __device__ __forceinline__ const int32_t *table_of(int token) const {
         const int64_t step = width_at != nullptr ? *width_at : width;
         return tables + int64_t(q_rows[token]) * step;
+    }
+    // Softmax denominator of query head `head`: the sum of exp2(score - max) and the sink.
+    __device__ __forceinline__ float with_sink(int head, float max, float sum) const {
+        return sinks == nullptr ? sum : sum + exp2f(sinks[head] * 1.4426950408889634f - max);
     }
     // KV slot of position e of a block table row.
     __device__ __forceinline__ int64_t slot_of(const int32_t *table, int e) const {
@@ -37,6 +43,15 @@ struct AttentionArgs {
                                : int64_t(table[e / block_size]) * block_size + e % block_size;
     }
 };
+
+// tanh(score * cap_scale): to be multiplied by scale_log2. The score itself without a soft cap.
+__device__ __forceinline__ float soft_capped(float score, float cap_scale) {
+    if (cap_scale == 0) {
+        return score;
+    }
+    const float e = exp2f(score * (cap_scale * (2 * 1.4426950408889634f)));
+    return 1.0f - __fdividef(2.0f, e + 1.0f);
+}
 
 inline int32_t block_shift_of(int32_t block_size) {
     int32_t shift = 0;

@@ -76,7 +76,8 @@ template <typename T, typename Cache, int D, int HeadTiles> struct DecodeState {
     static __device__ __forceinline__ int high_dim(int d) { return low_dim(d) + 8; }
 
     // tile: in shared memory. first: position of its first key.
-    __device__ __forceinline__ void add(uint32_t tile, int first, int begin, int end, float scale) {
+    __device__ __forceinline__ void add(uint32_t tile, int first, int begin, int end, float scale,
+                                        float cap_scale) {
         const uint32_t keys = tile;
         const uint32_t values = tile + DecodeTile<T, D>::kValues;
         const int lane = threadIdx.x % kWarpSize;
@@ -101,8 +102,10 @@ template <typename T, typename Cache, int D, int HeadTiles> struct DecodeState {
             float weights[4];
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
-                const float s0 = sees_low ? scores[h][c] * scale : -INFINITY;
-                const float s1 = sees_high ? scores[h][c + 2] * scale : -INFINITY;
+                const float s0 =
+                    sees_low ? soft_capped(scores[h][c], cap_scale) * scale : -INFINITY;
+                const float s1 =
+                    sees_high ? soft_capped(scores[h][c + 2], cap_scale) * scale : -INFINITY;
                 float top = fmaxf(s0, s1);
                 top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 4));
                 top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 8));
@@ -211,7 +214,7 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
         __syncwarp();
         const uint32_t tile = buffer + uint32_t(i % Stages) * Tile::kBytes;
         const int first = (first_tile + warp + i * kDecodeWarps) * kDecodeKeys;
-        state.add(tile, first, begin, end, args.scale_log2);
+        state.add(tile, first, begin, end, args.scale_log2, args.cap_scale);
         __syncwarp(); // before the stage is refilled
         fetch(i + Stages, next);
         next = slot_at(i + Stages + 1);
@@ -267,7 +270,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
         grid_dependency_wait();
         if (is_split) {
             combine.wait_peers();
-            combine.finish(out, args.out_head, workspace);
+            combine.finish(args, out, workspace);
         }
         return;
     }
@@ -324,13 +327,14 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
             sum += sum_of[w][head] * rescale;
         }
         if (n_splits == 1) {
-            out[head * args.out_head + i % D] = from_float<T>(value / sum);
+            const float total = args.with_sink(kv_head * args.group + head, top, sum);
+            out[head * args.out_head + i % D] = from_float<T>(value / total);
         } else {
             combine.store_partial(i, value, top, sum);
         }
     }
     if (is_split) {
-        combine.finish(out, args.out_head, workspace);
+        combine.finish(args, out, workspace);
     }
 }
 

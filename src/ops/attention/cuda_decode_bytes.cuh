@@ -87,7 +87,8 @@ template <typename T, typename Format, int D, int HeadTiles> struct DecodeByteSt
     }
     static __device__ __forceinline__ int high_dim(int d) { return low_dim(d) + 1; }
 
-    __device__ __forceinline__ void add(uint32_t tile, int first, int begin, int end, float scale) {
+    __device__ __forceinline__ void add(uint32_t tile, int first, int begin, int end, float scale,
+                                        float cap_scale) {
         const int lane = threadIdx.x % kWarpSize;
         // Of the ldmatrix row of this lane: matrices 1 and 3 are keys 8 to 15, 2 and 3 the next
         // chunk.
@@ -110,8 +111,9 @@ template <typename T, typename Format, int D, int HeadTiles> struct DecodeByteSt
             }
         }
         const uint32_t scales = tile + Tile::kScales + uint32_t(lane / 4) * 4;
-        const float low_key = load_shared_f32(scales) * scale;
-        const float high_key = load_shared_f32(scales + 8 * 4) * scale;
+        const bool is_capped = cap_scale != 0;
+        const float low_key = load_shared_f32(scales) * (is_capped ? 1.0f : scale);
+        const float high_key = load_shared_f32(scales + 8 * 4) * (is_capped ? 1.0f : scale);
         const float low_value = load_shared_f32(scales + kDecodeKeys * 4);
         const float high_value = load_shared_f32(scales + (kDecodeKeys + 8) * 4);
         const int low = first + lane / 4; // this lane's keys: low and low + 8
@@ -122,8 +124,14 @@ template <typename T, typename Format, int D, int HeadTiles> struct DecodeByteSt
         for (int h = 0; h < HeadTiles; ++h) {
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
-                scores[h][c] = sees_low ? scores[h][c] * low_key : -INFINITY;
-                scores[h][c + 2] = sees_high ? scores[h][c + 2] * high_key : -INFINITY;
+                float low_score = scores[h][c] * low_key;
+                float high_score = scores[h][c + 2] * high_key;
+                if (is_capped) {
+                    low_score = soft_capped(low_score, cap_scale) * scale;
+                    high_score = soft_capped(high_score, cap_scale) * scale;
+                }
+                scores[h][c] = sees_low ? low_score : -INFINITY;
+                scores[h][c + 2] = sees_high ? high_score : -INFINITY;
                 has_larger = has_larger || fmaxf(scores[h][c], scores[h][c + 2]) > max[h][c];
             }
         }

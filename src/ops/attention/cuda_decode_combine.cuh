@@ -39,6 +39,15 @@ struct WeightedSum {
     }
 };
 
+// Stores value i of [group, D] of the KV head of this block.
+template <typename T, int D>
+__device__ __forceinline__ void store_combined(const AttentionArgs &args, T *out, int i, float max,
+                                               const WeightedSum &all) {
+    const int head = int(blockIdx.y) * args.group + i / D;
+    out[i / D * args.out_head + i % D] =
+        from_float<T>(all.value / args.with_sink(head, max, all.sum));
+}
+
 // A part is 128 values of [group, D]. Heads that it may contain values of, and its bytes: values, then
 // maximum and denominator of these heads.
 template <int D>
@@ -118,7 +127,7 @@ public:
                      make_float2(top, sum), barrier);
         }
     }
-    __device__ __forceinline__ void finish(T *out, int64_t out_head,
+    __device__ __forceinline__ void finish(const AttentionArgs &args, T *out,
                                            const unsigned char *workspace) {
         mbarrier_wait_parity_cluster(barrier_, 0);
         for (int own = 0; (own * n_ + rank_) * kDecodeThreads < group_ * D; ++own) {
@@ -149,7 +158,7 @@ public:
                 all.add(value[s], stats[s].y, exp2f(stats[s].x - highest));
             }
             if (!Long || n_clusters_ == 1) {
-                out[i / D * out_head + i % D] = from_float<T>(all.value / all.sum);
+                store_combined<T, D>(args, out, i, highest, all);
                 continue;
             }
             float *part = own_ + i / kDecodeThreads * kPartFloats;
@@ -161,14 +170,14 @@ public:
         }
         if constexpr (Long) {
             if (n_clusters_ > 1) {
-                finish_clusters(out, out_head);
+                finish_clusters(args, out);
             }
         }
     }
 
 private:
     // Combines the clusters: by the last of the blocks of this rank.
-    __device__ __forceinline__ void finish_clusters(T *out, int64_t out_head) {
+    __device__ __forceinline__ void finish_clusters(const AttentionArgs &args, T *out) {
         __shared__ bool is_last;
         if (rank_ * kDecodeThreads >= group_ * D) { // owns no part
             return;
@@ -219,7 +228,7 @@ private:
                     all.add(value[j], stats[j].y, exp2f(stats[j].x - now));
                 }
             }
-            out[i / D * out_head + i % D] = from_float<T>(all.value / all.sum);
+            store_combined<T, D>(args, out, i, highest, all);
         }
         if (threadIdx.x == 0) {
             *counter_ = 0;
@@ -258,7 +267,8 @@ public:
             head[D + 1] = sum;
         }
     }
-    __device__ __forceinline__ void finish(T *out, int64_t out_head, const unsigned char *) {
+    __device__ __forceinline__ void finish(const AttentionArgs &args, T *out,
+                                           const unsigned char *) {
         __shared__ bool is_last;
         if (int(blockIdx.x) >= n_splits_) {
             return;
@@ -284,7 +294,7 @@ public:
                 const float *at = part + int64_t(s) * kPart;
                 all.add(__ldcg(at + i % D), __ldcg(at + D + 1), exp2f(__ldcg(at + D) - highest));
             }
-            out[i / D * out_head + i % D] = from_float<T>(all.value / all.sum);
+            store_combined<T, D>(args, out, i, highest, all);
         }
         if (threadIdx.x == 0) {
             *counter_ = 0;

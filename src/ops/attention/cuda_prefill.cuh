@@ -31,7 +31,7 @@ template <typename T, int D> struct PrefillState {
     __device__ __forceinline__ void add(uint32_t keys, uint32_t values,
                                         const uint32_t (&q)[D / 16][4], int first,
                                         const int (&begins)[2], const int (&ends)[2], bool is_whole,
-                                        float scale) {
+                                        float scale, float cap_scale) {
         constexpr int kTiles = kPrefillKeys / 8;
         const int lane = threadIdx.x % kWarpSize;
         const int matrix = lane / 8;
@@ -45,6 +45,12 @@ template <typename T, int D> struct PrefillState {
                 ldmatrix_x4(b, keys + tile_offset<D>(row, step * 2 + (matrix & 1)));
                 mma_m16n8k16<T>(scores[2 * pair], q[step], b[0], b[1]);
                 mma_m16n8k16<T>(scores[2 * pair + 1], q[step], b[2], b[3]);
+            }
+        }
+        if (cap_scale != 0) {
+#pragma unroll
+            for (int i = 0; i < kTiles * 4; ++i) {
+                scores[i / 4][i % 4] = soft_capped(scores[i / 4][i % 4], cap_scale);
             }
         }
         if (!is_whole) {
@@ -210,14 +216,16 @@ __global__ void __launch_bounds__(kPrefillThreads, 1)
         const int first = at * kPrefillKeys;
         const bool is_whole = first >= high_begin && first + kPrefillKeys <= low_end;
         const uint32_t keys = smem_address(shared) + uint32_t(at & 1) * 2 * kTile;
-        state.add(keys, keys + kTile, q, first, begins, ends, is_whole, args.scale_log2);
+        state.add(keys, keys + kTile, q, first, begins, ends, is_whole, args.scale_log2,
+                  args.cap_scale);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
         float sum = state.sum[r];
         sum += __shfl_xor_sync(kFullMask, sum, 1);
         sum += __shfl_xor_sync(kFullMask, sum, 2);
-        const float factor = sum > 0 ? 1.0f / sum : 0.0f;
+        const int head = kv_head * args.group + (warp * 16 + r * 8 + lane / 4) % args.group;
+        const float factor = sum > 0 ? 1.0f / args.with_sink(head, state.max[r], sum) : 0.0f;
         if (out_at[r] >= 0) {
             T *to = static_cast<T *>(args.out) + out_at[r] + lane % 4 * 2;
 #pragma unroll

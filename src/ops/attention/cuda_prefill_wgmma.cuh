@@ -27,8 +27,14 @@ struct RowBounds {
 // factor for previous sums.
 __device__ __forceinline__ void softmax_tile(float (&s)[64], float (&max)[2], float (&sum)[2],
                                              float (&rescale)[2], const RowBounds &rows, int first,
-                                             bool is_whole, float scale) {
+                                             bool is_whole, float scale, float cap_scale) {
     const int lane = threadIdx.x % kWarpSize;
+    if (cap_scale != 0) {
+#pragma unroll
+        for (int i = 0; i < 64; ++i) {
+            s[i] = soft_capped(s[i], cap_scale);
+        }
+    }
     if (!is_whole) {
 #pragma unroll
         for (int i = 0; i < 64; ++i) {
@@ -188,7 +194,13 @@ __device__ __forceinline__ void consume_tiles(const AttentionArgs &args, WgmmaSh
     const auto softmax = [&](int tile) {
         const int first = tile * kWgmmaKeys;
         const bool is_whole = first >= work.high_begin && first + kWgmmaKeys <= work.low_end;
-        softmax_tile(s, max, sum, rescale, rows, first, is_whole, args.scale_log2);
+        softmax_tile(s, max, sum, rescale, rows, first, is_whole, args.scale_log2, args.cap_scale);
+    };
+    const auto add_sinks = [&] { // to the sum of one of the four lanes of a row
+        for (int r = 0; args.sinks != nullptr && lane % 4 == 0 && r < 2; ++r) {
+            const int row = threadIdx.x / kWarpSize * 16 + r * 8 + lane / 4;
+            sum[r] = args.with_sink(work.kv_head * args.group + row % args.group, max[r], sum[r]);
+        }
     };
     const auto pack = [&] {
 #pragma unroll
@@ -249,6 +261,7 @@ __device__ __forceinline__ void consume_tiles(const AttentionArgs &args, WgmmaSh
                 break;
             }
             query_empty(query_index - 1, group).arrive();
+            add_sinks();
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 total[r] = sum[r];
@@ -292,6 +305,7 @@ __device__ __forceinline__ void consume_tiles(const AttentionArgs &args, WgmmaSh
     issue_pv();
     wgmma_wait_group<0>();
     fence_operands(out);
+    add_sinks();
     write(sum, rows.out_at);
     if (group == 0) { // the arrive that has no matching sync yet
         warp_scheduler_barrier_sync(0);

@@ -48,7 +48,7 @@ int64_t find_run_extents(const int32_t *end, const std::vector<int32_t> &runs,
 }
 
 void attention(const device::Stream &stream, const Tensor &out, const Tensor &q, const KvLayer &kv,
-               const AttentionLists &lists, float scale, float soft_cap) {
+               const AttentionLists &lists, float scale, float soft_cap, const Tensor *sinks) {
     const Checks check{"attention", stream};
     check.real_rows("q", q, 3);
     const int64_t n = q.size(0);
@@ -78,13 +78,16 @@ void attention(const device::Stream &stream, const Tensor &out, const Tensor &q,
     if (!(soft_cap >= 0)) {
         fail(LLAISYS_ERROR_INVALID, "attention: soft_cap: got ", soft_cap, ", expected at least 0");
     }
+    if (sinks != nullptr) {
+        check.vector("sinks", *sinks, LLAISYS_DTYPE_F32, q.size(1));
+    }
     check.index_range("q_rows", lists.q_rows, lists.tables.size(0));
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
-        return attention_cpu(stream, out, q, kv, lists, scale, soft_cap);
+        return attention_cpu(stream, out, q, kv, lists, scale, soft_cap, sinks);
 #if defined(LLAISYS_HAVE_CUDA)
     case LLAISYS_DEVICE_NVIDIA:
-        return attention_cuda(stream, out, q, kv, lists, scale, soft_cap);
+        return attention_cuda(stream, out, q, kv, lists, scale, soft_cap, sinks);
 #endif
     default:
         check.no_kernel();

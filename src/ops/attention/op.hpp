@@ -59,8 +59,10 @@ struct AttentionLists {
     bool are_settled = false;
 };
 
-// soft_cap: a score s becomes soft_cap * tanh(s / soft_cap); 0: none.
+// soft_cap: a score s becomes soft_cap * tanh(s / soft_cap); 0: none. sinks f32 [heads]: exp(sink)
+// is added to the softmax denominator of a head; null: none.
 void attention(const device::Stream &stream, const Tensor &out, const Tensor &q, const KvLayer &kv,
-               const AttentionLists &lists, float scale, float soft_cap = 0.0f);
+               const AttentionLists &lists, float scale, float soft_cap = 0.0f,
+               const Tensor *sinks = nullptr);
 
 } // namespace llaisys::ops

@@ -58,6 +58,13 @@ void check_sequences(CudaStream &stream, int kv_heads, int group, const std::vec
     args.group = group;
     args.scale_log2 = 0.13f;
     args.are_settled = true;
+    std::vector<float> sinks(size_t(heads), 0.0f); // in every second configuration
+    for (int head = 0; head < heads; ++head) {
+        sinks[size_t(head)] = float(head % 5) - 1.0f;
+    }
+    const Array<float> on_sinks(sinks);
+    const bool has_sinks = (tuning.stages + tuning.clusters) % 2 == 1;
+    args.sinks = has_sinks ? on_sinks.get() : nullptr;
     run_decode<T, D, HeadTiles>(stream, args, nullptr, n, false, tuning);
 
     std::vector<double> expected(q.size(), 0.0);
@@ -70,6 +77,9 @@ void check_sequences(CudaStream &stream, int kv_heads, int group, const std::vec
                 const int page = tables[size_t(rows[size_t(t)] * width + e / kBlock)];
                 return (size_t(page * kBlock + e % kBlock) * kv_heads + head / group) * D;
             };
+            if (has_sinks) {
+                sum = std::exp(double(sinks[size_t(head)]));
+            }
             for (int e = begin[size_t(t)]; e < ends[size_t(t)]; ++e) {
                 double score = 0;
                 for (int i = 0; i < D; ++i) {
