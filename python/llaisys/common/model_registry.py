@@ -39,6 +39,7 @@ MODEL_REGISTRY: dict[str, str] = {
     "ernie4_5": "llaisys.models.decoder:DecoderAdapter",
     "seed_oss": "llaisys.models.decoder:DecoderAdapter",
     "helium": "llaisys.models.decoder:DecoderAdapter",
+    "gpt_oss": "llaisys.models.decoder:DecoderAdapter",
     "glm4_moe": "llaisys.models.decoder:DecoderAdapter",
     "mock": "llaisys.models.mock:MockAdapter",
 }

@@ -27,7 +27,12 @@ from llaisys.libllaisys.model import MODEL_TYPES
 from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
 from llaisys.models.base import AdapterOptions
 from llaisys.models.device import MemoryNeeds
-from llaisys.models.families.decoder_tensors import STACKED_FIELDS, tensors, weight_field
+from llaisys.models.families.decoder_tensors import (
+    STACKED_FIELDS,
+    STACKED_SHARDS,
+    tensors,
+    weight_field,
+)
 from llaisys.models.families.experts import Experts
 from llaisys.models.families.model_config import ModelConfig, decoder_config
 from llaisys.models.load_quantization import CHOICES, ON_CPU, quantise, quantised_dtype
@@ -182,7 +187,7 @@ def _tensor_loads(checkpoint: Checkpoint, options: AdapterOptions) -> list[_Tens
     found = []
     for name, _ in tensors(config):
         field, layer = weight_field(name)
-        stacked = config.experts.count if config.experts and field in STACKED_FIELDS else 1
+        stacked = config.experts.count if config.experts and field in STACKED_SHARDS else 1
         shard = shard_of(name, field, checkpoint.shape(name), size, rank, copies, stacked)
         targets = [(field, layer)]
         if field == "out_embed":
@@ -400,7 +405,7 @@ def decoder_meta(config: ModelConfig, dtype: str, max_model_len: int) -> Llaisys
     meta.norm_position = NORM_POSITIONS[variant.norm_position]
     meta.mlp_kind = MLP_KINDS[variant.mlp]
     meta.is_parallel = variant.is_parallel
-    meta.has_row_norms = variant.has_row_norms
+    meta.has_row_norms, meta.has_sinks = variant.has_row_norms, variant.has_sinks
     if config.experts is not None:
         _set_experts(meta, config.experts, config.num_layers)
     return meta

@@ -12,6 +12,7 @@ from llaisys.models.families.exaone4 import EXAONE4
 from llaisys.models.families.gemma import GEMMA, GEMMA2, GEMMA3
 from llaisys.models.families.glm4 import GLM, GLM4
 from llaisys.models.families.glm4_moe import GLM4_MOE
+from llaisys.models.families.gpt_oss import GPT_OSS
 from llaisys.models.families.granite import GRANITE
 from llaisys.models.families.granite_moe import GRANITE_MOE
 from llaisys.models.families.helium import HELIUM
@@ -39,7 +40,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         *(QWEN2, LLAMA, QWEN3, MISTRAL, MIMO, PHI3, SMOLLM3, GRANITE, OLMO2, GLM, GLM4),
         *(GEMMA, GEMMA2, GEMMA3, COHERE, COHERE2, STARCODER2, STABLELM),
-        *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, OLMOE, GRANITE_MOE, GLM4_MOE),
+        *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, OLMOE, GRANITE_MOE, GLM4_MOE, GPT_OSS),
         *(EXAONE4, ERNIE4_5, SEED_OSS, HELIUM),
     )
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llaisys.common.errors import ModelLoadError
@@ -22,7 +22,13 @@ from llaisys.models.families.experts import (
     no_experts,
 )
 from llaisys.models.families.model_config import ModelConfig
-from llaisys.models.families.rope import RopeScaling, long_rope, parse_rope, rope_from_gguf
+from llaisys.models.families.rope import (
+    RopeScaling,
+    YarnRopeScaling,
+    long_rope,
+    parse_rope,
+    rope_from_gguf,
+)
 from llaisys.models.families.variant import (
     Keys,
     ReadLayout,
@@ -85,6 +91,7 @@ class DecoderFamily(Family):
     has_gguf_files: bool = True  # under this architecture name
     gguf_architecture: str = ""  # '': name
     is_permuted_in_gguf: bool = False  # rows of q and k are in interleaved RoPE order
+    truncates_yarn: bool = True  # rounds the ends of YaRN's ramp; in GGUF files
     gguf_pre_tokenizer: str = "default"
 
     def tensors(self, config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -198,6 +205,8 @@ class DecoderFamily(Family):
         experts = self.experts(keys, sizes)
         theta = fields.number(f"{arch}.rope.freq_base", 1e-3, 1e12, 10000.0)
         scaling = _gguf_scaling(contents, arch, theta, layout.rotary_dim or head_dim)
+        if isinstance(scaling, YarnRopeScaling):
+            scaling = replace(scaling, truncate=self.truncates_yarn)
         window, window_layers = self.gguf_windows(
             fields, f"{arch}.attention.sliding_window", layers
         )

@@ -20,12 +20,13 @@ class WeightSpec:
     hf: str  # name within a layer, without '.weight'
     gguf: str
     field: str  # of LlaisysDecoderWeights, without '_w'
-    shape: tuple[str, ...]  # of 'hidden', 'inner', 'vocab', 'q', 'kv', 'q_norm', 'k_norm'
+    shape: tuple[str, ...]  # of 'hidden', 'inner', 'vocab', 'heads', 'q', 'kv', 'q_norm', ...
     bias: str = ""  # field or property of ModelConfig: has a bias
     only_if: str = ""  # field or property of ModelConfig: has this weight
     layers: str = ""  # 'dense' | 'experts': layers with this weight; '': all
 
 
+SINKS = "self_attn.sinks"
 _LAYER = (
     WeightSpec(
         "input_layernorm", "attn_norm", "attn_norm", ("hidden",), "norm_bias", "has_attn_norm"
@@ -35,6 +36,7 @@ _LAYER = (
     WeightSpec("self_attn.v_proj", "attn_v", "attn_v", ("kv", "hidden"), "attention_bias"),
     WeightSpec("self_attn.q_norm", "attn_q_norm", "attn_q_norm", ("q_norm",), only_if="qk_norm"),
     WeightSpec("self_attn.k_norm", "attn_k_norm", "attn_k_norm", ("k_norm",), only_if="qk_norm"),
+    WeightSpec(SINKS, "attn_sinks", "attn_sinks", ("heads",), only_if="has_sinks"),
     WeightSpec("self_attn.o_proj", "attn_output", "attn_o", ("hidden", "q"), "output_bias"),
     WeightSpec(
         *("self_attn.post_norm", "post_attention_norm", "attn_post_norm", ("hidden",)),
@@ -57,9 +59,12 @@ _LAYER = (
         "mlp.post_norm", "post_ffw_norm", "mlp_post_norm", ("hidden",), only_if="has_post_norms"
     ),
 )
+_EXPERT_BIASES = dict.fromkeys(
+    ("moe_router", "moe_gate", "moe_up", "moe_down"), "has_expert_biases"
+)
 # Layers with experts have these instead of the dense MLP.
 _EXPERTS = tuple(
-    WeightSpec(hf, gguf, field, shape, only_if=only_if, layers="experts")
+    WeightSpec(hf, gguf, field, shape, _EXPERT_BIASES.get(field, ""), only_if, "experts")
     for hf, gguf, field, shape, only_if in (
         ("mlp.gate", "ffn_gate_inp", "moe_router", ("experts", "hidden"), ""),
         ("mlp.experts.gate_proj", "ffn_gate_exps", "moe_gate", ("expert_rows", "hidden"), ""),
@@ -77,6 +82,7 @@ _EXPERTS = tuple(
 )  # fmt: skip
 _SCORE_BIAS = ("mlp.gate_score.bias", "exp_probs_b.bias", "moe_score_b")
 STACKED_FIELDS = ("moe_gate_w", "moe_up_w", "moe_down_w")  # rows of all experts
+STACKED_SHARDS = (*STACKED_FIELDS, "moe_gate_b", "moe_up_b")  # sharded expert by expert
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
 # Hugging Face name -> (GGUF name, native weight field)
@@ -93,6 +99,7 @@ def tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     sizes = {
         "hidden": config.hidden_size,
         "inner": config.intermediate_size,
+        "heads": config.num_heads,
         "q": config.num_heads * config.head_dim,
         "kv": config.num_kv_heads * config.head_dim,
         "q_norm": config.head_dim,
@@ -193,6 +200,8 @@ def source_of(name: str, config: ModelConfig, names: TensorNames, norm_add: floa
     if names.has_fused_gate_up and hf in GATE_UP:
         rows = (0, inner) if hf == GATE_UP[0] else (inner, 2 * inner)
         return TensorSource(f"{prefix}.mlp.gate_up_proj.{kind}", rows)
+    if hf == SINKS:  # files of Hugging Face have no suffix
+        return TensorSource(name, otherwise=TensorSource(name.removesuffix(".weight")))
     return TensorSource(f"{prefix}.{names.hf.get(hf, hf)}.{kind}", None, order, add)
 
 

@@ -54,6 +54,9 @@ class ExpertNames:
     # up, and [experts, hidden, inner].
     gate_up: str = "mlp.experts.gate_up_proj"
     all_down: str = "mlp.experts.down_proj"
+    # The layout of gpt-oss: all experts in one tensor, the rows of gate and up in turn, biases
+    # `*_bias`; without quantization [experts, hidden, 2 * inner] and [experts, inner, hidden].
+    is_interleaved: bool = False
 
 
 ReadExperts = Callable[[Keys, Sizes], Experts | None]
@@ -84,8 +87,9 @@ def expert_source(
         return None
     prefix, rest = name.split(".mlp.", 1)
     block = f"{prefix}.{names.block}"
-    if rest == "gate.weight":
-        return TensorSource(name if is_gguf else f"{block}.{names.router}.weight")
+    if rest in ("gate.weight", "gate.bias"):
+        own = rest.replace("gate", names.router)
+        return TensorSource(name if is_gguf else f"{block}.{own}")
     if rest == "gate_score.bias":
         return TensorSource(name if is_gguf else f"{block}.gate.e_score_correction_bias")
     if rest == "shared_expert_gate.weight":
@@ -96,9 +100,12 @@ def expert_source(
     if not rest.startswith("experts."):
         return None
     count, inner = experts.count, experts.inner
+    is_bias = rest.endswith(".bias")
     if is_gguf:
-        return TensorSource(name, planes=count)
-    kind = rest.removeprefix("experts.").removesuffix(".weight")
+        return TensorSource(name, planes=count, is_vector=is_bias)
+    kind = rest.removeprefix("experts.").rsplit(".", 1)[0]
+    if names.is_interleaved:
+        return _interleaved_source(f"{block}.experts", kind, is_bias, experts)
     own = {"gate_proj": names.gate, "up_proj": names.up, "down_proj": names.down}[kind]
     parts = tuple(f"{block}.experts.{e}.{own}.weight" for e in range(count))
     # Newer versions of transformers store all experts in one tensor.
@@ -106,3 +113,15 @@ def expert_source(
     fused = names.all_down if kind == "down_proj" else names.gate_up
     together = TensorSource(f"{prefix}.{fused}", rows, planes=count)
     return TensorSource(parts[0], parts=parts, otherwise=together)
+
+
+def _interleaved_source(block: str, kind: str, is_bias: bool, experts: Experts) -> TensorSource:
+    """Of a family with `ExpertNames.is_interleaved`; `block`: prefix of the experts."""
+    name, rows, step = f"{block}.down_proj", None, 1
+    if kind != "down_proj":
+        name, step = f"{block}.gate_up_proj", 2
+        rows = (int(kind == "up_proj"), 2 * experts.inner)
+    if is_bias:
+        return TensorSource(f"{name}_bias", rows, planes=experts.count, step=step, is_vector=True)
+    plain = TensorSource(name, rows, planes=experts.count, step=step, is_transposed=True)
+    return TensorSource(f"{block}.{kind}.weight", otherwise=plain)  # the name in MXFP4 files

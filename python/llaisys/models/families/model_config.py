@@ -66,6 +66,14 @@ class ModelConfig(CheckpointConfig):
         return self.variant.mlp != "gelu"
 
     @property
+    def has_sinks(self) -> bool:
+        return self.variant.has_sinks
+
+    @property
+    def has_expert_biases(self) -> bool:
+        return self.experts is not None and self.experts.has_bias
+
+    @property
     def has_shared_experts(self) -> bool:
         return self.experts is not None and self.experts.shared_inner > 0
 

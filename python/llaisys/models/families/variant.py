@@ -21,6 +21,7 @@ class Variant:
     mlp_bias: bool = False
     is_parallel: bool = False  # attention and MLP read the same norm
     has_row_norms: bool = False  # norms of q and k span all heads of a token
+    has_sinks: bool = False  # a learned logit per head in the softmax denominator
     attention_scale: float = 0.0  # 0: head_dim ** -0.5
     attention_soft_cap: float = 0.0
     logit_scale: float = 0.0

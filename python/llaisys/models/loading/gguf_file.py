@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from llaisys.common.errors import ClosedError, ModelLoadError
+from llaisys.models.loading import mxfp4
 from llaisys.models.loading.checkpoint import Checkpoint, TensorBlocks, TensorRecord
 from llaisys.models.loading.convert import CHUNK_ELEMENTS, Array, convert, storage_dtype
 from llaisys.models.loading.family import Family, GgufContents, find_family
@@ -118,6 +120,8 @@ class GgufCheckpoint(Checkpoint):
 
     def block_type(self, name: str) -> str | None:
         type_name = self._find(name).type_name
+        if type_name == "MXFP4":
+            return mxfp4.TYPE_NAME
         return None if type_name in PLAIN else type_name
 
     def read_blocks(self, name: str, shard: Shard | None = None) -> TensorBlocks | None:
@@ -136,7 +140,11 @@ class GgufCheckpoint(Checkpoint):
         rows = np.empty((math.prod(shape[:-1]), width), np.uint8)
         read_rows(tensor.path, offset, width, stride, rows.reshape(-1).data, tensor.file)
         # A block never spans rows, so rows of blocks are permuted like rows of elements.
-        return TensorBlocks(type_name, elements, nbytes, shape, self._in_order(name, tensor, rows))
+        rows = self._in_order(name, tensor, rows)
+        if type_name == "MXFP4":
+            blocks = mxfp4.from_ggml(rows).blocks(f"{tensor.path}: tensor {tensor.name!r}")
+            return replace(blocks, shape=shape)
+        return TensorBlocks(type_name, elements, nbytes, shape, rows)
 
     def _in_order(self, name: str, tensor: GgufTensor, rows: Array) -> Array:
         """Rows [n, ...] of the tensor, or of whole heads of it, in Hugging Face order."""

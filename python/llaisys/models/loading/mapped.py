@@ -59,10 +59,15 @@ def _names_of(source: TensorSource) -> tuple[str, ...]:
 
 def _rows_of(source: TensorSource, values: Array) -> Array:
     """The rows that a stacked source takes from one tensor, given all of its rows."""
-    flat = values.reshape(-1, values.shape[-1])
-    if source.rows is None:
-        return flat
-    return Shard(0, *source.rows, parts=source.planes).cut(flat)
+    if source.is_vector:
+        planes = values.reshape(source.planes, -1)
+    else:
+        planes = values.reshape(source.planes, -1, values.shape[-1])
+    if source.is_transposed:
+        planes = planes.swapaxes(1, 2)
+    start, stop = source.rows or (0, planes.shape[1])
+    chosen = planes[:, start : stop : source.step]
+    return chosen.reshape(-1, *chosen.shape[2:])
 
 
 def _planes_of(record: TensorRecord, source: TensorSource) -> list[TensorRecord]:
@@ -125,7 +130,7 @@ class MappedCheckpoint(Checkpoint):
         source = self._find(name)
         if not source.is_stacked:
             return super().records(name, shard)
-        if shard is not None and shard.dim != 0:
+        if (shard is not None and shard.dim != 0) or not source.is_plain:
             return None
         found = []
         for part in _names_of(source):
@@ -179,7 +184,7 @@ class MappedCheckpoint(Checkpoint):
     def _stacked_shape(self, source: TensorSource) -> tuple[int, ...]:
         names = _names_of(source)
         shape = self.inner.shape(source.name)
-        expected = 3 if source.planes > 1 else 2
+        expected = (3 if source.planes > 1 else 2) - source.is_vector
         if len(shape) != expected or (source.planes > 1 and shape[0] != source.planes):
             raise ModelLoadError(
                 f"{self.where}: tensor {source.name!r} has shape {list(shape)}, the config "
@@ -191,15 +196,18 @@ class MappedCheckpoint(Checkpoint):
                     f"{self.where}: tensor {part!r} has shape {list(self.inner.shape(part))}, "
                     f"{source.name!r} has {list(shape)}"
                 )
-        rows, columns = shape[-2:]
+        rows, columns = (shape[-1], 1) if source.is_vector else shape[-2:]
+        if source.is_transposed:
+            rows, columns = columns, rows
         if source.rows is not None:
             if source.rows[1] > rows:
                 raise ModelLoadError(
                     f"{self.where}: tensor {source.name!r} has shape {list(shape)}, the config "
                     f"requires at least {source.rows[1]} rows"
                 )
-            rows = source.rows[1] - source.rows[0]
-        return (rows * source.planes * len(names), columns)
+            rows = len(range(*source.rows, source.step))
+        total = rows * source.planes * len(names)
+        return (total,) if source.is_vector else (total, columns)
 
     def _stacked_blocks(
         self, name: str, source: TensorSource, shard: Shard | None

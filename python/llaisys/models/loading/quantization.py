@@ -8,7 +8,7 @@ from typing import Any
 from llaisys.common.validation import is_int
 from llaisys.models.loading.fields import Fields
 
-METHODS = ("gptq", "awq", "compressed-tensors", "fp8")
+METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
 LAYOUTS = ("pack-quantized", "int-quantized", "float-quantized")  # compressed-tensors
 MAX_GROUP = 1 << 20
 
@@ -17,7 +17,8 @@ MAX_GROUP = 1 << 20
 class WeightScheme:
     """Quantisation scheme of all quantised weights of a checkpoint."""
 
-    layout: str  # 'gptq' | 'awq' | 'pack-quantized' | 'int-quantized' | 'float-quantized'
+    # 'gptq' | 'awq' | 'mxfp4' | 'pack-quantized' | 'int-quantized' | 'float-quantized'
+    layout: str
     bits: int  # 4 or 8
     group_size: int  # columns per scale; 0: one scale per row
     zero_offset: int = 0  # GPTQ: added to stored zero points
@@ -39,6 +40,8 @@ def parse_quantization(fields: Fields) -> WeightScheme | None:
         return _compressed(section)
     if method == "fp8":
         return _fp8(section)
+    if method == "mxfp4":
+        return WeightScheme("mxfp4", 4, 32)
     bits = section.integer("bits", 2, 8)
     if bits not in ((4,) if method == "awq" else (4, 8)):
         raise section.fail(

@@ -30,6 +30,7 @@ from llaisys.models.loading.json_config import read_config
 from llaisys.models.loading.known_models import known_names, known_spec, split_short_name
 from llaisys.models.loading.local_models import find_in_lm_studio, find_in_ollama, is_later_part
 from llaisys.models.loading.mapped import mapped
+from llaisys.models.loading.mxfp4 import Mxfp4Checkpoint
 from llaisys.models.loading.quantised_dir import QuantisedCheckpoint
 from llaisys.models.loading.random_dir import RandomCheckpoint, is_random
 from llaisys.models.loading.safetensors_dir import INDEX_NAME, SafetensorsCheckpoint
@@ -107,8 +108,10 @@ def open_files(path: str | Path, families: Mapping[str, Family]) -> Checkpoint:
             if is_random(path):
                 return RandomCheckpoint(path, *read_config(path, families))
             family, config = read_config(path, families)
-            is_quantised = getattr(config, "quantization", None) is not None
-            kind = QuantisedCheckpoint if is_quantised else SafetensorsCheckpoint
+            scheme = getattr(config, "quantization", None)
+            kind: type[SafetensorsCheckpoint] = SafetensorsCheckpoint
+            if scheme is not None:
+                kind = Mxfp4Checkpoint if scheme.layout == "mxfp4" else QuantisedCheckpoint
             return mapped(kind(path, family, config), is_gguf=False)
         first = ggufs[0] if len(ggufs) == 1 else first_part(ggufs)
         if first is None:

@@ -20,12 +20,20 @@ class TensorSource:
     # first of them. planes: the tensor is [planes, rows, columns], and `rows` are those of each.
     parts: tuple[str, ...] = ()
     planes: int = 1
+    step: int = 1  # of `rows` in planes: gate and up in turn
+    is_transposed: bool = False  # planes are [columns, rows]
+    is_vector: bool = False  # planes are [rows], as one vector: stacked biases
     is_row: bool = False  # a vector [n] or a matrix [1, n], as a matrix
     otherwise: TensorSource | None = None  # if the checkpoint has no tensor `name`
 
     @property
     def is_stacked(self) -> bool:
         return bool(self.parts) or self.planes > 1
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the rows lie in the file as in the model."""
+        return self.step == 1 and not self.is_transposed and not self.is_vector
 
     @property
     def shard(self) -> Shard | None:
