@@ -111,7 +111,12 @@ def test_attention_with_a_soft_cap(kv_dtype: str) -> None:
 
 @pytest.mark.parametrize("dtypes", list(product(REALS, REALS, REALS)))
 def test_attention_with_sinks(dtypes: tuple[str, str, str]) -> None:
-    for length, heads, d, window in ((1, 4, 6, 0), (65, 6, 33, 9), (130, 14, 64, 0), (1100, 2, 8, 0)):
+    for length, heads, d, window in (
+        (1, 4, 6, 0),
+        (65, 6, 33, 9),
+        (130, 14, 64, 0),
+        (1100, 2, 8, 0),
+    ):
         case = make_case((length, 70), 5, heads, 2, d, 4, dtypes=dtypes, window=window)
         case.sinks = (normal(heads) * 3).astype(np.float32)
         case.sinks[0], case.sinks[-1] = -200.0, 30.0  # no effect, and nearly all of the weight

@@ -8,6 +8,9 @@ from typing import Any
 
 from llaisys.chat.reasoning import ReasoningMarkers
 from llaisys.chat.records import Tool
+from llaisys.chat.tool_formats.harmony import ANALYSIS, CHANNEL, CONSTRAIN, MESSAGE, RECIPIENT
+from llaisys.chat.tool_formats.harmony import END as HARMONY_END
+from llaisys.chat.tool_formats.harmony import START as HARMONY_START
 from llaisys.chat.tool_formats.hermes import END, START
 from llaisys.chat.tools import ToolSet
 from llaisys.common.closed_schema import closed
@@ -38,6 +41,27 @@ def call_constraint(
         tag = {"structures": structures, "triggers": [START]}
         return StructuredOutputs(structural_tag=tag, lenient=not _all_strict(tools))
     return None
+
+
+def harmony_constraint(tools: ToolSet) -> StructuredOutputs | None:
+    """For the format of gpt-oss: one call, after at most one message of reasoning, if a call is
+    required; otherwise None. Markers are special tokens."""
+    if not tools.is_forced:
+        return None
+    rules = [
+        "start: thought? (" + " | ".join(f"call_{n}" for n in range(len(tools.callable))) + ")",
+        r"TEXT: /(.|\n)*/",
+        f'thought: {CHANNEL} "{ANALYSIS}" {MESSAGE} TEXT {HARMONY_END} {HARMONY_START} "assistant"',
+    ]
+    for number, tool in enumerate(tools.callable):
+        to = _text(f"commentary to={RECIPIENT}{tool.name} ")
+        schema = _arguments(tool) | {
+            "x-guidance": {"lenient": not tool.strict, "whitespace_pattern": WHITE_SPACE}
+        }
+        rules.append(
+            f'call_{number}: {CHANNEL} {to} {CONSTRAIN} "json" {MESSAGE} %json {_json(schema)}'
+        )
+    return StructuredOutputs(grammar="\n".join(rules))
 
 
 def _calls(

@@ -48,6 +48,50 @@ def native_messages(
     return found
 
 
+def harmony_messages(messages: Sequence[Message]) -> list[Message]:
+    """For the template of gpt-oss, which reads reasoning as `thinking`, and one call per message:
+    each call is followed by its result."""
+    found: list[Message] = []
+    results = {
+        message["tool_call_id"]: message
+        for message in messages
+        if message.get("role") == "tool" and isinstance(message.get("tool_call_id"), str)
+    }
+    moved: list[Message] = []  # results that follow their call
+    for message in messages:
+        if any(message is other for other in moved):
+            continue
+        changed = dict(message)
+        thinking = changed.pop("reasoning_content", None) or changed.pop("reasoning", None)
+        calls = message.get("tool_calls") or []
+        if thinking:
+            changed["thinking"] = thinking
+        if calls and thinking and changed.get("content"):  # the template rejects both
+            changed["thinking"] = f"{thinking}\n\n{changed['content']}"
+            changed["content"] = None
+        if len(calls) < 2:
+            found.append(changed)
+            continue
+        for number, call in enumerate(calls):
+            first = changed if number == 0 else {"role": "assistant", "content": None}
+            found.append({**first, "tool_calls": [call]})
+            result = results.get(call.get("id"))
+            if result is not None:
+                found.append(result)
+                moved.append(result)
+    return found
+
+
+def with_system_tools(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
+    """For the template of Phi-4-mini, which reads the tools of the system message."""
+    listed = _json([tool.for_template()["function"] for tool in tools])
+    system: Message = {"role": "system", "content": ""}
+    rest = list(messages)
+    if rest and rest[0].get("role") == "system":
+        system = rest.pop(0)
+    return [{**system, "tools": listed}, *rest]
+
+
 def _native_call(call: Mapping[str, Any], as_text: bool, short_ids: bool) -> Message:
     function = dict(call["function"])
     arguments = function.get("arguments")

@@ -24,8 +24,13 @@ class ReasoningMarkers:
 REASONING_FORMATS: dict[str, ReasoningMarkers] = {
     "think": ReasoningMarkers("<think>", "</think>"),
     "mistral": ReasoningMarkers("[THINK]", "[/THINK]"),
+    # Read by HarmonyParser; its markers are several tokens each.
+    "harmony": ReasoningMarkers("<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
 }
-ALIASES = {"deepseek_r1": "think", "deepseek-r1": "think", "qwen3": "think"}
+ALIASES = {
+    **dict.fromkeys(("deepseek_r1", "deepseek-r1", "qwen3", "glm45", "olmo3"), "think"),
+    "openai_gptoss": "harmony",
+}
 
 
 class ReasoningSplitter:

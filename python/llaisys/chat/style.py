@@ -7,11 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from llaisys.chat import reasoning, tool_formats
-from llaisys.chat.history import Message, native_messages, plain_messages
+from llaisys.chat.history import (
+    Message,
+    harmony_messages,
+    native_messages,
+    plain_messages,
+    with_system_tools,
+)
 from llaisys.chat.reader import AnswerReader
 from llaisys.chat.reasoning import REASONING_FORMATS, ReasoningMarkers, ReasoningSplitter
 from llaisys.chat.repeats import RepeatFilter
-from llaisys.chat.tool_formats import TOOL_FORMATS
+from llaisys.chat.tool_formats import TOOL_FORMATS, harmony
+from llaisys.chat.tool_formats.harmony import HarmonyParser
 from llaisys.chat.tool_formats.hermes import HermesParser
 from llaisys.chat.tools import ToolSet
 from llaisys.common.validation import check_choice
@@ -21,12 +28,20 @@ TOOL_PARSERS = (AUTO, *TOOL_FORMATS, *tool_formats.ALIASES)
 REASONING_PARSERS = (AUTO, NONE, *REASONING_FORMATS, *reasoning.ALIASES)
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 THINKING_SWITCHES = ("enable_thinking", "thinking")  # template variables: reasoning on or off
+HARMONY_EFFORTS = {"minimal": "low", "xhigh": "high"}  # the model knows low, medium and high
 TAIL_TOKENS = 16  # tokens at the end of a prompt searched for the opening reasoning marker
 
 # Substring of a template -> tool format, most specific first.
 _FORMAT_HINTS = {
     "<｜tool▁call": "deepseek",
     "[TOOL_CALLS]": "mistral",
+    "<|channel|>": "harmony",
+    "<start_function_call>": "functiongemma",
+    "<arg_key>": "glm45",
+    "<function=": "qwen3_coder",
+    "<function_calls>": "pythonic",
+    "<|python_start|>": "pythonic",
+    "<|tool|>": "phi4_mini_json",
     "<tool_call>": "hermes",
     "<|python_tag|>": "llama3_json",
     '"parameters": ': "llama3_json",
@@ -55,9 +70,15 @@ class ChatStyle:
         name = tool_formats.ALIASES.get(tool_parser, tool_parser)
         if name == AUTO:
             hints = (kind for piece, kind in _FORMAT_HINTS.items() if piece in text)
-            name = next(hints, "json") if lists_tools else "json"
-        markers = _markers_of(tokenizer, text, reasoning_parser)
+            name = next(hints, "json")
+            lists_tools = lists_tools or name == "phi4_mini_json"
+            name = name if lists_tools else "json"
+        markers = _markers_of(text, name, reasoning_parser)
         return cls(name, lists_tools, markers, variables)
+
+    @property
+    def is_harmony(self) -> bool:
+        return self.tool_format == "harmony"
 
     @property
     def uses_tags(self) -> bool:
@@ -75,7 +96,13 @@ class ChatStyle:
             arguments_as_text=self.tool_format == "deepseek",
             short_ids=self.tool_format == "mistral",
         )
-        return found, None if tools is None else tools.for_template()
+        if self.is_harmony:
+            found = harmony_messages(found)
+        if tools is None:
+            return found, None
+        if self.tool_format == "phi4_mini_json" and "tools" not in self.variables:
+            found = with_system_tools(found, tools.tools)
+        return found, tools.for_template()
 
     def reader(
         self,
@@ -87,11 +114,16 @@ class ChatStyle:
         """A reader for one choice. `opened`: the prompt ends inside the reasoning; `seed`: of the
         call ids. A forced answer ends at a repeated call."""
         splitter = parser = repeats = None
-        if self.markers is not None:
+        if self.markers is not None and not self.is_harmony:
             splitter = ReasoningSplitter(self.markers, opened)
         if tools is not None:
-            parser = TOOL_FORMATS[self.tool_format](tools.names, tools.max_calls, seed)
+            schemas = {tool.name: tool.parameters for tool in tools.tools}
+            parser = TOOL_FORMATS[self.tool_format](tools.names, tools.max_calls, seed, schemas)
             repeats = RepeatFilter() if tools.ends_at_repeat else None
+        elif self.is_harmony:
+            parser = HarmonyParser(max_calls=0)
+        if isinstance(parser, HarmonyParser):
+            parser.splits_reasoning = self.markers is not None
         return AnswerReader(splitter, parser, keep_reasoning, repeats)
 
     def opens_reasoning(self, tokenizer: Any, prompt: Sequence[int]) -> bool:
@@ -114,6 +146,8 @@ class ChatStyle:
         single token."""
         if self.markers is None:
             return None
+        if self.is_harmony:
+            return harmony.reasoning_counter(tokenizer)
         start, end = tokenizer.token_id(self.markers.start), tokenizer.token_id(self.markers.end)
         if end is None:
             return None
@@ -130,7 +164,9 @@ class ChatStyle:
 
     def visible_ids(self, tokenizer: Any, tools: ToolSet | None) -> frozenset[int]:
         """Special tokens whose text the reader needs."""
-        words: list[str] = [] if tools is None else list(TOOL_FORMATS[self.tool_format].markers)
+        words: list[str] = []
+        if tools is not None or self.is_harmony:
+            words += TOOL_FORMATS[self.tool_format].markers
         if self.markers is not None:
             words += [self.markers.start, self.markers.end]
         special: frozenset[int] = getattr(tokenizer, "special_ids", frozenset())
@@ -141,7 +177,8 @@ class ChatStyle:
         """Template variables for a `reasoning_effort`; empty if the template has none."""
         found: dict[str, Any] = {}
         if "reasoning_effort" in self.variables and effort != "none":
-            found["reasoning_effort"] = effort
+            known = HARMONY_EFFORTS if self.is_harmony else {}
+            found["reasoning_effort"] = known.get(effort, effort)
         return found | self.switch_variables(effort != "none")
 
     def switch_variables(self, on: bool) -> dict[str, Any]:
@@ -151,12 +188,12 @@ class ChatStyle:
         return {switch: on for switch in THINKING_SWITCHES if switch in self.variables}
 
 
-def _markers_of(tokenizer: Any, text: str, parser: str) -> ReasoningMarkers | None:
+def _markers_of(text: str, tool_format: str, parser: str) -> ReasoningMarkers | None:
     name = reasoning.ALIASES.get(parser, parser)
     if name == NONE:
         return None
-    if name != AUTO:
-        return REASONING_FORMATS[name]
+    if name != AUTO or tool_format == "harmony":
+        return REASONING_FORMATS[name if name != AUTO else tool_format]
     for markers in REASONING_FORMATS.values():
         if markers.end in text or markers.start in text:
             return markers

@@ -47,6 +47,9 @@ def _clean(data: Any) -> Any:
     return [_clean(item) for item in data] if isinstance(data, list) else data
 
 
+HARMONY_ENDS = ("<|return|>", "<|call|>")  # end an answer of gpt-oss
+
+
 class Tokenizer:
     """Immutable and thread-safe."""
 
@@ -82,6 +85,9 @@ class Tokenizer:
         self._size = max(tokenizer.get_vocab_size(), max(added, default=-1) + 1)
         own_eos = tokenizer.token_to_id(settings.special_tokens.get("eos_token", ""))
         merged = [*eos_token_ids, *([] if own_eos is None else [own_eos])]
+        ends = [tokenizer.token_to_id(word) for word in HARMONY_ENDS]
+        if None not in ends:  # metadata of GGUF files names only one of them
+            merged += [token for token in ends if token is not None]
         self.eos_token_ids: tuple[int, ...] = tuple(dict.fromkeys(merged))
         self._text = token_text(tokenizer.decoder)
         if self._text is not None:

@@ -5,15 +5,26 @@ from __future__ import annotations
 
 from llaisys.chat.tool_formats.base import MAX_CALLS, ToolCallParser
 from llaisys.chat.tool_formats.deepseek import DeepSeekParser
+from llaisys.chat.tool_formats.gemma import FunctionGemmaParser
+from llaisys.chat.tool_formats.harmony import HarmonyParser
 from llaisys.chat.tool_formats.hermes import HermesParser
 from llaisys.chat.tool_formats.llama3 import Llama3Parser
 from llaisys.chat.tool_formats.mistral import MistralParser
+from llaisys.chat.tool_formats.phi4 import Phi4MiniParser
+from llaisys.chat.tool_formats.pythonic import PythonicParser
+from llaisys.chat.tool_formats.xml import Glm4Parser, Qwen3CoderParser
 
 TOOL_FORMATS: dict[str, type[ToolCallParser]] = {
     "hermes": HermesParser,
     "llama3_json": Llama3Parser,
     "mistral": MistralParser,
     "deepseek": DeepSeekParser,
+    "harmony": HarmonyParser,
+    "qwen3_coder": Qwen3CoderParser,
+    "glm45": Glm4Parser,
+    "pythonic": PythonicParser,
+    "phi4_mini_json": Phi4MiniParser,
+    "functiongemma": FunctionGemmaParser,
     "json": HermesParser,  # for templates without tools; the format of history._INSTRUCTIONS
 }
 ALIASES = {
@@ -22,6 +33,11 @@ ALIASES = {
     "qwen3": "hermes",
     "llama3": "llama3_json",
     "llama": "llama3_json",
+    "openai": "harmony",
+    "qwen3_xml": "qwen3_coder",
+    "glm47": "glm45",
+    "olmo3": "pythonic",
+    "llama4_pythonic": "pythonic",
     "deepseek_v3": "deepseek",
     "deepseek_v31": "deepseek",
 }

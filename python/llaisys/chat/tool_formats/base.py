@@ -13,8 +13,9 @@ import json
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from typing import Any
 
 from llaisys.chat.json_reader import decoded, discard, expect, read_decoded, read_value, skip_space
 from llaisys.chat.records import AnswerEvent, CallArguments, CallStart, ContentText
@@ -35,11 +36,16 @@ class ToolCallParser(ABC):
     markers: tuple[str, ...] = ()  # delimiters of calls; some may be special tokens
 
     def __init__(
-        self, names: Collection[str] = (), max_calls: int = MAX_CALLS, seed: str = ""
+        self,
+        names: Collection[str] = (),
+        max_calls: int = MAX_CALLS,
+        seed: str = "",
+        schemas: Mapping[str, Any] | None = None,
     ) -> None:
         """`names`: names of the request's tools. Bare JSON is a call only of one of them; between
         the format's markers any name is a call. `seed`: of the call ids, so that parsing a text
-        again gives the same ids; "": random."""
+        again gives the same ids; "": random. `schemas`: of the tools' arguments, by name."""
+        self.schemas = schemas or {}
         self._seed = seed or uuid.uuid4().hex
         self.source = TextSource(MAX_LOOKAHEAD)
         self._names = frozenset(names)

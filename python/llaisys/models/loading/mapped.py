@@ -59,10 +59,8 @@ def _names_of(source: TensorSource) -> tuple[str, ...]:
 
 def _rows_of(source: TensorSource, values: Array) -> Array:
     """The rows that a stacked source takes from one tensor, given all of its rows."""
-    if source.is_vector:
-        planes = values.reshape(source.planes, -1)
-    else:
-        planes = values.reshape(source.planes, -1, values.shape[-1])
+    columns = () if source.is_vector else values.shape[-1:]
+    planes: Array = values.reshape(source.planes, -1, *columns)
     if source.is_transposed:
         planes = planes.swapaxes(1, 2)
     start, stop = source.rows or (0, planes.shape[1])

@@ -127,7 +127,9 @@ class Mxfp4Checkpoint(SafetensorsCheckpoint):
 
     def read(self, name: str, dtype: str) -> Array:
         storage_dtype(dtype)  # rejects an unknown name before any read
-        return self._weight(name).values(dtype) if name in self._parts else super().read(name, dtype)
+        return (
+            self._weight(name).values(dtype) if name in self._parts else super().read(name, dtype)
+        )
 
     def block_type(self, name: str) -> str | None:
         return TYPE_NAME if name in self._parts else super().block_type(name)

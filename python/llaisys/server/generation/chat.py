@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from fastapi.responses import Response
 from pydantic import PrivateAttr, ValidationError, ValidationInfo, model_validator
 
-from llaisys.chat.constraint import call_constraint
+from llaisys.chat.constraint import call_constraint, harmony_constraint
 from llaisys.chat.reader import AnswerReader
 from llaisys.chat.style import ChatStyle
 from llaisys.chat.tools import ToolSet
@@ -169,7 +169,10 @@ def constrain_to_tools(
         opened and style.markers is not None and tokenizer.token_id(style.markers.end) is not None
     )
     markers = None if detects else style.markers
-    constraint = call_constraint(tools, style.uses_tags, markers, opened, format)
+    if style.is_harmony:
+        constraint = harmony_constraint(tools)
+    else:
+        constraint = call_constraint(tools, style.uses_tags, markers, opened, format)
     if constraint is None:
         return params
     if params.structured_outputs is None or format is not None:
