@@ -153,3 +153,39 @@ DEEPSEEK_TOKENS = {
     "<think>": False,
     "</think>": False,
 }
+
+# gpt-oss: channels; reasoning as `thinking`; one call per message, before its result.
+HARMONY = r"""
+{%- if reasoning_effort is not defined %}{%- set reasoning_effort = 'medium' %}{%- endif %}
+{{- '<|start|>system<|message|>Reasoning: ' + reasoning_effort + '<|end|>' }}
+{%- if tools %}
+    {{- '<|start|>developer<|message|># Tools\n' }}
+    {%- for tool in tools %}{{- tool.function | tojson }}{%- endfor %}{{- '<|end|>' }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' and message.tool_calls %}
+        {%- if message.content and message.thinking %}{{- raise_exception('both') }}{%- endif %}
+        {%- if message.content or message.thinking %}
+            {{- '<|start|>assistant<|channel|>analysis<|message|>' }}
+            {{- (message.content or message.thinking) + '<|end|>' }}
+        {%- endif %}
+        {%- set call = message.tool_calls[0].function %}
+        {%- set last.name = call.name %}
+        {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json' }}
+        {{- '<|message|>' + call.arguments | tojson + '<|call|>' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|start|>functions.' + last.name + ' to=assistant<|channel|>commentary' }}
+        {{- '<|message|>' + message.content | tojson + '<|end|>' }}
+    {%- else %}
+        {{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}
+"""
+HARMONY_TOKENS = {
+    f"<|{name}|>": True
+    for name in ("start", "end", "message", "channel", "constrain", "return", "call")
+}

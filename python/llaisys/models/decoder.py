@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -46,6 +47,8 @@ from llaisys.models.native import NativeAdapter, kv_head_bytes
 from llaisys.models.sharding import check_divisibility, lm_head_shard, shard_of
 from llaisys.models.synthetic_tensors import RandomTensors
 from llaisys.models.tensors import tensor_from, tensor_from_blocks
+
+logger = logging.getLogger("llaisys.models")
 
 ROUTER = ".mlp.gate.weight"  # f32 on the CPU
 LORA_RANK_MULTIPLE = 16  # ranks of slots are rounded up to it
@@ -110,6 +113,7 @@ class DecoderAdapter(NativeAdapter):
     def _create(cls, checkpoint: Checkpoint, options: AdapterOptions) -> Self:
         check_coverage(checkpoint)
         _check_quantization(checkpoint, options)
+        _report_dequantised(checkpoint, options)
         config = decoder_config(checkpoint)
         meta = decoder_meta(config, dtype_of(config, options), options.max_model_len)
         if options.max_model_len > meta.maxseq:
@@ -217,6 +221,18 @@ def kept_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> st
     if dtype not in QUANTISED_DTYPES or not keeps_blocks(options) or _is_plain(name, options):
         return None
     return None if options.device == "cpu" and dtype == "f8_g128" else dtype
+
+
+def _report_dequantised(checkpoint: Checkpoint, options: AdapterOptions) -> None:
+    """Log how many quantised matrices the device cannot keep as they are."""
+    names = [name for name, shape in tensors(decoder_config(checkpoint)) if len(shape) == 2]
+    stored = [name for name in names if checkpoint.block_type(name) is not None]
+    lost = [name for name in stored if kept_dtype(checkpoint, name, options) is None]
+    if lost and keeps_blocks(options):
+        dtype = dtype_of(decoder_config(checkpoint), options)
+        logger.info(
+            "%d quantized matrices are dequantized to %s, such as %s", len(lost), dtype, lost[0]
+        )
 
 
 def _open_tensor(checkpoint: Checkpoint, load: _TensorLoad, options: AdapterOptions) -> Tensor:
