@@ -51,6 +51,32 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        {
+            "sliding_window": 9,
+            "num_hidden_layers": 5,
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "yarn",
+                    "rope_theta": 5000.0,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 64,
+                    "attention_factor": 1.2,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            },
+        },
+    ),
+    "ministral": (
+        "Ministral",
+        {
+            "sliding_window": 9,
+            "head_dim": 16,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    "cwm": ("Cwm", {"sliding_window": 9, "head_dim": 16}),
     "glm": ("Glm", {"head_dim": 16}),
     "glm4": ("Glm4", {"head_dim": 16}),
     "gemma": ("Gemma", {"head_dim": 16}),
@@ -63,6 +89,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "attn_logit_softcapping": 3.0,
             "final_logit_softcapping": 2.0,
         },
+    ),
+    "vaultgemma": (
+        "VaultGemma",
+        {"head_dim": 16, "sliding_window": 9, "query_pre_attn_scalar": 10},
     ),
     "gemma3": (
         "Gemma3",

@@ -57,6 +57,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 16, "moe_intermediate_size": 36, "n_routed_experts": 5,
          "num_experts_per_tok": 2, "attention_bias": True},
     ),
+    "dots1": (
+        "Dots1",
+        {"head_dim": 16, "moe_intermediate_size": 36, "n_routed_experts": 8, "n_group": 2,
+         "topk_group": 1, "num_experts_per_tok": 3, "n_shared_experts": 1,
+         "first_k_dense_replace": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.3},
+    ),
+    "solar_open": (
+        "SolarOpen",
+        {"head_dim": 16, "moe_intermediate_size": 36, "n_routed_experts": 6,
+         "num_experts_per_tok": 2, "n_shared_experts": 1},
+    ),
     "gpt_oss": (
         "GptOss",
         {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 9,

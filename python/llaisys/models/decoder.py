@@ -452,8 +452,8 @@ def _set_rope(meta: LlaisysDecoderMeta, config: ModelConfig, length: int) -> Non
             meta.rope_attention_factor = scaling.attention_factor
         return
     if scaling is not None:  # the attention factor applies to rotated values only
-        meta.rope_factor = scaling.attention_factor
-        if layout.window_theta is not None and scaling.attention_factor != 1.0:
+        meta.rope_factor = 1.0 if layout.scales_q_norm else scaling.attention_factor
+        if layout.window_theta is not None and meta.rope_factor != 1.0:
             raise ModelLoadError(
                 f"config: a RoPE attention factor of {scaling.attention_factor} in layers without "
                 "a window only is not supported"

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from llaisys.models.families.cohere import COHERE, COHERE2
+from llaisys.models.families.cwm import CWM
+from llaisys.models.families.dots1 import DOTS1
 from llaisys.models.families.ernie4_5 import ERNIE4_5
 from llaisys.models.families.exaone4 import EXAONE4
-from llaisys.models.families.gemma import GEMMA, GEMMA2, GEMMA3
+from llaisys.models.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULTGEMMA
 from llaisys.models.families.glm4 import GLM, GLM4
 from llaisys.models.families.glm4_moe import GLM4_MOE
 from llaisys.models.families.gpt_oss import GPT_OSS
@@ -18,9 +20,10 @@ from llaisys.models.families.granite_moe import GRANITE_MOE
 from llaisys.models.families.helium import HELIUM
 from llaisys.models.families.llama import LLAMA
 from llaisys.models.families.mimo import MIMO
-from llaisys.models.families.mistral import MISTRAL
+from llaisys.models.families.mistral import MINISTRAL, MISTRAL
 from llaisys.models.families.mixtral import MIXTRAL
 from llaisys.models.families.olmo2 import OLMO2
+from llaisys.models.families.olmo3 import OLMO3
 from llaisys.models.families.olmoe import OLMOE
 from llaisys.models.families.phi3 import PHI3
 from llaisys.models.families.qwen2 import QWEN2
@@ -28,6 +31,7 @@ from llaisys.models.families.qwen3 import QWEN3
 from llaisys.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
 from llaisys.models.families.seed_oss import SEED_OSS
 from llaisys.models.families.smollm3 import SMOLLM3
+from llaisys.models.families.solar_open import SOLAR_OPEN
 from llaisys.models.families.stablelm import STABLELM
 from llaisys.models.families.starcoder2 import STARCODER2
 from llaisys.models.loading import json_config
@@ -41,7 +45,8 @@ FAMILIES: dict[str, Family] = {
         *(QWEN2, LLAMA, QWEN3, MISTRAL, MIMO, PHI3, SMOLLM3, GRANITE, OLMO2, GLM, GLM4),
         *(GEMMA, GEMMA2, GEMMA3, COHERE, COHERE2, STARCODER2, STABLELM),
         *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, OLMOE, GRANITE_MOE, GLM4_MOE, GPT_OSS),
-        *(EXAONE4, ERNIE4_5, SEED_OSS, HELIUM),
+        *(EXAONE4, ERNIE4_5, SEED_OSS, HELIUM, OLMO3, MINISTRAL, VAULTGEMMA, CWM),
+        *(DOTS1, SOLAR_OPEN),
     )
 }
 

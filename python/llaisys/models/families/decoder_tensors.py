@@ -202,7 +202,8 @@ def source_of(name: str, config: ModelConfig, names: TensorNames, norm_add: floa
         return TensorSource(f"{prefix}.mlp.gate_up_proj.{kind}", rows)
     if hf == SINKS:  # files of Hugging Face have no suffix
         return TensorSource(name, otherwise=TensorSource(name.removesuffix(".weight")))
-    return TensorSource(f"{prefix}.{names.hf.get(hf, hf)}.{kind}", None, order, add)
+    scale = config.q_norm_scale(int(layer)) if hf == "self_attn.q_norm" else 1.0
+    return TensorSource(f"{prefix}.{names.hf.get(hf, hf)}.{kind}", None, order, add, scale)
 
 
 def head_order(config: ModelConfig) -> tuple[int, ...] | None:

@@ -1,6 +1,6 @@
 """Gemma 1, 2 and 3 (text): norm weights stored minus 1, scaled embeddings, GELU. Gemma 2 adds norms
-after attention and MLP, soft caps and alternating windows; Gemma 3 replaces the caps by norms of q
-and k and has a RoPE of its own in layers with a window."""
+after attention and MLP, soft caps and alternating windows (VaultGemma has no norms after them);
+Gemma 3 replaces the caps by norms of q and k and has a RoPE of its own in layers with a window."""
 
 from __future__ import annotations
 
@@ -34,6 +34,10 @@ def gemma2_variant(keys: Keys, sizes: Sizes) -> Variant:
         attention_soft_cap=keys.number("attn_logit_softcapping", "attn_logit_softcapping"),
         logit_soft_cap=keys.number("final_logit_softcapping", "final_logit_softcapping"),
     )
+
+
+def vaultgemma_variant(keys: Keys, sizes: Sizes) -> Variant:
+    return replace(gemma2_variant(keys, sizes), norm_position="before")
 
 
 def gemma3_layout(keys: Keys, sizes: Sizes) -> RopeLayout:
@@ -83,6 +87,13 @@ GEMMA2 = replace(
             "mlp.post_norm": "post_feedforward_layernorm",
         }
     ),
+)
+VAULTGEMMA = replace(
+    GEMMA2,
+    name="vaultgemma",
+    variant=vaultgemma_variant,
+    names=TensorNames(hf={"post_attention_layernorm": "pre_feedforward_layernorm"}),
+    has_gguf_files=False,
 )
 GEMMA3 = replace(
     GEMMA2,

@@ -85,6 +85,13 @@ class ModelConfig(CheckpointConfig):
     def rotary_dim(self) -> int:
         return self.rope.rotary_dim or self.head_dim
 
+    def q_norm_scale(self, layer: int) -> float:
+        """Factor of the norm of q: the attention factor of RoPE, for queries and keys."""
+        if not self.rope.scales_q_norm or self.rope_scaling is None:
+            return 1.0
+        has_window = self.layer_window(layer) is not None
+        return 1.0 if has_window else self.rope_scaling.attention_factor**2
+
     def layer_window(self, layer: int) -> int | None:
         """The attention window of one layer in tokens; None: full attention."""
         return self.sliding_window if layer in self.window_layers else None

@@ -38,6 +38,8 @@ class RopeLayout:
     is_interleaved: bool = False  # pairs (2i, 2i + 1) in the files, not (i, i + rotary_dim / 2)
     layers_without: tuple[int, ...] = ()  # layers without RoPE
     window_theta: float | None = None  # RoPE base of layers with a window; None: the model's
+    # With window_theta: the attention factor of the other layers multiplies their norm of q.
+    scales_q_norm: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,8 @@ class MappedCheckpoint(Checkpoint):
         source = self._find(name)
         records = [self.inner.record(part) for part in _names_of(source)]
         record = records[0]
-        if record is None or source.head_order is not None or source.add or source.is_stacked:
+        is_moved = source.head_order is not None or source.is_stacked
+        if record is None or is_moved or source.is_changed:
             return None
         if source.is_row:
             return replace(record, shape=(1, record.shape[-1]))
@@ -152,20 +153,23 @@ class MappedCheckpoint(Checkpoint):
             return values
         if source.is_row:
             return self.inner.read(source.name, dtype).reshape(1, -1)
-        inner_dtype = "f32" if source.add else dtype
+        inner_dtype = "f32" if source.is_changed else dtype
         if source.shard is None:
             values = self.inner.read(source.name, inner_dtype)
         else:
             values = self.inner.read_shard(source.name, inner_dtype, source.shard)
         values = self._in_order(source, values)
-        return convert(values + np.float32(source.add), "f32", dtype) if source.add else values
+        if not source.is_changed:
+            return values
+        values = (values + np.float32(source.add)) * np.float32(source.scale)
+        return convert(values, "f32", dtype)
 
     def block_type(self, name: str) -> str | None:
         return self.inner.block_type(self._find(name).name)
 
     def read_blocks(self, name: str, shard: Shard | None = None) -> TensorBlocks | None:
         source = self._find(name)
-        if source.add:
+        if source.is_changed:
             return None
         if source.is_stacked or source.is_row:
             return self._stacked_blocks(name, source, shard)

@@ -16,6 +16,7 @@ class TensorSource:
     # Row i of a head is row head_order[i] of the file, for every head.
     head_order: tuple[int, ...] | None = None
     add: float = 0.0  # to every element
+    scale: float = 1.0  # of every element, after `add`
     # Stacked weights of experts, as one matrix. parts: tensors whose rows are stacked; name is the
     # first of them. planes: the tensor is [planes, rows, columns], and `rows` are those of each.
     parts: tuple[str, ...] = ()
@@ -25,6 +26,11 @@ class TensorSource:
     is_vector: bool = False  # planes are [rows], as one vector: stacked biases
     is_row: bool = False  # a vector [n] or a matrix [1, n], as a matrix
     otherwise: TensorSource | None = None  # if the checkpoint has no tensor `name`
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the elements differ from those of the file."""
+        return self.add != 0.0 or self.scale != 1.0
 
     @property
     def is_stacked(self) -> bool:
