@@ -68,6 +68,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         {"head_dim": 16, "moe_intermediate_size": 36, "n_routed_experts": 6,
          "num_experts_per_tok": 2, "n_shared_experts": 1},
     ),
+    "minimax_m2": (
+        "MiniMaxM2",
+        {"head_dim": 16, "num_local_experts": 7, "num_experts_per_tok": 3,
+         "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0,
+                             "partial_rotary_factor": 0.5}},
+    ),
     "gpt_oss": (
         "GptOss",
         {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 9,

@@ -19,6 +19,7 @@ from llaisys import LLM, SamplingParams
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading import mxfp4
+from llaisys.models.loading.mapped import MappedCheckpoint
 from llaisys.models.loading.shard import Shard
 
 pytestmark = pytest.mark.parity
@@ -83,6 +84,9 @@ def test_mxfp4_blocks_hold_the_same_values(tmp_path: Path) -> None:
     model = write_mxfp4(tmp_path)
     experts = model.model.layers[1].mlp.experts
     with open_checkpoint(tmp_path) as checkpoint:
+        assert isinstance(checkpoint, MappedCheckpoint)
+        inner = checkpoint.inner.names()
+        assert not [name for name in inner if name.endswith(("_blocks", "_scales"))]
         for kind, values in (
             ("gate_proj", experts.gate_up_proj[..., 0::2]),
             ("up_proj", experts.gate_up_proj[..., 1::2]),

@@ -20,6 +20,7 @@ from llaisys.models.families.granite_moe import GRANITE_MOE
 from llaisys.models.families.helium import HELIUM
 from llaisys.models.families.llama import LLAMA
 from llaisys.models.families.mimo import MIMO
+from llaisys.models.families.minimax_m2 import MINIMAX_M2
 from llaisys.models.families.mistral import MINISTRAL, MISTRAL
 from llaisys.models.families.mixtral import MIXTRAL
 from llaisys.models.families.olmo2 import OLMO2
@@ -46,7 +47,7 @@ FAMILIES: dict[str, Family] = {
         *(GEMMA, GEMMA2, GEMMA3, COHERE, COHERE2, STARCODER2, STABLELM),
         *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, OLMOE, GRANITE_MOE, GLM4_MOE, GPT_OSS),
         *(EXAONE4, ERNIE4_5, SEED_OSS, HELIUM, OLMO3, MINISTRAL, VAULTGEMMA, CWM),
-        *(DOTS1, SOLAR_OPEN),
+        *(DOTS1, SOLAR_OPEN, MINIMAX_M2),
     )
 }
 

@@ -50,6 +50,7 @@ class ExpertNames:
     down: str = "down_proj"
     shared: str = "shared_expert"
     router: str = "gate"
+    score_bias: str = "gate.e_score_correction_bias"
     # All experts in one tensor: [experts, 2 * inner, hidden] with the rows of gate before those of
     # up, and [experts, hidden, inner].
     gate_up: str = "mlp.experts.gate_up_proj"
@@ -91,7 +92,7 @@ def expert_source(
         own = rest.replace("gate", names.router)
         return TensorSource(name if is_gguf else f"{block}.{own}")
     if rest == "gate_score.bias":
-        return TensorSource(name if is_gguf else f"{block}.gate.e_score_correction_bias")
+        return TensorSource(name if is_gguf else f"{block}.{names.score_bias}")
     if rest == "shared_expert_gate.weight":
         return TensorSource(name if is_gguf else f"{block}.{rest}", is_row=True)
     if rest.startswith("shared_expert."):

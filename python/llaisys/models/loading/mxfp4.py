@@ -24,6 +24,7 @@ SPAN = 32  # values of a block
 _BLOCK_BYTES = 22  # of Q5_0
 _GGML_BYTES = 17  # of a block of GGUF files: exponent, then nibbles of values j and j + 16
 _DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+_STORED = ("blocks", "scales")
 _LARGEST_EXPONENT = 143  # 2^15, the largest power of two of f16, and 128
 
 
@@ -114,7 +115,8 @@ class Mxfp4Checkpoint(SafetensorsCheckpoint):
                 self._parts[f"{block}.{kind}.weight"] = stored, slice(None)
 
     def names(self) -> tuple[str, ...]:
-        return (*self._tensors, *self._parts)
+        stored = {f"{name}_{kind}" for name, _ in self._parts.values() for kind in _STORED}
+        return (*(name for name in self._tensors if name not in stored), *self._parts)
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self._parts:
