@@ -77,7 +77,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": (
         "GptOss",
         {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 9,
-         "num_hidden_layers": 4, "swiglu_limit": 1.5,
+         "num_hidden_layers": 4,
          "rope_parameters": {"rope_type": "yarn", "rope_theta": 15000.0, "factor": 8.0,
                              "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
                              "original_max_position_embeddings": 32}},
@@ -105,6 +105,8 @@ def make_moe_model(name: str, seed: int = 0, **changes: Any) -> Any:
             else:
                 scale = 0.2 if label.endswith("bias") else parameter.shape[-1] ** -0.5
                 scale = 1.0 if label.endswith("sinks") else scale
+                if prefix == "GptOss" and label.endswith("gate_up_proj"):
+                    scale *= 6  # some values are clamped
                 parameter.copy_(noise * scale)
         for label, values in model.named_buffers():
             if "e_score_correction_bias" in label:

@@ -200,7 +200,7 @@ def write_gguf(model: Any, path: Path) -> None:
 
 
 def test_gguf_file_equals_transformers(tmp_path: Path) -> None:
-    model = make_moe_model("gpt_oss", **SIZES, swiglu_limit=7.0)  # no key of GGUF files
+    model = make_moe_model("gpt_oss", **SIZES)
     path = tmp_path / "model.gguf"
     with torch.no_grad():
         write_gguf(model, path)

@@ -23,6 +23,7 @@ KNOWN_MODELS: dict[str, dict[str, str]] = {
         tag: f"bartowski/Llama-3.2-{tag.upper()}-Instruct-GGUF:Q4_K_M" for tag in ("1b", "3b")
     },
     "llama3.1": {"8b": "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M"},
+    "gpt-oss": {tag: f"ggml-org/gpt-oss-{tag}-GGUF:mxfp4" for tag in ("20b", "120b")},
     "mistral": {"7b": "bartowski/Mistral-7B-Instruct-v0.3-GGUF:Q4_K_M"},
 }
 _SHORT_NAME = re.compile(r"([a-z0-9][a-z0-9._-]{0,63})(?::([a-z0-9][a-z0-9._-]{0,63}))?")
