@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from family_parity import check_cuda_greedy_tokens, chunked_cuda_logits
-from moe_models import MODELS, VOCAB, make_moe_model
+from moe_models import MODELS, VOCAB, make_moe_model, write_mxfp4
 from native_helpers import EPSILON, Array
 from reference_models import random_tokens, reference_logits, save
 from test_cuda_ops import Side
@@ -256,3 +256,13 @@ def test_logits(name: str, sizes: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_tokens_in_graphs_and_from_the_prefix_cache(name: str, tmp_path: Path) -> None:
     check_cuda_greedy_tokens(save(make_moe_model(name), tmp_path), VOCAB)
+
+
+def test_mxfp4_experts(tmp_path: Path) -> None:
+    model = write_mxfp4(tmp_path)
+    tokens = random_tokens(41, 160)
+    expected = reference_logits(model, tokens)
+    got = chunked_cuda_logits(tmp_path, tokens, "f32")
+    assert np.abs(got - expected).max() < 1e-4 * np.abs(expected).max()
+    got = chunked_cuda_logits(tmp_path, tokens, "auto")
+    assert np.linalg.norm(got - expected) / np.linalg.norm(expected) < 0.3

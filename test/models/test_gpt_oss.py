@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from family_parity import check_logits, greedy_tokens
-from moe_models import VOCAB, make_moe_model
+from moe_models import MXFP4_SIZES, VOCAB, make_moe_model, write_mxfp4
 from reference_models import BLOCK, Piece, opened, random_tokens, reference_logits, run_block, save
 from safetensors.torch import load_file, save_file
 
@@ -24,51 +23,11 @@ from llaisys.models.loading.shard import Shard
 
 pytestmark = pytest.mark.parity
 
-SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_local_experts": 4, "vocab_size": 160}
-EXPERTS = ("gate_up_proj", "down_proj")
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-
-
-def naive_values(codes: Any, exponents: Any) -> Any:
-    """Values of blocks [.., n, 16] with two codes per byte, the first in the low nibble."""
-    nibbles = np.stack([codes & 15, codes >> 4], -1).reshape(*codes.shape[:-1], 32)
-    table = np.array([*E2M1, *(-value for value in E2M1)])
-    values = table[nibbles] * np.exp2(exponents.astype(np.float64) - 127)[..., None]
-    return values.reshape(*codes.shape[:-2], -1).astype(np.float32)
-
 
 def run(path: Path, tokens: list[int], **options: Any) -> Any:
     size = {"kv_cache_capacity_tokens": 4 * BLOCK, "max_model_len": 60}
     with opened(path, **size, **options) as adapter:
         return run_block(adapter, [Piece(0, tokens)], {0: [0, 1, 2]})
-
-
-def write_mxfp4(directory: Path) -> Any:
-    """A directory with random MXFP4 experts; returns the model with their values."""
-    rng = np.random.default_rng(3)
-    model = make_moe_model("gpt_oss", **SIZES)
-    save(model, directory)
-    path = directory / "model.safetensors"
-    tensors = load_file(str(path))
-    with torch.no_grad():
-        for layer, block in enumerate(model.model.layers):
-            for kind in EXPERTS:
-                name = f"model.layers.{layer}.mlp.experts.{kind}"
-                parameter = getattr(block.mlp.experts, kind)
-                experts, columns, rows = parameter.shape  # stored transposed
-                shape = (experts, rows, columns // 32)
-                codes = rng.integers(0, 256, (*shape, 16), np.uint8)
-                exponents = rng.integers(121, 125, shape, np.uint8)
-                values = naive_values(codes, exponents)
-                parameter.copy_(torch.from_numpy(values.swapaxes(1, 2).copy()))
-                del tensors[name]
-                tensors[f"{name}_blocks"] = torch.from_numpy(codes)
-                tensors[f"{name}_scales"] = torch.from_numpy(exponents)
-    save_file(tensors, str(path))
-    config = json.loads((directory / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["x"]}
-    (directory / "config.json").write_text(json.dumps(config))
-    return model
 
 
 def test_mxfp4_directory_equals_transformers(tmp_path: Path) -> None:
@@ -200,7 +159,7 @@ def write_gguf(model: Any, path: Path) -> None:
 
 
 def test_gguf_file_equals_transformers(tmp_path: Path) -> None:
-    model = make_moe_model("gpt_oss", **SIZES)
+    model = make_moe_model("gpt_oss", **MXFP4_SIZES)
     path = tmp_path / "model.gguf"
     with torch.no_grad():
         write_gguf(model, path)
