@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from draft_heads import head_tensors, write_head
-from model_files import tiny_config, write_hf_model
+from model_files import tiny_config, write_gguf, write_hf_model
 
 from llaisys import LLM, SamplingParams
 from llaisys.common.step import ModelStepInput
@@ -33,16 +33,22 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Paths of the model and of a draft head per kind."""
     path = tmp_path_factory.mktemp("cuda-drafts")
     write_hf_model(path / "model", CONFIG)
-    found = {"model": path / "model"}
+    write_gguf(path / "model.gguf", {**CONFIG, "intermediate_size": 384}, kind="Q8_0")
+    found = {"model": path / "model", "gguf": path / "model.gguf"}
     for kind in KINDS:
         found[kind] = write_head(path / kind, CONFIG, head_tensors(kind, CONFIG, 500))
     return found
 
 
-@pytest.mark.parametrize(("dtype", "most"), [("f32", 1e-4), ("f16", 2e-2), ("bf16", 1e-1)])
+@pytest.mark.parametrize(
+    ("dtype", "most"), [("f32", 1e-4), ("f16", 2e-2), ("bf16", 1e-1), ("quantised", 1e-1)]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_draft_head_matches_cpu(files: dict[str, Path], kind: str, dtype: str, most: float) -> None:
-    """Rows that start a sequence, then one with its own hidden state; in micro-batches of 8."""
+    """Rows that start a sequence, then one with its own hidden state; in micro-batches of 8.
+    Quantised: beside a Q8_0 model, whose tables the head shares."""
+    model_path = files["gguf" if dtype == "quantised" else "model"]
+    dtype = "auto" if dtype == "quantised" else dtype
     rng = np.random.default_rng(1)
     n, wide = 19, 256 * (3 if kind == "eagle3" else 1)
     tokens = rng.integers(0, 1000, n + 1)
@@ -53,7 +59,7 @@ def test_draft_head_matches_cpu(files: dict[str, Path], kind: str, dtype: str, m
         options = AdapterOptions(
             device=device, dtype=dtype, kv_cache_layout="slot", max_batch_tokens=8
         )
-        with open_checkpoint(files["model"]) as model:
+        with open_checkpoint(model_path) as model:
             adapter = DraftHeadAdapter.load(open_draft_head(files[kind], model), options)
         with adapter:
             adapter.forward_features(step_of(tokens[:n], 0), None, features)
