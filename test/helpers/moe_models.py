@@ -76,6 +76,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
          "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0,
                              "partial_rotary_factor": 0.5}},
     ),
+    "exaone_moe": (
+        "ExaoneMoe",
+        {"head_dim": 16, "moe_intermediate_size": 36, "num_experts": 8, "num_experts_per_tok": 3,
+         "num_shared_experts": 2, "sliding_window": 9, "num_hidden_layers": 5,
+         "first_k_dense_replace": 2, "intermediate_size": 72},
+    ),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        {"moe_intermediate_size": 36, "moe_num_experts": 8, "moe_k": 3, "moe_num_shared_experts": 1,
+         "moe_layer_start_index": 1, "intermediate_size": 72},
+    ),
     "gpt_oss": (
         "GptOss",
         {"head_dim": 16, "num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 9,
@@ -107,6 +118,7 @@ def make_moe_model(name: str, seed: int = 0, **changes: Any) -> Any:
             else:
                 scale = 0.2 if label.endswith("bias") else parameter.shape[-1] ** -0.5
                 scale = 1.0 if label.endswith("sinks") else scale
+                scale = 0.05 if "e_score_correction_bias" in label else scale
                 if prefix == "GptOss" and label.endswith("gate_up_proj"):
                     scale *= 6  # some values are clamped
                 parameter.copy_(noise * scale)

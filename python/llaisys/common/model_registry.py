@@ -46,6 +46,8 @@ MODEL_REGISTRY: dict[str, str] = {
     "dots1": "llaisys.models.decoder:DecoderAdapter",
     "solar_open": "llaisys.models.decoder:DecoderAdapter",
     "minimax_m2": "llaisys.models.decoder:DecoderAdapter",
+    "exaone_moe": "llaisys.models.decoder:DecoderAdapter",
+    "ernie4_5_moe": "llaisys.models.decoder:DecoderAdapter",
     "gpt_oss": "llaisys.models.decoder:DecoderAdapter",
     "glm4_moe": "llaisys.models.decoder:DecoderAdapter",
     "mock": "llaisys.models.mock:MockAdapter",

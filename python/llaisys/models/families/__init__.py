@@ -10,7 +10,9 @@ from llaisys.models.families.cohere import COHERE, COHERE2
 from llaisys.models.families.cwm import CWM
 from llaisys.models.families.dots1 import DOTS1
 from llaisys.models.families.ernie4_5 import ERNIE4_5
+from llaisys.models.families.ernie4_5_moe import ERNIE4_5_MOE
 from llaisys.models.families.exaone4 import EXAONE4
+from llaisys.models.families.exaone_moe import EXAONE_MOE
 from llaisys.models.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULTGEMMA
 from llaisys.models.families.glm4 import GLM, GLM4
 from llaisys.models.families.glm4_moe import GLM4_MOE
@@ -47,7 +49,7 @@ FAMILIES: dict[str, Family] = {
         *(GEMMA, GEMMA2, GEMMA3, COHERE, COHERE2, STARCODER2, STABLELM),
         *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, OLMOE, GRANITE_MOE, GLM4_MOE, GPT_OSS),
         *(EXAONE4, ERNIE4_5, SEED_OSS, HELIUM, OLMO3, MINISTRAL, VAULTGEMMA, CWM),
-        *(DOTS1, SOLAR_OPEN, MINIMAX_M2),
+        *(DOTS1, SOLAR_OPEN, MINIMAX_M2, EXAONE_MOE, ERNIE4_5_MOE),
     )
 }
 

@@ -51,6 +51,7 @@ class ExpertNames:
     shared: str = "shared_expert"
     router: str = "gate"
     score_bias: str = "gate.e_score_correction_bias"
+    is_score_bias_row: bool = False  # stored as [1, experts]
     # All experts in one tensor: [experts, 2 * inner, hidden] with the rows of gate before those of
     # up, and [experts, hidden, inner].
     gate_up: str = "mlp.experts.gate_up_proj"
@@ -92,7 +93,8 @@ def expert_source(
         own = rest.replace("gate", names.router)
         return TensorSource(name if is_gguf else f"{block}.{own}")
     if rest == "gate_score.bias":
-        return TensorSource(name if is_gguf else f"{block}.{names.score_bias}")
+        own = name if is_gguf else f"{block}.{names.score_bias}"
+        return TensorSource(own, is_vector=names.is_score_bias_row and not is_gguf)
     if rest == "shared_expert_gate.weight":
         return TensorSource(name if is_gguf else f"{block}.{rest}", is_row=True)
     if rest.startswith("shared_expert."):

@@ -186,7 +186,7 @@ class MappedCheckpoint(Checkpoint):
     def _stacked_shape(self, source: TensorSource) -> tuple[int, ...]:
         names = _names_of(source)
         shape = self.inner.shape(source.name)
-        expected = (3 if source.planes > 1 else 2) - source.is_vector
+        expected = 3 if source.planes > 1 and not source.is_vector else 2
         if len(shape) != expected or (source.planes > 1 and shape[0] != source.planes):
             raise ModelLoadError(
                 f"{self.where}: tensor {source.name!r} has shape {list(shape)}, the config "

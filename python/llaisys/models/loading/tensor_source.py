@@ -23,7 +23,7 @@ class TensorSource:
     planes: int = 1
     step: int = 1  # of `rows` in planes: gate and up in turn
     is_transposed: bool = False  # planes are [columns, rows]
-    is_vector: bool = False  # planes are [rows], as one vector: stacked biases
+    is_vector: bool = False  # [planes, rows], as one vector: stacked biases
     is_row: bool = False  # a vector [n] or a matrix [1, n], as a matrix
     otherwise: TensorSource | None = None  # if the checkpoint has no tensor `name`
 
@@ -34,7 +34,7 @@ class TensorSource:
 
     @property
     def is_stacked(self) -> bool:
-        return bool(self.parts) or self.planes > 1
+        return bool(self.parts) or self.planes > 1 or self.is_vector
 
     @property
     def is_plain(self) -> bool:
