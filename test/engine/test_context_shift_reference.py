@@ -72,7 +72,7 @@ def slot_reference(
         found = adapter.logprobs(0)
         assert found is not None
         sampled.append(token)
-        logprobs.append(found.sampled)
+        logprobs.append(found.logprob)
         fresh = [token]
     return sampled, logprobs
 

@@ -229,10 +229,10 @@ def test_logprobs_are_those_of_the_raw_logits(adapter: MockAdapter) -> None:
     row = adapter.logprobs(0)
     assert row is not None
     order = np.argsort(-exact, kind="stable")[:5]
-    assert row.top_ids == order.tolist()
-    np.testing.assert_allclose(row.top_logprobs, exact[order], atol=1e-5)
-    assert row.sampled_rank == 1
-    assert abs(row.sampled - exact[int(sampled[0])]) < 1e-5
+    assert [token for token, _ in row.top] == order.tolist()
+    np.testing.assert_allclose([value for _, value in row.top], exact[order], atol=1e-5)
+    assert row.rank == 1
+    assert abs(row.logprob - exact[int(sampled[0])]) < 1e-5
 
 
 def test_typical_p_keeps_the_tokens_that_are_as_surprising_as_expected(

@@ -68,8 +68,8 @@ def test_result_survives_the_wire():
     output = StepOutput(
         3,
         {7: [1, 2], 9: [5]},
-        {7: [TokenLogprobs(1, -0.5, 1, [(1, -0.5)])]},
-        {9: PromptLogprobs(4, [TokenLogprobs(2, -1.5, 3, [])])},
+        {7: [TokenLogprobs.of(1, -0.5, 1, [(1, -0.5)])]},
+        {9: PromptLogprobs(4, [TokenLogprobs.of(2, -1.5, 3, [])])},
         {8: "nothing left"},
     )
     assert decode_output(encode_output(output)) == output

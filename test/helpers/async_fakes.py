@@ -21,9 +21,9 @@ from llaisys.common.step import (
     AttentionMetadata,
     ForwardOutput,
     ModelStepInput,
-    RowLogprobs,
     SamplingMetadata,
 )
+from llaisys.common.types import TokenLogprobs
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.models.base import AdapterOptions
 
@@ -36,7 +36,7 @@ class Launched:
     attention: AttentionMetadata
     sampling: SamplingMetadata
     tokens: NDArray[np.int32] | None = None
-    logprobs: list[RowLogprobs | None] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     error: Exception | None = None
 
 
@@ -74,7 +74,7 @@ class AsyncAdapter(FakeAdapter):
             raise job.error
         return job.tokens
 
-    def collected_logprobs(self, index: int) -> RowLogprobs | None:
+    def collected_logprobs(self, index: int) -> TokenLogprobs | None:
         assert self._collected is not None
         return self._collected.logprobs[index]
 

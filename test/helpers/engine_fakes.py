@@ -17,10 +17,9 @@ from llaisys.common.step import (
     AttentionMetadata,
     ForwardOutput,
     ModelStepInput,
-    RowLogprobs,
     SamplingMetadata,
 )
-from llaisys.common.types import RequestOutput, StreamOutput
+from llaisys.common.types import RequestOutput, StreamOutput, TokenLogprobs
 from llaisys.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.models.base import AdapterOptions, ModelAdapter
@@ -193,7 +192,7 @@ class FakeAdapter(ModelAdapter):
             return token not in banned.tolist()
         return True
 
-    def logprobs(self, index: int) -> RowLogprobs | None:
+    def logprobs(self, index: int) -> TokenLogprobs | None:
         sampling = self.last_sampling
         counts = None if sampling is None else sampling.numbers.get("n_logprobs")
         if counts is None or counts[index] < 0:
@@ -201,7 +200,7 @@ class FakeAdapter(ModelAdapter):
         count = int(counts[index])
         sampled = self._sampled[index]
         ids = [(sampled + k) % VOCAB for k in range(count)]
-        return RowLogprobs(-0.5, 1, ids, [-0.5 - k for k in range(count)])
+        return TokenLogprobs.of(sampled, -0.5, 1, [(i, -0.5 - k) for k, i in enumerate(ids)])
 
     def logits(self) -> NDArray[np.float32]:
         raise NotImplementedError

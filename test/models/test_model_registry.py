@@ -109,7 +109,7 @@ def test_mock_adapter_generates(adapter: ModelAdapter) -> None:
     )  # fmt: skip
     assert sampled.tolist() == [int(logits[2].argmax())]
     found = adapter.logprobs(0)
-    assert found is not None and found.sampled_rank == 1 and found.top_ids == sampled.tolist()
+    assert found is not None and found.rank == 1 and [found.top[0][0]] == sampled.tolist()
     adapter.sampler_reset(0, [1, 2])
     adapter.sampler_accept(0, [3])
     adapter.sampler_forget(0)

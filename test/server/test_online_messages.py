@@ -62,8 +62,9 @@ def test_every_sampling_field_crosses_the_wire() -> None:
 
 def test_token_updates_cross_the_wire() -> None:
     update = TokenUpdate(
-        "r1", [5, 6], RequestStatus.FINISHED_STOPPED, [TokenLogprobs(5, -0.5, 1, [(5, -0.5)])], "x",
-        3, 1.5, None, PromptLogprobs(2, [TokenLogprobs(6, -1.5, 2, [])]), b"\x00\x00\x80\x3f",
+        "r1", [5, 6], RequestStatus.FINISHED_STOPPED,
+        [TokenLogprobs.of(5, -0.5, 1, [(5, -0.5)])], "x",
+        3, 1.5, None, PromptLogprobs(2, [TokenLogprobs.of(6, -1.5, 2, [])]), b"\x00\x00\x80\x3f",
     )  # fmt: skip
     frame = encode(Update.of(update))
     assert msgspec.msgpack.decode(frame, type=Update).update() == update

@@ -41,7 +41,7 @@ def test_top_logprobs_include_the_sampled_token(client: httpx.Client, count: int
     for token, top in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True):
         assert token in top and count <= len(top) <= count + 1
     names = TokenNames(FakeTokenizer())
-    entry = TokenLogprobs(99, -3.0, 3, [(97, -0.5), (98, -1.0)][:count])
+    entry = TokenLogprobs.of(99, -3.0, 3, [(97, -0.5), (98, -1.0)][:count])
     made = completion_logprobs([entry], names, TextOffsets(names))
     assert made is not None and made["top_logprobs"][0].keys() == set("abc" if count else "c")
 

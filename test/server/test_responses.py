@@ -30,7 +30,7 @@ NAMES = TokenNames(FakeTokenizer())
 
 def entries(count: int, top: int = 20) -> list[TokenLogprobs]:
     return [
-        TokenLogprobs(97 + i % 20, -i / 7, 1, [(97 + j, -float(j)) for j in range(top)])
+        TokenLogprobs.of(97 + i % 20, -i / 7, 1, [(97 + j, -float(j)) for j in range(top)])
         for i in range(count)
     ]
 

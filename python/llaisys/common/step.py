@@ -85,13 +85,3 @@ class TokenMasks:
     masks: NDArray[np.uint32]  # [m, (vocabulary + 31) // 32], bit set = allowed
     late: frozenset[int] = frozenset()  # seq ids without masks yet: they sample no token
     failed: dict[int, str] = field(default_factory=dict)  # seq id -> error
-
-
-@dataclass(slots=True)
-class RowLogprobs:
-    """Logprobs of one sampled row, before bias, mask and chain."""
-
-    sampled: float
-    sampled_rank: int  # 1 = the most likely token
-    top_ids: list[int] = field(default_factory=list)
-    top_logprobs: list[float] = field(default_factory=list)

@@ -1,11 +1,13 @@
 """Plain data that crosses layers and processes: plans, step results, updates and outputs. No numpy.
 
-`TokenUpdate` and `StreamOutput` exist per request and step; they are msgspec structs, which are
-created three times faster than dataclasses.
+`TokenUpdate`, `TokenLogprobs` and `StreamOutput` exist per request and step; they are msgspec
+structs, which are created three times faster than dataclasses.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -98,14 +100,33 @@ class SchedulerOutputs:
         return len(self.seq_ids)
 
 
-@dataclass(slots=True)
-class TokenLogprobs:
-    """Logprobs at one position, before bias, mask and chain."""
+class TokenLogprobs(Struct, array_like=True, gc=False, forbid_unknown_fields=True):
+    """Logprobs at one position, before bias, mask and chain. The most likely tokens stay packed
+    until `top` is read: most positions of a large batch are never looked at."""
 
     token_id: int
     logprob: float
     rank: int  # 1 = the most likely token
-    top: list[tuple[int, float]] = field(default_factory=list)  # descending
+    top_ids: bytes = b""  # int32, native order
+    top_values: bytes = b""  # float, native order
+
+    @classmethod
+    def of(
+        cls, token_id: int, logprob: float, rank: int, top: Sequence[tuple[int, float]] = ()
+    ) -> TokenLogprobs:
+        ids, values = array("i", (i for i, _ in top)), array("f", (p for _, p in top))
+        return cls(token_id, logprob, rank, ids.tobytes(), values.tobytes())
+
+    def with_top(self, most: int) -> TokenLogprobs:
+        """Return a copy with at most `most` of the most likely tokens."""
+        fields = (self.token_id, self.logprob, self.rank)
+        return TokenLogprobs(*fields, self.top_ids[: 4 * most], self.top_values[: 4 * most])
+
+    @property
+    def top(self) -> list[tuple[int, float]]:
+        """The most likely tokens and their logprobs, descending."""
+        ids, values = array("i", self.top_ids), array("f", self.top_values)
+        return list(zip(ids, values, strict=True))
 
 
 @dataclass(slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,14 +21,9 @@ def float_copy(address: int | None, n: int) -> bytearray:
     )
 
 
-def int32_list(address: int, n: int) -> list[int]:
-    """int32 [n]; faster than numpy for many small arrays."""
-    return array("i", ctypes.string_at(address, 4 * n)).tolist()
-
-
-def float_list(address: int, n: int) -> list[float]:
-    """Like `int32_list` for float."""
-    return array("f", ctypes.string_at(address, 4 * n)).tolist()
+def copy(address: int, n_bytes: int) -> bytes:
+    """Bytes at an address."""
+    return ctypes.string_at(address, n_bytes)
 
 
 def attach_struct(owner: Any, field: str, value: ctypes.Structure) -> None:

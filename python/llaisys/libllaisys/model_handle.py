@@ -30,6 +30,8 @@ class Model(Handle):
         if not handle:
             raise error_from(lib().llaisysLastErrorCode(), last_error())
         super().__init__(handle)
+        self._logprobs = LlaisysLogprobs()  # reused: read per row and step
+        self._logprobs_pointer = ctypes.byref(self._logprobs)
 
     @property
     def params(self) -> LlaisysModelCreateParams:
@@ -100,9 +102,9 @@ class Model(Handle):
         return True
 
     def collected_logprobs(self, index: int) -> LlaisysLogprobs:
-        logprobs = LlaisysLogprobs()
-        check(lib().llaisysModelCollectedLogprobs(self.handle, index, ctypes.byref(logprobs)))
-        return logprobs
+        """Valid until the next call of this or `logprobs`."""
+        check(lib().llaisysModelCollectedLogprobs(self.handle, index, self._logprobs_pointer))
+        return self._logprobs
 
     @property
     def n_outputs(self) -> int:
@@ -140,9 +142,9 @@ class Model(Handle):
         check(lib().llaisysModelSample(self.handle, ctypes.byref(sampling), ids_address))
 
     def logprobs(self, index: int) -> LlaisysLogprobs:
-        logprobs = LlaisysLogprobs()
-        check(lib().llaisysModelLogprobs(self.handle, index, ctypes.byref(logprobs)))
-        return logprobs
+        """Valid until the next call of this or `collected_logprobs`."""
+        check(lib().llaisysModelLogprobs(self.handle, index, self._logprobs_pointer))
+        return self._logprobs
 
     def sampler_reset(self, seq_id: int, address: int, n: int) -> None:
         check(lib().llaisysModelSamplerReset(self.handle, seq_id, address, n))

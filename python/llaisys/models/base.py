@@ -16,9 +16,9 @@ from llaisys.common.step import (
     AttentionMetadata,
     ForwardOutput,
     ModelStepInput,
-    RowLogprobs,
     SamplingMetadata,
 )
+from llaisys.common.types import TokenLogprobs
 from llaisys.common.validation import invalid_value
 from llaisys.models.device import MemoryNeeds
 
@@ -96,7 +96,7 @@ class ModelAdapter(Closing, ABC):
         """Sample one token for each row of the last forward that `sampling` names."""
 
     @abstractmethod
-    def logprobs(self, index: int) -> RowLogprobs | None:
+    def logprobs(self, index: int) -> TokenLogprobs | None:
         """Logprobs of entry `index` of the last `sample`; None when not requested."""
 
     # ---- asynchronous steps; all other methods wait until none is in flight --------------------
@@ -115,7 +115,7 @@ class ModelAdapter(Closing, ABC):
         tickets."""
         raise NotImplementedError
 
-    def collected_logprobs(self, index: int) -> RowLogprobs | None:
+    def collected_logprobs(self, index: int) -> TokenLogprobs | None:
         """Like `logprobs`, for the last `collect`."""
         raise NotImplementedError
 

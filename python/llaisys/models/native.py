@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import struct
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -16,9 +17,9 @@ from llaisys.common.step import (
     AttentionMetadata,
     ForwardOutput,
     ModelStepInput,
-    RowLogprobs,
     SamplingMetadata,
 )
+from llaisys.common.types import TokenLogprobs
 from llaisys.common.validation import check_choice, invalid_count, invalid_value
 from llaisys.libllaisys import arrays, types
 from llaisys.libllaisys.decoder import LlaisysDecoderMeta
@@ -34,6 +35,8 @@ from llaisys.libllaisys.model_handle import Model
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.interrupt_safe import InterruptSafeTask
 from llaisys.models.lora.weights import LoraWeights
+
+_INT, _FLOAT = struct.Struct("i"), struct.Struct("f")
 
 
 def _address(array: NDArray[Any], dtype: type[np.generic], name: str) -> int:
@@ -203,7 +206,7 @@ class NativeAdapter(ModelAdapter):
                 self._spare_sampling.append(self._launched.pop(earlier)[1][0])
         return ids if is_run else None
 
-    def collected_logprobs(self, index: int) -> RowLogprobs | None:
+    def collected_logprobs(self, index: int) -> TokenLogprobs | None:
         return _row_logprobs(self.native.collected_logprobs(index))
 
     def _filled_sampling(
@@ -221,7 +224,7 @@ class NativeAdapter(ModelAdapter):
         native.n_masks = 0 if sampling.masks is None else len(sampling.masks)
         return native
 
-    def logprobs(self, index: int) -> RowLogprobs | None:
+    def logprobs(self, index: int) -> TokenLogprobs | None:
         return _row_logprobs(self.native.logprobs(index))
 
     def logits(self) -> NDArray[np.float32]:
@@ -302,12 +305,13 @@ def _new_sampling() -> LlaisysSamplingMetadata:
     return sampling
 
 
-def _row_logprobs(native: LlaisysLogprobs) -> RowLogprobs | None:
-    if native.n == 0:
+def _row_logprobs(native: LlaisysLogprobs) -> TokenLogprobs | None:
+    n = native.n
+    if n == 0:
         return None
-    ids = arrays.int32_list(native.ids, native.n)
-    values = arrays.float_list(native.logprobs, native.n)
-    return RowLogprobs(values[0], native.sampled_rank, ids[1:], values[1:])
+    ids, values = arrays.copy(native.ids, 4 * n), arrays.copy(native.logprobs, 4 * n)
+    (token,), (logprob,) = _INT.unpack_from(ids), _FLOAT.unpack_from(values)
+    return TokenLogprobs(token, logprob, native.sampled_rank, ids[4:], values[4:])
 
 
 def _check_lengths(n: int, step: ModelStepInput, attention: AttentionMetadata | None) -> None:

@@ -1,5 +1,5 @@
 // sample_rows: one block per row, one thread per candidate; a few microseconds for any number of
-// rows. rank_rows: one block per row, which is read once.
+// rows. rank_rows: one block per row, which is read only for a token that is not one of the best.
 #include "ops/sample_rows/cuda.hpp"
 
 #include "ops/cuda/common.cuh"
@@ -214,16 +214,35 @@ struct Ranking {
 
 __global__ void __launch_bounds__(kRankThreads) rank_rows_kernel(Ranking k) {
     __shared__ int counts[kRankThreads / cuda::kWarpSize];
+    __shared__ int rank_of_best; // 0: not one of the k best
     cuda::grid_dependency_wait();
     const int64_t r = blockIdx.x;
     const int64_t from = k.rows[r];
     const float *row = k.logits + from * k.vocabulary;
-    for (int i = threadIdx.x; i < k.m; i += kRankThreads) {
-        k.top_ids[r * k.m + i] = k.best_ids[from * k.k + i];
-        k.tops[r * k.m + i] = k.best[from * k.k + i];
-    }
     const int64_t id = k.ids[r];
     const float x = row[id];
+    if (threadIdx.x == 0) {
+        rank_of_best = 0;
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < k.k; i += kRankThreads) {
+        const int32_t best = k.best_ids[from * k.k + i];
+        if (i < k.m) {
+            k.top_ids[r * k.m + i] = best;
+            k.tops[r * k.m + i] = k.best[from * k.k + i];
+        }
+        if (best == id) {
+            rank_of_best = i + 1;
+        }
+    }
+    __syncthreads();
+    if (rank_of_best > 0 && x > -INFINITY) { // a NaN would be listed as -inf
+        if (threadIdx.x == 0) {
+            k.sampled_logits[r] = x;
+            k.ranks[r] = rank_of_best;
+        }
+        return;
+    }
     int before = 0;
 #pragma unroll 8
     for (int64_t i = threadIdx.x; i < k.vocabulary; i += kRankThreads) {

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from llaisys.common.step import ForwardOutput
 from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.engine.worker.input_batch import InputBatch
-from llaisys.engine.worker.sampler import token_logprobs
 from llaisys.engine.worker.step_buffers import PreparedStep
 from llaisys.models.base import ModelAdapter
 
@@ -42,9 +41,8 @@ class InFlightStep:
         sampled = {s: [t] for s, t in zip(self.seq_ids, tokens, strict=True)}
         output = StepOutput(self.plan.step_id, sampled)
         for index in self.logprob_rows:
-            found = adapter.collected_logprobs(index)
-            if found is not None:
-                entry = token_logprobs(tokens[index], found)
+            entry = adapter.collected_logprobs(index)
+            if entry is not None:
                 output.logprobs[self.seq_ids[index]] = [entry]
         return output
 

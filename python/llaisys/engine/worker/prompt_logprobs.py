@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.common.step import SamplingMetadata
-from llaisys.common.types import NewSequence, PromptLogprobs, SchedulerOutputs, TokenLogprobs
+from llaisys.common.types import NewSequence, PromptLogprobs, SchedulerOutputs
 from llaisys.engine.worker.input_batch import InputBatch
 from llaisys.engine.worker.step_buffers import PromptLogprobRows
 from llaisys.models.base import ModelAdapter
@@ -76,9 +76,9 @@ def prompt_logprobs(
     )
     entries = []
     for index, token in enumerate(prompt.successors.tolist()):
-        found = adapter.logprobs(index)
-        if found is None:
+        entry = adapter.logprobs(index)
+        if entry is None:
             raise RuntimeError(f"no logprobs of row {index} of a prompt")
-        top = list(zip(found.top_ids, found.top_logprobs, strict=True))
-        entries.append(TokenLogprobs(token, found.sampled, found.sampled_rank, top))
+        entry.token_id = token
+        entries.append(entry)
     return PromptLogprobs(prompt.start, entries)

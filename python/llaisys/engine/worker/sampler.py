@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.step import ForwardOutput, RowLogprobs, SamplingMetadata, TokenMasks
+from llaisys.common.step import ForwardOutput, SamplingMetadata, TokenMasks
 from llaisys.common.types import SchedulerOutputs, StepOutput, TokenLogprobs
 from llaisys.engine.worker.input_batch import InputBatch
 from llaisys.engine.worker.sampling_batch import SampledTokens, SamplingBatch
@@ -128,28 +128,23 @@ class Sampler:
                 if row in state.penalised:
                     self._adapter.sampler_accept(seq_id, (token,))
         for index in state.logprob_rows(rows):
-            found = self._adapter.logprobs(index)
-            if found is not None:
-                entry = token_logprobs(tokens[index], found)
+            entry = self._adapter.logprobs(index)
+            if entry is not None:
                 token_ids = state.logprob_token_ids(int(rows[index]))
                 if token_ids is not None:
-                    entry.top = self._logprobs_of(token_ids, result, index, found.sampled)
+                    entry = self._logprobs_of(token_ids, result, index, entry)
                 output.logprobs[seq_ids[index]] = [entry]
         return output
 
     def _logprobs_of(
-        self, token_ids: NDArray[np.int64], result: SampledTokens, index: int, logprob: float
-    ) -> list[tuple[int, float]]:
-        """Return the logprobs of `token_ids`; `logprob`: that of the sampled token of the row."""
+        self, token_ids: NDArray[np.int64], result: SampledTokens, index: int, entry: TokenLogprobs
+    ) -> TokenLogprobs:
+        """Return the entry of a row with the logprobs of `token_ids`, not those of the best."""
         row = output_rows(result.forward, result.batch.tokens[index : index + 1])
         logits = self._adapter.logits_row(int(row[0])).astype(np.float64)
-        values = logits[token_ids] - (logits[result.tokens[index]] - logprob)
-        return list(zip(token_ids.tolist(), values.tolist(), strict=True))
-
-
-def token_logprobs(token: int, found: RowLogprobs) -> TokenLogprobs:
-    top = list(zip(found.top_ids, found.top_logprobs, strict=True))
-    return TokenLogprobs(token, found.sampled, found.sampled_rank, top)
+        values = logits[token_ids] - (logits[result.tokens[index]] - entry.logprob)
+        top = list(zip(token_ids.tolist(), values.tolist(), strict=True))
+        return TokenLogprobs.of(entry.token_id, entry.logprob, entry.rank, top)
 
 
 def output_rows(forward: ForwardOutput, tokens: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -127,18 +127,6 @@ class Shutdown(Struct, tag="shutdown", forbid_unknown_fields=True):
 # ---- engine process -> API process ---------------------------------------------------------------
 
 
-# token id, logprob, rank, [(token id, logprob), ..]
-WireLogprobs = tuple[int, float, int, list[tuple[int, float]]]
-
-
-def to_wire(entries: list[TokenLogprobs]) -> list[WireLogprobs]:
-    return [(entry.token_id, entry.logprob, entry.rank, entry.top) for entry in entries]
-
-
-def from_wire(entries: list[WireLogprobs]) -> list[TokenLogprobs]:
-    return [TokenLogprobs(i, p, rank, top) for i, p, rank, top in entries]
-
-
 class Update(Struct, array_like=True, forbid_unknown_fields=True):
     """A `TokenUpdate` on the wire."""
 
@@ -149,8 +137,8 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
     scheduled_time: float | None = None
     stop_reason: int | str | None = None
     error: str | None = None
-    logprobs: list[WireLogprobs] | None = None
-    prompt_logprobs: tuple[int, list[WireLogprobs]] | None = None  # position of the first entry
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: tuple[int, list[TokenLogprobs]] | None = None  # position of the first entry
     pooled: bytes | None = None
     num_computed_prompt_tokens: int = 0
     num_host_cached_tokens: int = 0
@@ -159,7 +147,6 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
     def of(cls, update: TokenUpdate, clock_offset: float = 0.0) -> Update:
         """Convert; times are on the server's clock, which is `clock_offset` behind this one."""
         scheduled = update.scheduled_time
-        logprobs = None if update.logprobs is None else to_wire(update.logprobs)
         scores = update.prompt_logprobs
         return cls(
             update.request_id,
@@ -169,24 +156,23 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
             None if scheduled is None else scheduled - clock_offset,
             update.stop_reason,
             update.error,
-            logprobs,
-            None if scores is None else (scores.start, to_wire(scores.entries)),
+            update.logprobs,
+            None if scores is None else (scores.start, scores.entries),
             update.pooled,
             update.num_computed_prompt_tokens,
             update.num_host_cached_tokens,
         )
 
     def update(self) -> TokenUpdate:
-        logprobs = None if self.logprobs is None else from_wire(self.logprobs)
         scores = None
         if self.prompt_logprobs is not None:
             start, entries = self.prompt_logprobs
-            scores = PromptLogprobs(start, from_wire(entries))
+            scores = PromptLogprobs(start, entries)
         return TokenUpdate(
             self.request_id,
             self.token_ids,
             RequestStatus(self.status),
-            logprobs,
+            self.logprobs,
             self.stop_reason,
             self.num_cached_tokens,
             self.scheduled_time,

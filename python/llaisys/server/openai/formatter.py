@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from llaisys.chat.reader import AnswerReader
@@ -112,7 +111,7 @@ class OpenAIFormatter(AnswerFormatter):
         if not self.echoes or logprobs is None or self.body.logprobs is None or self.builder.chat:
             return None
         most = int(self.body.logprobs)
-        return [replace(entry, top=entry.top[:most]) for entry in logprobs]
+        return [entry.with_top(most) for entry in logprobs]
 
     def format_delta(self, number: int, delta: StreamOutput) -> list[bytes]:
         index = number * self.n + delta.index
