@@ -2,6 +2,7 @@
 """The project's fixed GPU workload with this engine, and with vLLM where it is installed.
 
     scripts/bench_compare_vllm.py [--shape qwen2.5-1.5b] [--engine ours|vllm|both] [--repeats 2]
+    scripts/bench_compare_vllm.py --sweep ...       scripts/bench_gpu_sweep.py with these options
 
 256 prompts of random tokens, input and output lengths uniform in 100..1024, at most 256 sequences
 and 16,384 tokens per step, context of 4,096, greedy. Then a single sequence (128 tokens of context,
@@ -20,13 +21,13 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 PROMPTS = 256
 LENGTHS = (100, 1024)
-MAX_MODEL_LEN = 4096
-MAX_BATCHED_TOKENS = 16384
 ALONE = (128, 512)  # context and new tokens of the single sequence
 PREFILL = 4000
 VOCABULARY = 150_000  # upper bound of prompt token ids
@@ -76,68 +77,59 @@ def measure(generate: Any, repeats: int) -> dict[str, Any]:
     }
 
 
-def run_ours(model: Path, repeats: int, async_scheduling: str) -> dict[str, Any]:
-    start = time.perf_counter()
-    from llaisys import LLM, SamplingParams
-
-    def params(new_tokens: int) -> SamplingParams:
-        return SamplingParams(
-            max_tokens=new_tokens, temperature=0.0, ignore_eos=True, detokenize=False
-        )
-
-    with LLM(
-        str(model),
-        device="cuda",
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=PROMPTS,
-        max_num_batched_tokens=MAX_BATCHED_TOKENS,
-        enable_prefix_caching=False,
-        async_scheduling=async_scheduling,
-    ) as llm:
-
-        def generate(requests: list[tuple[list[int], int]]) -> int:
-            outputs = llm.generate(
-                [prompt for prompt, _ in requests], [params(n) for _, n in requests]
-            )
-            return sum(len(output.token_ids) for output in outputs)
-
-        generate([(prompt_of(16, 0), 1)])
-        first = time.perf_counter() - start
-        return {"first_token_s": round(first, 2), **measure(generate, repeats),
-                "profile": llm.profile()}  # fmt: skip
+class Limits(NamedTuple):
+    max_model_len: int = 4096
+    max_num_seqs: int = PROMPTS
+    max_num_batched_tokens: int = 16384
 
 
-def run_vllm(model: Path, repeats: int) -> dict[str, Any]:
-    start = time.perf_counter()
+@contextmanager
+def open_engine(engine: str, model: Path, limits: Limits, **options: Any) -> Iterator[Any]:
+    """Yield `generate(requests)`, which completes [(prompt, new tokens)] greedily and returns the
+    number of generated tokens. engine: ours or vllm, with prefix caching off."""
+    more = {**limits._asdict(), "enable_prefix_caching": False, **options}
+    sampling: dict[str, Any] = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+    if engine == "ours":
+        from llaisys import LLM, SamplingParams
+
+        with LLM(str(model), device="cuda", **more) as llm:
+
+            def generate(requests: list[tuple[list[int], int]]) -> int:
+                outputs = llm.generate(
+                    [prompt for prompt, _ in requests],
+                    [SamplingParams(max_tokens=n, **sampling) for _, n in requests],
+                )
+                return sum(len(output.token_ids) for output in outputs)
+
+            yield generate
+        return
     vllm: Any = importlib.import_module("vllm")
+    theirs = vllm.LLM(str(model), skip_tokenizer_init=True, **more)
 
-    llm = vllm.LLM(
-        str(model),
-        skip_tokenizer_init=True,
-        max_model_len=MAX_MODEL_LEN,
-        max_num_seqs=PROMPTS,
-        max_num_batched_tokens=MAX_BATCHED_TOKENS,
-        enable_prefix_caching=False,
-    )
-
-    def generate(requests: list[tuple[list[int], int]]) -> int:
-        outputs = llm.generate(
+    def generate_theirs(requests: list[tuple[list[int], int]]) -> int:
+        outputs = theirs.generate(
             [{"prompt_token_ids": prompt} for prompt, _ in requests],
-            [
-                vllm.SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True,
-                                    detokenize=False)
-                for _, n in requests
-            ],
+            [vllm.SamplingParams(max_tokens=n, **sampling) for _, n in requests],
             use_tqdm=False,
-        )  # fmt: skip
+        )
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
-    generate([(prompt_of(16, 0), 1)])
-    first = time.perf_counter() - start
-    return {"first_token_s": round(first, 2), **measure(generate, repeats)}
+    yield generate_theirs
+
+
+def run(engine: str, model: Path, repeats: int, **options: Any) -> dict[str, Any]:
+    start = time.perf_counter()
+    with open_engine(engine, model, Limits(), **options) as generate:
+        generate([(prompt_of(16, 0), 1)])
+        first = time.perf_counter() - start
+        return {"first_token_s": round(first, 2), **measure(generate, repeats)}
 
 
 def main() -> int:
+    if "--sweep" in sys.argv:
+        import bench_gpu_sweep  # imports this module
+
+        return bench_gpu_sweep.main([given for given in sys.argv[1:] if given != "--sweep"])
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", default="qwen2.5-1.5b")
     parser.add_argument("--models", type=Path, default=Path("/dev/shm/llaisys-models"))
@@ -161,11 +153,8 @@ def main() -> int:
     if options.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         print(json.dumps({"engine": "vllm", "error": "not installed"}))
         return 0
-    if options.engine == "ours":
-        stepping = options.async_scheduling
-        result = {"async_scheduling": stepping, **run_ours(model, options.repeats, stepping)}
-    else:
-        result = run_vllm(model, options.repeats)
+    more = {"async_scheduling": options.async_scheduling} if options.engine == "ours" else {}
+    result = {**more, **run(options.engine, model, options.repeats, **more)}
     print(json.dumps({"engine": options.engine, "shape": options.shape, **result}), flush=True)
     return 0
 

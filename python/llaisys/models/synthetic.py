@@ -28,6 +28,16 @@ _QWEN2: dict[str, Any] = {
     "eos_token_id": 151645,
     "bos_token_id": 151643,
 }
+_LLAMA3: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "max_position_embeddings": 131072,
+    "eos_token_id": 128001,
+    "bos_token_id": 128000,
+    "vocab_size": 128256,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-0.5b": {
         **_QWEN2,
@@ -69,6 +79,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 152064,
         "tie_word_embeddings": False,
     },
+    "qwen2.5-14b": {
+        **_QWEN2,
+        "hidden_size": 5120,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "intermediate_size": 13824,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
+    },
     "qwen3-8b": {
         **_QWEN2,
         "model_type": "qwen3",
@@ -101,20 +121,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 151936,
         "tie_word_embeddings": False,
     },
+    "llama-3.2-1b": {
+        **_LLAMA3,
+        "hidden_size": 2048,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "intermediate_size": 8192,
+        "tie_word_embeddings": True,
+    },
     "llama-3.1-8b": {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "max_position_embeddings": 131072,
-        "eos_token_id": 128001,
-        "bos_token_id": 128000,
+        **_LLAMA3,
         "hidden_size": 4096,
         "num_hidden_layers": 32,
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
         "intermediate_size": 14336,
-        "vocab_size": 128256,
         "tie_word_embeddings": False,
     },
     "llama-3.1-70b": {
@@ -156,11 +178,19 @@ _ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 _CHUNK = 1 << 20  # elements
 
 
+def shape_config(shape: str) -> dict[str, Any]:
+    """The Hugging Face config of a shape, or of a `config.json` file."""
+    if shape.endswith(".json"):
+        config: dict[str, Any] = json.loads(Path(shape).read_text())
+        return config
+    if shape not in SHAPES:
+        raise invalid_value("shape", shape, f"one of {', '.join(SHAPES)}, or a config.json")
+    return SHAPES[shape]
+
+
 def write_shape_model(shape: str, dtype: str, directory: Path, layers: int | None = None) -> Path:
     """Write the model unless the directory already has it. `layers`: instead of the shape's."""
-    config = SHAPES.get(shape)
-    if config is None:
-        raise invalid_value("shape", shape, f"one of {', '.join(SHAPES)}")
+    config = shape_config(shape)
     check_choice("dtype", dtype, tuple(_TORCH_DTYPES))
     if (directory / "config.json").is_file():
         return directory

@@ -213,7 +213,7 @@ class DraftHead(Drafter):
         greedy = SamplingMetadata(outputs, numbers={"temperature": zeros, "n_logprobs": zeros})
         sampled = self.adapter.sample(greedy).astype(np.int64)
         found = [self.adapter.logprobs(index) for index in range(len(tracks))]
-        probabilities = np.exp([row.sampled for row in found if row is not None])
+        probabilities = np.exp([row.logprob for row in found if row is not None])
         if self.adapter.token_ids is not None:
             sampled = self.adapter.token_ids[sampled]
         return _Prediction(
