@@ -13,13 +13,15 @@ READ = re.compile(
 )
 TEXTS = {
     "LLAISYS_API_KEY": "API keys of `llaisys serve`, separated by commas; key of `bench serve`",
-    "LLAISYS_CACHE": "Directory of downloaded models (default: `$XDG_CACHE_HOME/llaisys`)",
+    "LLAISYS_CACHE": "Directory of downloaded models and of remembered GPU kernels (default: "
+    "`$XDG_CACHE_HOME/llaisys`)",
     "LLAISYS_CPU_AMX": "`off` disables the AMX kernels",
     "LLAISYS_CPU_ISA": "Instruction set of the CPU kernels: `portable`, `avx2`, `avx512`, `neon`",
     "LLAISYS_DEVICE": "Device of `--device auto`: `cpu` or `cuda` (default: CUDA where it works)",
     "LLAISYS_LIBRARY": "Path of the native library (default: the one in the package)",
     "LLAISYS_NVTX": "`1` marks the stages of a step for NVIDIA's profilers",
     "CUDA_VISIBLE_DEVICES": "GPUs that the process may use, as for every CUDA program",
+    "HOME": "Home directory, base of the cache directory",
     "OLLAMA_MODELS": "Where Ollama keeps its models (default: `~/.ollama/models`)",
     "OPENBLAS_NUM_THREADS": "Set to 1 by the command line unless it is set",
     "PYTHONPATH": "Handed to child processes with absolute entries only",

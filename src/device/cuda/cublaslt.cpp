@@ -16,7 +16,8 @@ bool load(Library *library) {
     for (const char *name : {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}) {
         file = file != nullptr ? file : dlopen(name, RTLD_NOW | RTLD_LOCAL);
     }
-    return file != nullptr && find(file, "cublasLtCreate", &library->Create) &&
+    return file != nullptr && find(file, "cublasLtGetVersion", &library->GetVersion) &&
+           find(file, "cublasLtCreate", &library->Create) &&
            find(file, "cublasLtDestroy", &library->Destroy) &&
            find(file, "cublasLtMatmul", &library->Matmul) &&
            find(file, "cublasLtMatmulAlgoGetHeuristic", &library->MatmulAlgoGetHeuristic) &&

@@ -42,6 +42,7 @@ struct HeuristicResult {
 };
 
 struct Library {
+    size_t (*GetVersion)();
     int (*Create)(Handle *handle);
     int (*Destroy)(Handle handle);
     int (*Matmul)(Handle handle, MatmulDesc desc, const void *alpha, const void *a,

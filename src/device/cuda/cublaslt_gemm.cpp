@@ -3,9 +3,11 @@
 #include "base/dtype.hpp"
 #include "device/cuda/cublaslt.hpp"
 #include "device/cuda/cuda_runtime.hpp"
+#include "device/tuning_file.hpp"
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <tuple>
 #include <vector>
@@ -167,11 +169,28 @@ private:
     cudaGraphExec_t ready_ = nullptr;
 };
 
+// What the times of algorithms depend on, in one line.
+std::string tuning_identity(const Library &library, int device_id) {
+    cudaDeviceProp device{};
+    LLAISYS_CUDA(cudaGetDeviceProperties(&device, device_id));
+    int driver = 0;
+    LLAISYS_CUDA(cudaDriverGetVersion(&driver));
+    std::string kernel_module;
+    std::ifstream version("/proc/driver/nvidia/version");
+    std::getline(version, kernel_module);
+    return std::string(device.name) + ", " + std::to_string(device.multiProcessorCount) +
+           " SMs, driver " + std::to_string(driver) + " " + kernel_module + ", cuBLASLt " +
+           std::to_string(library.GetVersion()) + ", ABI " + std::to_string(LLAISYS_ABI_VERSION) +
+           ", " + std::to_string(kCandidates) + " candidates";
+}
+
 class CublasLt final : public CublasLtGemm {
 public:
     CublasLt(const Library &library, int device_id)
         : library_(library), device_id_(device_id), trial_out_(device_id) {
         LLAISYS_CUDA(cudaSetDevice(device_id));
+        const std::string identity = tuning_identity(library, device_id);
+        tuning_ = std::make_unique<TuningFile>(TuningFile::path_of(identity), identity);
         check(library.Create(&handle_), "Create");
         LLAISYS_CUDA(cudaMalloc(&workspace_, kWorkspace));
         LLAISYS_CUDA(cudaEventCreate(&begin_));
@@ -312,12 +331,22 @@ private:
         return status == cublaslt::kSuccess;
     }
 
-    // Times the candidates and keeps the fastest. Results go to `out` when it is overwritten
+    // Uses the remembered candidate, or times all and remembers the fastest. Results go to `out` when it is overwritten
     // anyway. L2 is flushed before each run by writing the workspace, as the other layers of a
     // model would. GEMMs of captured steps are timed as graphs: some algorithms start with a
     // memset, which costs 5 us in a graph and almost nothing outside.
     void search(cudaStream_t stream, const GemmProblem &p, Plan *plan) {
         const std::vector<cublaslt::HeuristicResult> found = heuristics(*plan, false);
+        std::string key = "gemm";
+        for (const int64_t part : {p.m, p.n, p.k, p.ldx, p.ldo, int64_t(p.dtype),
+                                   int64_t(p.out_dtype), int64_t(p.accumulates)}) {
+            key += " " + std::to_string(part);
+        }
+        const int remembered = tuning_->find(key);
+        if (remembered >= 0 && size_t(remembered) < found.size()) {
+            plan->algorithm = found[size_t(remembered)].algorithm;
+            return;
+        }
         const bool is_large = p.m > kMaxCapturedRows;
         TimingOutput large;
         void *out = p.out;
@@ -330,6 +359,7 @@ private:
         }
         const int timed_runs = is_large ? 1 : kTimedRuns;
         float best = 0;
+        int fastest = -1;
         for (const cublaslt::HeuristicResult &candidate : found) {
             const auto run_once = [&] {
                 return multiply(stream, p, *plan, candidate.algorithm, out, p.accumulates) ==
@@ -357,8 +387,12 @@ private:
             }
             if (runs && (best == 0 || least < best)) {
                 best = least;
+                fastest = int(&candidate - found.data());
                 plan->algorithm = candidate.algorithm;
             }
+        }
+        if (fastest >= 0) {
+            tuning_->remember(key, fastest);
         }
     }
 
@@ -367,6 +401,7 @@ private:
     cublaslt::Handle handle_ = nullptr;
     void *workspace_ = nullptr;
     GrowingMemory trial_out_; // for GEMMs that accumulate
+    std::unique_ptr<TuningFile> tuning_;
     cudaEvent_t begin_ = nullptr;
     cudaEvent_t end_ = nullptr;
     std::map<Key, std::unique_ptr<Plan>> plans_;

@@ -34,7 +34,8 @@ public:
 
     // Queues the GEMM; false when there is no algorithm. The first call of a shape uses the first
     // heuristic result. With may_try, for the row counts of captured steps and outside of stream
-    // capture, the first call times several algorithms and keeps the fastest.
+    // capture, the first call uses the algorithm that an earlier process found to be the fastest
+    // (TuningFile), or times several and remembers the fastest.
     virtual bool run(cudaStream_t stream, const GemmProblem &product, bool may_try) = 0;
 
     // Exact number of rows of run_invariant.
