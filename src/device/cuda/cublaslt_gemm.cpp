@@ -178,10 +178,9 @@ std::string tuning_identity(const Library &library, int device_id) {
     std::string kernel_module;
     std::ifstream version("/proc/driver/nvidia/version");
     std::getline(version, kernel_module);
-    return std::string(device.name) + ", " + std::to_string(device.multiProcessorCount) +
-           " SMs, driver " + std::to_string(driver) + " " + kernel_module + ", cuBLASLt " +
-           std::to_string(library.GetVersion()) + ", ABI " + std::to_string(LLAISYS_ABI_VERSION) +
-           ", " + std::to_string(kCandidates) + " candidates";
+    return std::string(device.name) + ", driver " + std::to_string(driver) + " " + kernel_module +
+           ", cuBLASLt " + std::to_string(library.GetVersion()) + ", ABI " +
+           std::to_string(LLAISYS_ABI_VERSION) + ", " + std::to_string(kCandidates) + " candidates";
 }
 
 class CublasLt final : public CublasLtGemm {
