@@ -145,6 +145,7 @@ class TensorNames:
     hf: Mapping[str, str] = field(default_factory=dict)  # name within a layer: ours -> the file's
     has_fused_qkv: bool = False  # self_attn.qkv_proj has the rows of q, k and v
     has_fused_gate_up: bool = False  # mlp.gate_up_proj has the rows of gate and up
+    has_sinks: bool = False
 
 
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -172,8 +173,9 @@ def name_from_gguf(
                 return f"{layer}.{spec.hf}.{kind}"
         if f"{match[2]}.{kind}" == _SCORE_BIAS[1]:
             return f"{layer}.{_SCORE_BIAS[0]}"
+    known = {"qk_norm": has_qk_norm, "has_sinks": names.has_sinks}
     for spec in _LAYER:
-        if spec.gguf == match[2] and (has_qk_norm or spec.only_if != "qk_norm"):
+        if spec.gguf == match[2] and known.get(spec.only_if, True):
             return f"{layer}.{names.hf.get(spec.hf, spec.hf)}.{kind}"
     return None
 

@@ -38,7 +38,10 @@ GPT_OSS = DecoderFamily(
     variant=gpt_oss_variant,
     experts=gpt_oss_experts,
     expert_names=ExpertNames(router="router", is_interleaved=True),
-    names=TensorNames(hf={"self_attn.post_norm": "post_attention_layernorm"}),
+    names=TensorNames(
+        hf={"self_attn.post_norm": "post_attention_layernorm"},
+        has_sinks=True,
+    ),
     defaults={
         "attention_bias": True,
         "head_dim": 64,
