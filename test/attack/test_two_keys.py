@@ -3,8 +3,7 @@ a stated time. The flood never stops and is limited by its key's own limits (429
 
     pytest -q -s test/attack/test_two_keys.py
 
-prints the waits. The queue of model loads: test/server/test_several_models.py. Streams with many
-choices and logprobs: test/server/test_event_loop.py.
+prints the waits. Streams with many choices and logprobs: test_streams_beside_others.py.
 """
 
 from __future__ import annotations

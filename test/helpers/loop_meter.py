@@ -1,19 +1,25 @@
-"""An in-process server on an event loop that measures its CPU time per iteration."""
+"""An in-process server on an event loop that measures its CPU time per iteration: with a client on
+the same loop, or with a socket and the loop in a thread of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import gc
+import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import httpx
+import uvicorn
 
 from llaisys.server.app import make_app
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.start import EngineProcess
+from llaisys.server.http.protocol import limited_protocol
+from llaisys.server.http_server import bind, server_url
+from llaisys.server.lifecycle import Server
 from llaisys.server.models.opening import open_models
 from llaisys.server.service import SharedState
 from llaisys.server.sessions.store import SessionStore
@@ -49,8 +55,8 @@ class MeteredLoop(asyncio.SelectorEventLoop):
 
 
 @contextlib.asynccontextmanager
-async def server_client(config: ServerConfig) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of a server in this process; its engine is a child process."""
+async def application(config: ServerConfig) -> AsyncIterator[Any]:
+    """The ASGI application of a server in this process; its engine is a child process."""
     shared = SharedState(config, SessionStore(":memory:"))
     models = open_models(shared, EngineProcess(config))
     engine = models.first.engine
@@ -58,14 +64,53 @@ async def server_client(config: ServerConfig) -> AsyncIterator[httpx.AsyncClient
         await engine.start()
         await asyncio.wait_for(engine.ready.wait(), 60)
         models.first.model_loaded()
-        transport = httpx.ASGITransport(make_app(shared, models))
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://127.0.0.1", timeout=120
-        ) as client:
-            yield client
+        yield make_app(shared, models)
     finally:
         await models.close()
         shared.sessions.close()
+
+
+@contextlib.asynccontextmanager
+async def server_client(config: ServerConfig) -> AsyncIterator[httpx.AsyncClient]:
+    async with (
+        application(config) as app,
+        httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://127.0.0.1", timeout=120
+        ) as client,
+    ):
+        yield client
+
+
+@contextlib.contextmanager
+def socket_server(config: ServerConfig) -> Iterator[tuple[MeteredLoop, str]]:
+    """(loop, URL) of a server that listens; the loop runs in a thread of its own."""
+    started, found = threading.Event(), []
+    listener = bind("127.0.0.1", 0)
+
+    async def serve(loop: MeteredLoop) -> None:
+        async with application(config) as app:
+            http = limited_protocol(config.limits)
+            server = Server(uvicorn.Config(app, http=http, lifespan="off", log_config=None))
+            found.extend([loop, server])
+            started.set()
+            await server.serve(sockets=[listener])
+
+    def run() -> None:
+        try:
+            run_metered(serve)
+        finally:
+            started.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        started.wait()
+        yield found[0], server_url(config, listener)
+    finally:
+        if found:
+            found[1].should_exit = True
+        thread.join()
+        listener.close()
 
 
 def application_of(client: httpx.AsyncClient) -> Any:

@@ -202,7 +202,7 @@ def test_oldest_responses_are_evicted_but_not_sessions(tmp_path: Path, limit: st
         for number in range(9):
             await keep(store, f"resp_{number}", "x" * 5000)
         assert await store.get("o", "resp_0") is None
-        assert await store.get("o", "resp_8") == {"id": "resp_8"}
+        assert json.loads(await store.get("o", "resp_8") or "") == {"id": "resp_8"}
         assert await sessions.get("o", "kept") is not None
         # A session is not evicted for its own continuation.
         place = await store.position("o", "resp_8")
@@ -251,6 +251,8 @@ def test_logprobs_of_the_text(client: httpx.Client) -> None:
     assert [entry["token"] for entry in sent] == [entry["token"] for entry in part["logprobs"]]
     (done,) = [e for e in streamed if e["type"] == "response.output_text.done"]
     assert done["logprobs"] == sent
+    kept = client.get(f"/v1/responses/{create(client, input='hi', **body)['id']}").json()
+    assert kept["output"][-1]["content"][0]["logprobs"] == []  # they are not stored
 
 
 def test_timings_and_progress_in_events(client: httpx.Client) -> None:

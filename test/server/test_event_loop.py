@@ -68,30 +68,6 @@ def test_item_references_are_counted_before_work_and_expanded_off_the_loop() -> 
     run_metered(run)
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/v1/chat/completions", "/v1/completions", "/completion"],
-)
-def test_streams_with_many_choices_and_logprobs_yield_to_the_loop(path: str) -> None:
-    body: dict[str, Any] = {"n": 128, "max_tokens": 6, "stream": True, "ignore_eos": True}
-    if path == "/v1/chat/completions":
-        body |= {"messages": [{"role": "user", "content": "hi"}]}
-        body |= {"logprobs": True, "top_logprobs": 20}
-    elif path == "/v1/completions":
-        body |= {"prompt": "hi", "logprobs": 20}
-    else:
-        body |= {"prompt": "hi", "n_probs": 20}
-
-    async def run(loop: MeteredLoop) -> None:
-        async with server_client(config(max_num_seqs=128)) as client:
-            response, seconds = await loop.measure(client.post(path, json=body))
-            assert response.status_code == 200, response.text
-            assert response.text.count("\n\n") > 128 * 6
-            assert seconds < MAX_SECONDS, seconds
-
-    run_metered(run)
-
-
 MESSAGE = {"role": "user", "content": "hi"}
 MANY_MESSAGES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {},

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any
+
+import msgspec
 
 from llaisys.chat.reader import AnswerReader
 from llaisys.chat.records import (
@@ -25,7 +27,9 @@ from llaisys.common.types import (
     Usage,
 )
 from llaisys.server.generation.formatter import PARSE_COST, AnswerFormatter
-from llaisys.server.http.payload import json_bytes
+from llaisys.server.generation.token_names import TokenNames
+from llaisys.server.http.payload import encoded, json_bytes
+from llaisys.server.openai.response_objects import chat_logprobs
 
 
 class Block(Enum):
@@ -40,15 +44,19 @@ class BlockFormatter(AnswerFormatter):
 
     char_cost = PARSE_COST
 
-    def __init__(self, reader: AnswerReader) -> None:
+    def __init__(self, reader: AnswerReader, names: TokenNames | None = None) -> None:
+        """`names`: for logprobs, if requested."""
         self.reader = reader
+        self.names = names
         self.block: Block | None = None  # the open one
         self.call: CallStart | None = None  # of an open CALL block
         self.text = ""  # of the open block
         self.output: CompletionOutput | None = None  # when complete
         self._begun = False
         self.was_cut = False  # finish reason `length`
-        self._new_logprobs: list[TokenLogprobs] = []  # of a stream, not taken yet
+        # Of a stream, not taken yet. Encoded when they arrive, a few per step: later events that
+        # repeat all of them only copy bytes.
+        self._new_logprobs: list[msgspec.Raw] = []
 
     # ---- formatting, by subclasses -------------------------------------------------------------
 
@@ -67,11 +75,11 @@ class BlockFormatter(AnswerFormatter):
     def add(self, block: Block, text: str) -> list[bytes]: ...
 
     @abstractmethod
-    def close_block(self, block: Block) -> list[bytes]:
+    def close_block(self, block: Block) -> Iterable[bytes]:
         """`self.text` is the whole text of the block."""
 
     @abstractmethod
-    def close(self, output: CompletionOutput, usage: Usage) -> list[bytes]: ...
+    def close(self, output: CompletionOutput, usage: Usage) -> Iterable[bytes]: ...
 
     def progress(self, progress: PromptProgress) -> list[bytes]:
         """Format the prompt progress, which is reported if the request asks for it."""
@@ -84,40 +92,47 @@ class BlockFormatter(AnswerFormatter):
         self.output = output
         yield json_bytes(self.body(self.reader.read(output.text), output, usage))
 
-    def format_delta(self, number: int, delta: StreamOutput) -> list[bytes]:
-        found = self._begin()
-        self._new_logprobs += text_logprobs(delta)
+    def format_delta(self, number: int, delta: StreamOutput) -> Iterator[bytes]:
+        yield from self._begin()
+        self._new_logprobs += self.logprob_entries(text_logprobs(delta))
         if delta.progress is not None:
-            found += self.progress(delta.progress)
+            yield from self.progress(delta.progress)
         self.was_cut = delta.finish_reason == "length"
         events = self.reader.feed(delta.text)
         if delta.finish_reason is not None:
             events += self.reader.finish()
         for event in events:
-            found += self._event(event)
+            yield from self._event(event)
         if delta.finish_reason is not None:
-            found += self.end_block()
+            yield from self.end_block()
         if delta.output is not None:
             self.output = delta.output.outputs[0]
-            found += self.close(self.output, delta.output.usage)
-        return found
+            yield from self.close(self.output, delta.output.usage)
 
     def format_end(self, usage: Usage) -> list[bytes]:
         return []  # `close` has written the last events
 
-    def take_logprobs(self) -> list[TokenLogprobs]:
+    def logprob_entries(self, logprobs: Sequence[TokenLogprobs]) -> list[msgspec.Raw]:
+        """Return the encoded logprob object of each token; none if not requested."""
+        if self.names is None:
+            return []
+        found: list[msgspec.Raw] = []
+        for entry in logprobs:
+            objects: Any = chat_logprobs([entry], self.names)
+            found.append(encoded(objects["content"][0]))
+        return found
+
+    def take_logprobs(self) -> list[msgspec.Raw]:
         """Return the logprobs of a stream since the last call. Their text may be part of a later
         delta."""
         found, self._new_logprobs = self._new_logprobs, []
         return found
 
-    def end_block(self) -> list[bytes]:
+    def end_block(self) -> Iterator[bytes]:
         """Close the open block, if there is one."""
-        if self.block is None:
-            return []
-        found = self.close_block(self.block)
-        self.block, self.call, self.text = None, None, ""
-        return found
+        if self.block is not None:
+            yield from self.close_block(self.block)
+            self.block, self.call, self.text = None, None, ""
 
     def _begin(self) -> list[bytes]:
         if self._begun:
@@ -125,19 +140,19 @@ class BlockFormatter(AnswerFormatter):
         self._begun = True
         return self.begin()
 
-    def _event(self, event: AnswerEvent) -> list[bytes]:
+    def _event(self, event: AnswerEvent) -> Iterator[bytes]:
         if isinstance(event, CallStart):
-            found = self.end_block()
+            yield from self.end_block()
             self.block, self.call = Block.CALL, event
-            return found + self.open_block(Block.CALL)
+            yield from self.open_block(Block.CALL)
+            return
         kind = BLOCKS[type(event)]
-        found = []
         if kind is not self.block:
-            found = self.end_block()
+            yield from self.end_block()
             self.block = kind
-            found += self.open_block(kind)
+            yield from self.open_block(kind)
         self.text += event.text
-        return found + self.add(kind, event.text)
+        yield from self.add(kind, event.text)
 
 
 def text_logprobs(source: CompletionOutput | StreamOutput) -> list[TokenLogprobs]:

@@ -30,6 +30,7 @@ from llaisys.server.service import Service, service_for
 
 MAX_PROMPT_LOGPROBS = 1 << 18  # of one request, top logprobs included
 MAX_STREAMED_PROMPT_LOGPROBS = 4096  # in a stream, where one event has them all
+MAX_WRITE_BYTES = 1 << 20  # of events that are sent together
 CHARS_PER_NAME = 32  # cost of writing a token's text in logprobs, in characters
 
 
@@ -276,10 +277,15 @@ class Job:
                     raise engine_error()
                 if delta.output is not None:
                     self._count_reasoning(delta.output)
-                events = []
+                events: list[bytes] = []
+                size = 0
                 pause.start()
                 for event in formatter.format_delta(number, delta):
+                    if size + len(event) > MAX_WRITE_BYTES and events:
+                        yield b"".join(events)
+                        events, size = [], 0
                     events.append(event)
+                    size += len(event)
                     await pause.if_busy()
                 if delta.output is not None and self.turn is not None:
                     last = await self.turn.finish(delta.output.outputs[0], self.model)

@@ -11,6 +11,7 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 _encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.decode
 
 CHUNK_BYTES = 64 << 10  # of a long body, per send
 
@@ -27,9 +28,13 @@ def json_bytes(data: Any) -> bytes:
     try:
         return _encode(data)
     except UnicodeEncodeError:  # a lone surrogate from the client
-        return json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(
-            "utf-8", "replace"
-        )
+        text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), default=_decode)
+        return text.encode("utf-8", "replace")
+
+
+def encoded(data: Any) -> msgspec.Raw:
+    """A part of a JSON value that is encoded once and copied by `json_bytes`."""
+    return msgspec.Raw(json_bytes(data))
 
 
 def json_response(data: Any) -> Response:

@@ -11,12 +11,11 @@ from typing import Any
 from llaisys.chat.history import as_object
 from llaisys.chat.reader import AnswerReader
 from llaisys.chat.records import ChatAnswer
-from llaisys.common.types import CompletionOutput, TokenLogprobs, Usage
+from llaisys.common.types import CompletionOutput, Usage
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.block_formatter import Block, BlockFormatter, text_logprobs
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import json_bytes
-from llaisys.server.openai.response_objects import chat_logprobs
 
 
 def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
@@ -52,8 +51,7 @@ class OllamaFormatter(BlockFormatter):
         prompt: Sequence[int] | None = None,
     ) -> None:
         """`names`: for logprobs, if requested; `prompt`: start of the returned context."""
-        super().__init__(reader)
-        self.names = names
+        super().__init__(reader, names)
         self.prompt = prompt
         self.response_id = f"ollama-{uuid.uuid4().hex}"
         self.model = model
@@ -75,15 +73,12 @@ class OllamaFormatter(BlockFormatter):
             found |= {"response": text, **fields}
         return {**found, "done": False}
 
-    def _logprobs(self, entries: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
-        if self.names is None or not entries:
-            return {}
-        found: Any = chat_logprobs(entries, self.names)
-        return {"logprobs": found["content"]}
-
     def _line(self, **fields: Any) -> bytes:
-        logprobs = self._logprobs(self.take_logprobs())
-        return json_bytes(self._object(**fields) | logprobs) + b"\n"
+        return json_bytes(self._object(**fields) | self._taken_logprobs()) + b"\n"
+
+    def _taken_logprobs(self) -> dict[str, Any]:
+        entries = self.take_logprobs()
+        return {"logprobs": entries} if entries else {}
 
     def _end(self, output: CompletionOutput, usage: Usage) -> dict[str, Any]:
         times, total = output.timings, time.monotonic() - self.started
@@ -106,7 +101,8 @@ class OllamaFormatter(BlockFormatter):
     def body(self, answer: ChatAnswer, output: CompletionOutput, usage: Usage) -> dict[str, Any]:
         calls = [call_object(call.name, call.arguments) for call in answer.tool_calls]
         found = self._object(answer.content, answer.reasoning, calls)
-        return found | self._logprobs(text_logprobs(output)) | self._end(output, usage)
+        entries = self.logprob_entries(text_logprobs(output))
+        return found | ({"logprobs": entries} if entries else {}) | self._end(output, usage)
 
     def begin(self) -> list[bytes]:
         return []
@@ -125,8 +121,8 @@ class OllamaFormatter(BlockFormatter):
         return [self._line(calls=[call_object(self.call.name, self.text)])]
 
     def close(self, output: CompletionOutput, usage: Usage) -> list[bytes]:
-        logprobs = self._logprobs(self.take_logprobs())
-        return [json_bytes(self._object() | logprobs | self._end(output, usage)) + b"\n"]
+        end = self._taken_logprobs() | self._end(output, usage)
+        return [json_bytes(self._object() | end) + b"\n"]
 
     def format_error(self, error: ApiError) -> list[bytes]:
         return [json_bytes(error_body(error, None)) + b"\n"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
+
+import msgspec
 
 from llaisys.chat.reader import AnswerReader
 from llaisys.chat.records import ChatAnswer
@@ -13,7 +15,6 @@ from llaisys.common.types import (
     CompletionOutput,
     PromptProgress,
     StreamOutput,
-    TokenLogprobs,
     Usage,
 )
 from llaisys.server.errors import ApiError
@@ -25,7 +26,6 @@ from llaisys.server.generation.timings import (
 )
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import json_bytes, named_event
-from llaisys.server.openai.response_objects import chat_logprobs
 from llaisys.server.responses.schemas import ResponsesRequest
 
 PREFIXES = {Block.REASONING: "rs", Block.TEXT: "msg", Block.CALL: "fc"}
@@ -56,10 +56,8 @@ class ResponsesFormatter(BlockFormatter):
         names: TokenNames,
         num_prompt_tokens: int,
     ) -> None:
-        super().__init__(reader)
-        self._names = names
-        self._has_logprobs = bool(body.chat.logprobs)
-        self._logprobs: list[dict[str, Any]] = []  # of the open text block
+        super().__init__(reader, names if body.chat.logprobs else None)
+        self._logprobs: list[msgspec.Raw] = []  # of the open text block
         self._progress = PromptProgressReporter()
         self._timings = StreamTimings(num_prompt_tokens) if body.timings_per_token else None
         self._num_prompt_tokens = num_prompt_tokens
@@ -104,6 +102,17 @@ class ResponsesFormatter(BlockFormatter):
         self._sequence -= 1
         return self._last_event(self.complete)
 
+    def stored(self) -> dict[str, Any]:
+        """Return the complete response as it is stored: without logprobs."""
+        assert self.complete is not None
+        items = [
+            {**item, "content": [{**part, "logprobs": []} for part in item["content"]]}
+            if item["type"] == "message"
+            else item
+            for item in self.items
+        ]
+        return {**self.complete, "output": items}
+
     # ---- items ---------------------------------------------------------------------------------
 
     @property
@@ -129,7 +138,7 @@ class ResponsesFormatter(BlockFormatter):
         status = "incomplete" if output.finish_reason == "length" else "completed"
         if answer.reasoning:
             self.items.append(self._item(Block.REASONING, answer.reasoning, status))
-        self._logprobs = self._entries(text_logprobs(output)[usage.reasoning_tokens :])
+        self._logprobs = self.logprob_entries(text_logprobs(output)[usage.reasoning_tokens :])
         if answer.content or not answer.tool_calls:
             self.items.append(self._item(Block.TEXT, answer.content, status))
         for call in answer.tool_calls:
@@ -173,21 +182,14 @@ class ResponsesFormatter(BlockFormatter):
             for found in self._progress.objects(progress)
         ]
 
-    def format_delta(self, number: int, delta: StreamOutput) -> list[bytes]:
+    def format_delta(self, number: int, delta: StreamOutput) -> Iterator[bytes]:
         if self._timings is not None:
             self._timings.add(len(delta.token_ids))
         return super().format_delta(number, delta)
 
-    def _entries(self, logprobs: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
-        """Return the logprob objects of a text, if requested."""
-        entries: Any = chat_logprobs(logprobs if self._has_logprobs else [], self._names)
-        found: list[dict[str, Any]] = entries["content"]
-        return found
-
     def add(self, block: Block, text: str) -> list[bytes]:
-        new = self.take_logprobs()
+        logprobs = self.take_logprobs()
         if block is Block.TEXT:
-            logprobs = self._entries(new)
             self._logprobs += logprobs
             more: dict[str, Any] = {"content_index": 0, "logprobs": logprobs}
             if self._timings is not None:
@@ -197,37 +199,31 @@ class ResponsesFormatter(BlockFormatter):
             return [self._item_event("response.reasoning_text.delta", delta=text, content_index=0)]
         return [self._item_event("response.function_call_arguments.delta", delta=text)]
 
-    def close_block(self, block: Block) -> list[bytes]:
+    def close_block(self, block: Block) -> Iterator[bytes]:
         text, index = self.text, {"content_index": 0}
         done: dict[str, Any]
         if block is Block.CALL:
             assert self.call is not None
             done = {"arguments": text, "name": self.call.name}
-            found = [self._item_event("response.function_call_arguments.done", **done)]
+            yield self._item_event("response.function_call_arguments.done", **done)
         else:
             kind = "output_text" if block is Block.TEXT else "reasoning_text"
             done = {"text": text, **index}
             if block is Block.TEXT:
                 done["logprobs"] = self._logprobs
             part = part_of(block, text, self._logprobs)
-            found = [
-                self._item_event(f"response.{kind}.done", **done),
-                self._item_event("response.content_part.done", part=part, **index),
-            ]
+            yield self._item_event(f"response.{kind}.done", **done)
+            yield self._item_event("response.content_part.done", part=part, **index)
         item = self._item(block, text, "incomplete" if self.was_cut else "completed", self.call)
-        index_of_item = len(self.items)
+        yield self._sse_event("response.output_item.done", output_index=len(self.items), item=item)
         self.items.append(item)
         self._logprobs = []
-        return [
-            *found,
-            self._sse_event("response.output_item.done", output_index=index_of_item, item=item),
-        ]
 
-    def close(self, output: CompletionOutput, usage: Usage) -> list[bytes]:
-        found = []
+    def close(self, output: CompletionOutput, usage: Usage) -> Iterator[bytes]:
         if not self.items:  # empty answer: an empty message
-            found = [*self.open_block(Block.TEXT), *self.end_block()]
-        return [*found, self._last_event(self._finished(output, usage))]
+            yield from self.open_block(Block.TEXT)
+            yield from self.end_block()
+        yield self._last_event(self._finished(output, usage))
 
     def _last_event(self, response: dict[str, Any]) -> bytes:
         is_complete = response["status"] == "completed"
@@ -245,11 +241,11 @@ class ResponsesFormatter(BlockFormatter):
         ]
 
 
-def text_part(text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+def text_part(text: str, logprobs: list[msgspec.Raw]) -> dict[str, Any]:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def part_of(block: Block, text: str, logprobs: list[dict[str, Any]]) -> dict[str, Any]:
+def part_of(block: Block, text: str, logprobs: list[msgspec.Raw]) -> dict[str, Any]:
     if block is Block.TEXT:
         return text_part(text, logprobs)
     return {"type": "reasoning_text", "text": text}

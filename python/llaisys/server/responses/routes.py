@@ -159,9 +159,9 @@ class ResponseTurn:
 
     async def finish(self, output: CompletionOutput, model: str) -> bytes | None:
         """Store the response. If storage is full, the answer is still sent, with `store` false."""
-        response = self.formatter.complete
-        if response is None or output.finish_reason not in ("stop", "length"):
+        if self.formatter.complete is None or output.finish_reason not in ("stop", "length"):
             return None
+        response = self.formatter.stored()
         message = self.formatter.reader.answer.to_message()
         store = self.service.responses.store
         try:
@@ -193,7 +193,7 @@ async def get_response(request: Request, response_id: ResponseId) -> Response:
     found = await service_of(request).responses.get(owner_of(request), response_id)
     if found is None:
         raise not_found()
-    return json_response(found)
+    return Response(found, media_type="application/json")
 
 
 @router.get("/{response_id}/input_items")

@@ -44,11 +44,13 @@ class ResponseStore:
     def __init__(self, sessions: SessionStore) -> None:
         self._sessions = sessions
 
-    async def get(self, owner: str, response_id: str) -> dict[str, Any] | None:
-        def read(db: sqlite3.Connection) -> dict[str, Any] | None:
+    async def get(self, owner: str, response_id: str) -> str | None:
+        """Return a response as JSON."""
+
+        def read(db: sqlite3.Connection) -> str | None:
             query = "SELECT body FROM responses WHERE owner = ? AND id = ?"
             row = db.execute(query, (owner, response_id)).fetchone()
-            return None if row is None else json.loads(row[0])
+            return None if row is None else str(row[0])
 
         return await self._sessions.file.transaction(read)
 

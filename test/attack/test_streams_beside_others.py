@@ -1,0 +1,146 @@
+"""Every streaming protocol at its largest n and logprobs beside a quiet stream, over sockets, on a
+real engine: the CPU time of the event-loop thread per iteration stays under 50 ms, and the quiet
+stream gets its tokens as the other one does.
+
+    pytest -q -s test/attack/test_streams_beside_others.py
+
+prints the longest iteration of every protocol. `LLAISYS_TEST_PRESSURE` (make attack-nightly) makes
+the answers longer.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from loop_meter import MeteredLoop, socket_server
+from model_files import tiny_config, write_hf_model
+
+from llaisys.engine.config import CacheConfig, EngineConfig, SchedulerConfig
+from llaisys.server.config import ServerConfig
+
+MAX_SECONDS = 0.05  # CPU time of the loop thread in one iteration
+CONTEXT = 2048
+QUIET_TOKENS = 12
+MESSAGES = [{"role": "user", "content": "hi"}]
+NIGHTLY = "LLAISYS_TEST_PRESSURE" in os.environ
+SHORT = 24 if NIGHTLY else 4  # tokens of each of many choices
+LONG = 1500 if NIGHTLY else 150  # of protocols with one choice
+CHOICES = {"n": 128, "max_tokens": SHORT, "ignore_eos": True, "stream": True}
+OPTIONS = {"num_predict": LONG, "temperature": 0}  # greedy: no end of text
+TOP = {"logprobs": True, "top_logprobs": 20}
+# Protocol -> (path, body)
+STREAMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "OpenAI chat": ("/v1/chat/completions", {"messages": MESSAGES, **TOP, **CHOICES}),
+    "OpenAI completions": ("/v1/completions", {"prompt": "hi", "logprobs": 20, **CHOICES}),
+    "llama.cpp": ("/completion", {"prompt": "hi", "n_probs": 20, **CHOICES}),
+    "Responses": (
+        "/v1/responses",
+        {"input": "hi", "max_output_tokens": LONG, "top_logprobs": 20, "stream": True,
+         "ignore_eos": True},
+    ),
+    "Anthropic": (
+        "/v1/messages",
+        {"messages": MESSAGES, "max_tokens": LONG, "stream": True, "ignore_eos": True},
+    ),
+    "Ollama chat": (
+        "/api/chat",
+        {"model": "tiny", "messages": MESSAGES, "options": OPTIONS, **TOP},
+    ),
+    "Ollama generate": (
+        "/api/generate",
+        {"model": "tiny", "prompt": "hi", "options": OPTIONS, **TOP},
+    ),
+}  # fmt: skip
+QUIET = {
+    "prompt": "quiet", "max_tokens": QUIET_TOKENS, "ignore_eos": True, "stream": True,
+    "return_token_ids": True,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[MeteredLoop, str]]:
+    folder: Path = tmp_path_factory.mktemp("streams") / "tiny"
+    write_hf_model(folder, tiny_config(max_position_embeddings=CONTEXT, eos_token_id=None))
+    config = ServerConfig(
+        engine=EngineConfig(
+            model=str(folder),
+            scheduler=SchedulerConfig(max_num_seqs=130, max_num_batched_tokens=512),
+            cache=CacheConfig(num_kv_blocks=1024),
+        ),
+        serve_webui=False,
+    )
+    with socket_server(config) as found:
+        yield found
+
+
+class Loud(threading.Thread):
+    """Reads a stream to its end."""
+
+    def __init__(self, url: str, path: str, body: dict[str, Any]) -> None:
+        super().__init__()
+        self.url, self.path, self.body = url, path, body
+        self.started, self.pieces, self.text = threading.Event(), 0, b""
+
+    def run(self) -> None:
+        try:
+            with (
+                httpx.Client(base_url=self.url, timeout=300) as client,
+                client.stream("POST", self.path, json=self.body) as response,
+            ):
+                self.status = response.status_code
+                for piece in response.iter_raw():
+                    self.pieces += 1
+                    self.text += piece
+                    self.started.set()
+        finally:
+            self.started.set()
+
+
+def quiet_stream(client: httpx.Client) -> int:
+    """Return the tokens of one quiet stream."""
+    tokens = 0
+    with client.stream("POST", "/v1/completions", json=QUIET) as response:
+        assert response.status_code == 200
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                tokens += len(json.loads(line[6:])["choices"][0].get("token_ids", ()))
+    return tokens
+
+
+@pytest.mark.parametrize("protocol", STREAMS)
+def test_stream_at_its_limits_delays_no_other(
+    server: tuple[MeteredLoop, str], protocol: str
+) -> None:
+    loop, url = server
+    path, body = STREAMS[protocol]
+    with httpx.Client(base_url=url, timeout=300) as client:
+        assert quiet_stream(client) == QUIET_TOKENS
+        loud = Loud(url, path, body)
+        loop.longest = 0.0
+        loud.start()
+        loud.started.wait()
+        beside, longest_wait = 0, 0.0
+        while loud.is_alive():
+            start = time.monotonic()
+            assert quiet_stream(client) == QUIET_TOKENS
+            longest_wait = max(longest_wait, time.monotonic() - start)
+            beside += 1
+        loud.join()
+    assert loud.status == 200, loud.text[:500]
+    if "n" in body:
+        assert loud.text.count(b"\n\n") > body["n"] * body["max_tokens"]
+    names = loud.text.count(b'"logprob"') + loud.text.count(b'"token_logprobs"') * 21
+    least = 0 if protocol == "Anthropic" else 21 * (128 * SHORT if "n" in body else LONG)
+    print(f"{protocol:<20}{1000 * loop.longest:>7.1f} ms  {len(loud.text) >> 10:>6} KiB {names:>7} "
+          f"logprobs, {beside} quiet streams, {longest_wait:.2f} s each at most")  # fmt: skip
+    assert names >= least
+    assert beside >= 1
+    assert loop.longest < MAX_SECONDS
