@@ -26,12 +26,15 @@ from server_helpers import PACKAGE
 
 from llaisys.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from llaisys.server.config import ServerConfig
+from llaisys.server.http.security import ANONYMOUS
 
 MAX_SECONDS = 0.05  # CPU time of the loop thread in one iteration
 MAX_COLLECTION = 0.2  # of a garbage collection in another thread
 JSON = {"content-type": "application/json"}
 MESSAGES = [{"role": "user", "content": "hi"}]
 MANY = 4096  # messages
+LONG_RESPONSE = f"resp_{0:032x}"
+MANY_TURNS = 40_000  # messages of a stored conversation
 
 # ---- the table: (method, path) -> the smallest valid body; None: no body -------------------------
 
@@ -304,6 +307,29 @@ def test_no_list_of_any_route_blocks_the_event_loop() -> None:
     assert not slow, "\n".join(slow)
 
 
+async def continue_long_conversations(
+    loop: MeteredLoop, client: httpx.AsyncClient, slow: list[str]
+) -> None:
+    """A session and a stored response grow by turns, without a limit: the next turn of each."""
+    service = application_of(client).state.models.first
+    many = MESSAGES * MANY_TURNS
+    await service.sessions.create(ANONYMOUS, "many", messages=many)
+    output = {"type": "message", "role": "assistant", "content": [{"text": "x" * 6_000}]}
+    response = {"id": LONG_RESPONSE, "output": [output | {"id": "msg_many_0"}]}
+    await service.responses.store(ANONYMOUS, response, None, [*many, *MESSAGES], "mock")
+    turns: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": CHAT | {"session_id": "many"},
+        "/v1/responses": {"input": "hi", "max_output_tokens": 2,
+                          "previous_response_id": LONG_RESPONSE},
+    }  # fmt: skip
+    for path, body in turns.items():
+        response, seconds = await loop.measure(client.post(path, json=body))
+        assert response.status_code == 200, (path, response.text[:300])
+        print(f"{path + ', the next of many turns':<45}{1000 * seconds:>8.1f} ms")
+        if seconds > MAX_SECONDS:
+            slow.append(f"{path} with {MANY_TURNS} turns: {1000 * seconds:.0f} ms")
+
+
 async def read_routes(loop: MeteredLoop, client: httpx.AsyncClient, slow: list[str]) -> None:
     """Routes without a body, on a full store."""
     assert (await client.delete("/v1/sessions/s")).status_code == 200
@@ -314,9 +340,8 @@ async def read_routes(loop: MeteredLoop, client: httpx.AsyncClient, slow: list[s
         await client.post("/v1/sessions", json={"session_id": f"n{number}", "messages": MESSAGES})
     large = {"session_id": "large", "messages": [{"role": "user", "content": "x" * 500}] * MANY}
     assert (await client.post("/v1/sessions", json=large)).status_code == 201
-    body = {"input": [{"role": "user", "content": "hi"}], "max_output_tokens": 1500}
-    stored = (await client.post("/v1/responses", json=body)).json()["id"]
-    names = {"{session_id}": "large", "{response_id}": stored, "{model:path}": "mock",
+    await continue_long_conversations(loop, client, slow)
+    names = {"{session_id}": "many", "{response_id}": LONG_RESPONSE, "{model:path}": "mock",
              "{request_id}": "none", "{number}": "1"}  # fmt: skip
     for (method, path), base in sorted(ROUTES.items(), reverse=True):  # GET before DELETE
         if base is not None:

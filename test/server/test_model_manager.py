@@ -402,6 +402,43 @@ def test_long_request_delays_others_by_at_most_half_of_the_time(
     run(work())
 
 
+def test_quiet_key_waits_for_one_load_of_each_other_model_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One key keeps requesting a and b; the budget holds one model. The other key's requests for c
+    wait for at most one load of a and one of b."""
+    monkeypatch.setattr("llaisys.server.models.manager.MIN_RESIDENCY", 0.02)
+    monkeypatch.setattr(FakeEngine, "load_seconds", 0.005)
+
+    async def work() -> None:
+        scene = Scene(tmp_path, budget=SIZE)
+        scene.manager._clock = asyncio.get_running_loop().time
+        answers = [0, 0]
+
+        async def flood(number: int) -> None:
+            current_owner.set("flood")
+            while True:
+                await scene.ask("ab"[number % 2], 0.01)
+                answers[number % 2] += 1
+
+        floods = [asyncio.create_task(flood(number)) for number in range(8)]
+        current_owner.set("quiet")
+        waited = []
+        for _ in range(5):
+            await asyncio.sleep(0.05)
+            before = len(scene.engines["a"]) + len(scene.engines["b"])
+            await scene.ask("c")
+            waited.append(len(scene.engines["a"]) + len(scene.engines["b"]) - before)
+        assert max(waited) <= 2, waited
+        assert min(answers) > 5  # the flood is served too
+        for task in floods:
+            task.cancel()
+        await asyncio.gather(*floods, return_exceptions=True)
+        await scene.manager.close()
+
+    run(work())
+
+
 def test_one_key_cannot_fill_the_queue_for_models(tmp_path: Path) -> None:
     async def work() -> None:
         scene = Scene(tmp_path, load_timeout=0.2, max_waiting=4)

@@ -7,6 +7,7 @@ Three threads: the loop (main), the heartbeat, and the watcher of standard input
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -293,6 +294,10 @@ def serve_engine(setup: EngineSetup) -> int:
             if setup.wait_for_memory:
                 config = reserve_memory(config, inputs, outputs)
             core = EngineCore(config, Executor.get_class(config)(config))
+        # Permanent objects are not collected again: a full collection holds the GIL, and on a busy
+        # machine the heartbeat would be late.
+        gc.collect()
+        gc.freeze()
         clock.loading = None
         clock.stats = EngineStats.at_start(core.model_info)
         outputs.send(encode(Ready.of(core.model_info)))

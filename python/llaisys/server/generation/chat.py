@@ -25,7 +25,7 @@ from llaisys.engine.context_window import DEFAULT_KEEP
 from llaisys.server.generation.formatter import AnswerFormatter
 from llaisys.server.generation.history import Recent, answer_room, common_length, num_leading
 from llaisys.server.generation.job import Job
-from llaisys.server.generation.messages import convert_messages
+from llaisys.server.generation.messages import convert_messages, run_on_messages
 from llaisys.server.generation.prompts import encode_messages, encode_prompts, encode_recent
 from llaisys.server.http.error_handlers import validation_error
 from llaisys.server.openai.fields import FieldNotes, Ignored
@@ -238,7 +238,8 @@ async def recent_prompt(
     limit = job.prompt_limit
     max_tokens = body.max_completion_tokens or body.max_tokens
     room = answer_room(max_tokens, job.max_model_len)
-    recent = Recent(history, num_new, min(limit.max_tokens, job.max_model_len - room))
+    most = min(limit.max_tokens, job.max_model_len - room)
+    recent = await run_on_messages(job.service, len(history), Recent, history, num_new, most)
     return await encode_recent(job.service.engine, recent, limit, **options)
 
 

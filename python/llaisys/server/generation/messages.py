@@ -1,15 +1,27 @@
-"""Conversion of request messages within the message limit; many in a thread."""
+"""Work on messages: many in a thread; conversion of request messages within the limit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 from llaisys.common.validation import check_count
 from llaisys.server.openai.schemas import ChatMessage, plain_messages
 from llaisys.server.service import Service
 
-INLINE_MESSAGES = 256  # messages converted on the event loop
+INLINE_MESSAGES = 256  # messages that work on the event loop may have
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def run_on_messages(
+    service: Service, count: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Run work on `count` messages: many in a thread. A session may have any number."""
+    if count <= INLINE_MESSAGES:
+        return work(*args, **kwargs)
+    return await service.body_pool.run(work, *args, **kwargs)
 
 
 async def convert_messages(
@@ -19,6 +31,4 @@ async def convert_messages(
     None: any number."""
     if name is not None:
         check_count(name, len(messages), service.config.limits.max_messages, "messages")
-    if len(messages) <= INLINE_MESSAGES:
-        return plain_messages(messages)
-    return await service.body_pool.run(plain_messages, messages)
+    return await run_on_messages(service, len(messages), plain_messages, messages)

@@ -9,6 +9,7 @@ from typing import Any
 from llaisys.chat.tools import ToolSet
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
+from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.history import Recent
 from llaisys.server.generation.token_names import TokenNames
@@ -168,7 +169,9 @@ async def encode_recent(
     variables = options.get("variables")
     if variables:
         check_variables(variables)
-    size = sum(map(message_chars, recent.messages)) + MESSAGE_CHARS * len(recent.messages)
+    size = MESSAGE_CHARS * len(recent.messages)
+    if size <= INLINE_CHARS:
+        size += sum(map(message_chars, recent.messages))
     ids, dropped = await engine.texts.render(
         size, bool(variables), lambda: recent.render(render, count)
     )

@@ -16,7 +16,7 @@ from llaisys.common.validation import check_count
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.chat import Chat, open_chat
 from llaisys.server.generation.job import Job
-from llaisys.server.generation.messages import convert_messages
+from llaisys.server.generation.messages import convert_messages, run_on_messages
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes, json_response
@@ -208,23 +208,29 @@ async def get_input_items(
     found = await service_of(request).responses.position(owner_of(request), response_id)
     if found is None:
         raise not_found()
-    listed = input_items(found.messages[:-1], response_id.removeprefix("resp_"))
-    if order == "desc":
-        listed.reverse()
-    names = [item["id"] for item in listed]
-    if after is not None and after not in names:
-        raise ApiError(400, "after is not an item of this response", param="after")
-    start = 0 if after is None else names.index(after) + 1
-    data = listed[start : start + limit]
-    return json_response(
-        {
-            "object": "list",
-            "data": data,
-            "first_id": data[0]["id"] if data else None,
-            "last_id": data[-1]["id"] if data else None,
-            "has_more": start + limit < len(listed),
-        }
-    )
+    messages = found.messages[:-1]
+
+    def page() -> bytes:
+        listed = input_items(messages, response_id.removeprefix("resp_"))
+        if order == "desc":
+            listed.reverse()
+        names = [item["id"] for item in listed]
+        if after is not None and after not in names:
+            raise ApiError(400, "after is not an item of this response", param="after")
+        start = 0 if after is None else names.index(after) + 1
+        data = listed[start : start + limit]
+        return json_bytes(
+            {
+                "object": "list",
+                "data": data,
+                "first_id": data[0]["id"] if data else None,
+                "last_id": data[-1]["id"] if data else None,
+                "has_more": start + limit < len(listed),
+            }
+        )
+
+    body = await run_on_messages(service_of(request), len(messages), page)
+    return Response(body, media_type="application/json")
 
 
 @router.post("/{response_id}/cancel")

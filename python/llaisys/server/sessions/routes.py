@@ -6,10 +6,12 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
 from fastapi import Path as PathParameter
+from fastapi.responses import Response
 
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.messages import convert_messages
+from llaisys.server.generation.messages import convert_messages, run_on_messages
 from llaisys.server.http.bodies import CheckedRoute
+from llaisys.server.http.payload import json_bytes
 from llaisys.server.openai.schemas import (
     SESSION_PATTERN,
     SessionContent,
@@ -40,44 +42,49 @@ async def list_sessions(request: Request) -> dict[str, Any]:
 
 
 @router.post("", status_code=201)
-async def create_session(request: Request, body: SessionRequest) -> dict[str, Any]:
+async def create_session(request: Request, body: SessionRequest) -> Response:
     """Create an empty session, or import the `messages` of an export."""
     service = service_of(request)
     messages = await convert_messages(service, body.messages or ())
     name = await service.sessions.create(
         owner_of(request), body.session_id, body.title or "", messages
     )
-    return await export_session(request, name)
+    return await export(request, name, 201)
 
 
-@router.get("/{session_id}")
-async def export_session(request: Request, session_id: SessionName) -> dict[str, Any]:
-    """Export a session with all its messages."""
-    found = await service_of(request).sessions.get(owner_of(request), session_id)
+async def export(request: Request, session_id: str, status: int = 200) -> Response:
+    service = service_of(request)
+    found = await service.sessions.get(owner_of(request), session_id)
     if found is None:
         raise not_found()
     info, messages = found
-    return {**info.to_dict(), "messages": messages}
+    content = {**info.to_dict(), "messages": messages}
+    body = await run_on_messages(service, len(messages), json_bytes, content)
+    return Response(body, status, media_type="application/json")
+
+
+@router.get("/{session_id}")
+async def export_session(request: Request, session_id: SessionName) -> Response:
+    """Export a session with all its messages."""
+    return await export(request, session_id)
 
 
 @router.put("/{session_id}")
 async def replace_session(
     request: Request, session_id: SessionName, body: SessionContent
-) -> dict[str, Any]:
+) -> Response:
     """Replace the messages of a session, or create it: for clients that edit their own copy."""
     service = service_of(request)
     messages = await convert_messages(service, body.messages)
     await service.turns.replace(owner_of(request), session_id, body.title or "", messages)
-    return await export_session(request, session_id)
+    return await export(request, session_id)
 
 
 @router.patch("/{session_id}")
-async def rename_session(
-    request: Request, session_id: SessionName, body: SessionPatch
-) -> dict[str, Any]:
+async def rename_session(request: Request, session_id: SessionName, body: SessionPatch) -> Response:
     if not await service_of(request).sessions.rename(owner_of(request), session_id, body.title):
         raise not_found()
-    return await export_session(request, session_id)
+    return await export(request, session_id)
 
 
 @router.delete("/{session_id}")
