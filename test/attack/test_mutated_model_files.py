@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import random
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,14 +18,18 @@ from typing import Any
 
 import model_files
 import pytest
+from lora_files import Lora
+from quantised_files import Scheme, write_quantised
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.model_registry import get_adapter_class
 from llaisys.models.base import AdapterOptions
-from llaisys.models.families import open_checkpoint
+from llaisys.models.families import open_checkpoint, parse_config
 from llaisys.models.loading.coverage import check_coverage
+from llaisys.models.lora import open_lora
 from llaisys.tokenization import Tokenizer
 
+SEEDS = [1, 2] if "LLAISYS_TEST_PRESSURE" in os.environ else [1]
 FILES = 150  # of a seed
 BUDGET = 20.0  # seconds of a seed, however slow the machine is
 SLOWEST = 5.0  # seconds of one file
@@ -87,8 +93,24 @@ def mutate_json(data: bytes, rng: random.Random, _: int) -> bytes:
     return json.dumps(value).encode()
 
 
+def mutate_header(data: bytes, rng: random.Random, _: int) -> bytes:
+    """Change values of a safetensors header: names, shapes, types and offsets."""
+    (size,) = struct.unpack("<Q", data[:8])
+    header = mutate_json(data[8 : 8 + size], rng, 0)
+    return struct.pack("<Q", len(header)) + header + data[8 + size :]
+
+
+BASE = model_files.tiny_config(**SIZES)  # of the adapter
+
+
 def write_model(directory: Path, target: str) -> Path:
-    if target == "m.gguf":
+    """Write the model or the adapter of a file; "awq/config.json": of a quantised model."""
+    scheme, _, target = target.rpartition("/")
+    if scheme:
+        write_quantised(directory, Scheme(scheme, 4, 32))
+    elif target.startswith("adapter"):
+        Lora(BASE).write_peft(directory)
+    elif target == "m.gguf":
         config = model_files.tiny_config("llama", **SIZES)
         model_files.write_gguf(directory / target, config, kind="Q8_0")
     else:
@@ -99,6 +121,10 @@ def write_model(directory: Path, target: str) -> Path:
 def try_model(directory: Path) -> None:
     """Load the file as a start does: header, coverage, tokenizer, weights."""
     try:
+        if (directory / "adapter_model.safetensors").exists():
+            for pair in open_lora(str(directory), parse_config(BASE)).pairs:
+                assert pair.a.read().shape == pair.a.shape and pair.b.read().shape == pair.b.shape
+            return
         with open_checkpoint(directory) as checkpoint:
             check_coverage(checkpoint)
             tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
@@ -119,11 +145,16 @@ CASES: list[tuple[str, Callable[[bytes, random.Random, int], bytes]]] = [
     ("tokenizer_config.json", mutate_json),
     ("config.json", mutate_bytes),
     ("config.json", mutate_json),
+    ("gptq/config.json", mutate_json),
+    ("gptq/model.safetensors", mutate_header),
+    ("awq/model.safetensors", mutate_header),
+    ("adapter_config.json", mutate_json),
+    ("adapter_model.safetensors", mutate_header),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("target", "mutate"), CASES)
 def test_mutated_file_opens_or_is_rejected(
     tmp_path: Path, target: str, mutate: Callable[[bytes, random.Random, int], bytes], seed: int

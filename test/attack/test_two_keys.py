@@ -3,8 +3,8 @@ a stated time. The flood never stops and is limited by its key's own limits (429
 
     pytest -q -s test/attack/test_two_keys.py
 
-prints the waits. Model loads: test_quiet_key_waits_for_one_load_of_each_other_model_at_most in
-test/server/test_model_manager.py. Streams with many choices and logprobs: test_streams_beside_others.py.
+prints the waits. The queue of model loads is tested in test/server/test_model_manager.py, streams
+with many choices and logprobs in test_streams_beside_others.py.
 """
 
 from __future__ import annotations

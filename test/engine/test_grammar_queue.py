@@ -88,6 +88,23 @@ def test_quiet_owner_does_not_wait_for_a_flood(processes: Processes) -> None:
     assert name_of(processes.started[-1]) == "b"
 
 
+def test_a_long_queue_costs_one_check_per_owner_and_step(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[str] = []
+
+    def refuse(self: GrammarService, owner: str) -> bool:
+        checked.append(owner)
+        return False
+
+    monkeypatch.setattr(GrammarService, "_may_start", refuse)
+    service = open_service()
+    for number in range(600):
+        service.get(spec(f"a{number}"), "ab"[number % 2])
+    service.poll()
+    assert checked == ["a", "b"]
+
+
 def test_owners_alternate(processes: Processes) -> None:
     service = open_service()
     for owner in "abc":

@@ -14,6 +14,10 @@ from lora_files import Lora
 from model_files import tiny_config, write_hf_model
 from server_helpers import ServerProcess
 
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.lora import LoraModule
+from llaisys.server.lora.table import LoraTable
+
 CONFIG = tiny_config("qwen2")
 KEYS = [
     {"key": "admin-key", "name": "ops", "admin": True},
@@ -298,3 +302,13 @@ def test_several_models_have_their_own_adapters(folder: Path, tmp_path: Path) ->
         cards = {c["id"]: c["parent"] for c in client.get("/v1/models").json()["data"]}
         assert cards == {"one": None, "x": "one", "two": None, "y": "two"}
         assert load(client, "x", "a1", base_model_name="two").status_code == 400
+
+
+def test_number_of_adapters_is_limited_at_run_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llaisys.server.lora.table.MAX_MODULES", 2)
+    table = LoraTable([LoraModule("a", "/a")])
+    table.begin_load("b", in_place=False)
+    with pytest.raises(InvalidInputError, match="3 LoRA adapters; it must have at most 2"):
+        table.begin_load("c", in_place=False)
+    table.end_load("b", "/b")
+    table.begin_load("b", in_place=True)  # a replacement

@@ -248,8 +248,11 @@ class GrammarService:
         of arrival. None when nothing waits or the limits are reached."""
         if sum(grammar.is_started for grammar in self._compiling) >= MAX_COMPILING:
             return None
-        waiting = [grammar for grammar in self._compiling if not grammar.is_started]
-        allowed = [grammar for grammar in waiting if self._may_start(grammar.owner)]
+        first: dict[str, Grammar] = {}  # by owner: an owner may have hundreds, in every step
+        for grammar in self._compiling:
+            if not grammar.is_started:
+                first.setdefault(grammar.owner, grammar)
+        allowed = [grammar for owner, grammar in first.items() if self._may_start(owner)]
         if not allowed or not self._free_process():
             return None
         return min(allowed, key=lambda grammar: self._load(grammar.owner))

@@ -60,6 +60,7 @@ from llaisys.models.loading.quantization import parse_quantization
 from llaisys.models.loading.tensor_source import TensorSource
 
 _END_KEYS = ("eos", "eot", "eom")  # GGUF metadata: tokens that end a turn
+MIN_EPSILON = 1e-30  # of norms; the native library needs a value above 0 in f32
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ class DecoderFamily(Family):
                 fields.integer("intermediate_size", 1, MAX_INTERMEDIATE), experts, layers
             ),
             vocab_size=vocab,
-            rms_norm_eps=fields.number(self.epsilon_key, 0.0, 1.0),
+            rms_norm_eps=fields.number(self.epsilon_key, MIN_EPSILON, 1.0),
             rope_theta=theta,
             rope_scaling=scaling,
             max_position_embeddings=length,
@@ -228,7 +229,7 @@ class DecoderFamily(Family):
                 fields.integer(f"{arch}.feed_forward_length", 1, MAX_INTERMEDIATE), experts, layers
             ),
             vocab_size=vocab,
-            rms_norm_eps=fields.number(f"{arch}.attention.{epsilon}", 0.0, 1.0),
+            rms_norm_eps=fields.number(f"{arch}.attention.{epsilon}", MIN_EPSILON, 1.0),
             rope_theta=theta,
             rope_scaling=scaling,
             max_position_embeddings=length,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.lora import LoraModule, unknown_lora
-from llaisys.common.validation import invalid_value
+from llaisys.common.lora import MAX_MODULES, LoraModule, unknown_lora
+from llaisys.common.validation import check_count, invalid_value
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +70,16 @@ class LoraTable:
     # ---- changes -------------------------------------------------------------------------------
 
     def begin_load(self, name: str, in_place: bool) -> None:
-        """Reserve a name; `end_load` must follow. InvalidInputError: it is taken."""
+        """Reserve a name; `end_load` must follow. InvalidInputError: it is taken, or there are too
+        many."""
         if name in self._loading or (name in self._entries and not in_place):
             raise InvalidInputError(
                 f"lora_name is {name!r}; a LoRA adapter of that name is already loaded",
                 field="lora_name",
                 code="lora_already_loaded",
             )
+        count = len(self._entries.keys() | self._loading | {name})
+        check_count("lora_name", count, MAX_MODULES, "LoRA adapters")
         self._loading.add(name)
 
     def end_load(self, name: str, path: str | None) -> None:
