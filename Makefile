@@ -263,9 +263,11 @@ asan: asan-build
 	  UBSAN_OPTIONS=print_stacktrace=1 $(CTEST) --test-dir $(ASAN) --output-on-failure -j $(JOBS)
 	@$(call asan_pytest,$(SANITIZE_PY_TESTS))
 
-asan-build: $(TOOLS)/.installed $(VENV)/.test $(PACKAGE)
-	$(CMAKE) -S . -B $(ASAN) -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) \
+ASAN_CONFIGURE = $(CMAKE) -S . -B $(ASAN) -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) \
 	  -DLLAISYS_BUILD_TESTS=ON -DLLAISYS_WERROR=ON -DLLAISYS_SANITIZE=address,undefined
+
+asan-build: $(TOOLS)/.installed $(VENV)/.test $(PACKAGE)
+	$(ASAN_CONFIGURE)
 	$(CMAKE) --build $(ASAN)
 
 # Attack tests that drive the native library in their own process: they run on the sanitized one.
@@ -274,9 +276,11 @@ NIGHTLY_NATIVE := $(wildcard test/core/test_capi_fuzz*.py) test/attack/test_muta
   test/attack/test_tokens_under_pressure.py
 NIGHTLY_REST := $(filter-out $(NIGHTLY_NATIVE),$(wildcard test/attack/test_*.py))
 
-attack-nightly: asan-build ## attack tests at full size, on ASan + UBSan where native (under 30 minutes)
+attack-nightly: $(TOOLS)/.installed $(VENV)/.test $(PACKAGE) ## attack tests at full size, on ASan + UBSan where native
+	$(ASAN_CONFIGURE)
+	$(CMAKE) --build $(ASAN) --target llaisys
 	@$(call asan_pytest,$(NIGHTLY_NATIVE),LLAISYS_TEST_PRESSURE=1000)
-	$(PY) -m pytest -q -p no:cacheprovider $(NIGHTLY_REST) $(PYTEST_ARGS)
+	LLAISYS_TEST_PRESSURE=1000 $(PY) -m pytest -q -p no:cacheprovider $(NIGHTLY_REST) $(PYTEST_ARGS)
 
 tsan: $(TOOLS)/.installed
 	$(CMAKE) -S . -B $(TSAN) -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) \
