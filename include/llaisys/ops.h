@@ -164,10 +164,10 @@ LLAISYS_API int32_t llaisysRearrange(llaisysStream_t stream, llaisysTensor_t out
 LLAISYS_API int32_t llaisysSwiGLU(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t gate,
                                   llaisysTensor_t up);
 
-/* out = up * gelu(gate) with the tanh approximation of gelu; up NULL: gelu(gate). All [n, d] real
- * strided. out may be gate or up. */
+/* out = up * gelu(gate); up NULL: gelu(gate). gelu is x * Phi(x) with erf if is_erf is not 0,
+ * otherwise its tanh approximation. All [n, d] real strided. out may be gate or up. */
 LLAISYS_API int32_t llaisysGeGLU(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t gate,
-                                 llaisysTensor_t up);
+                                 llaisysTensor_t up, int32_t is_erf);
 
 /* out = in * factor; with a soft_cap above 0 soft_cap * tanh(in * factor / soft_cap). in, out [n,
  * d] real strided. out may be in. */

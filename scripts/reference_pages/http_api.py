@@ -81,7 +81,7 @@ def _index(routes: list[dict[str, Any]]) -> str:
     rows = [
         (code(name), about.kind.limits(), about.shown_default(default), about.help)
         for name, about, default in options_of(SamplingParams)
-        if name not in ("detokenize", "pooling")
+        if name not in ("detokenize", "pooling", "second_text")
     ]
     parts += [
         "## Sampling fields",

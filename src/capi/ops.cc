@@ -409,10 +409,10 @@ int32_t llaisysSwiGLU(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor
 }
 
 int32_t llaisysGeGLU(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t gate,
-                     llaisysTensor_t up) {
+                     llaisysTensor_t up, int32_t is_erf) {
     return guard([&] {
         ops::geglu(stream_of(stream), tensor_of(out, "geglu: out"), tensor_of(gate, "geglu: gate"),
-                   up != nullptr ? &tensor_of(up, "geglu: up") : nullptr);
+                   up != nullptr ? &tensor_of(up, "geglu: up") : nullptr, is_erf != 0);
     });
 }
 

@@ -39,13 +39,19 @@ void check_variants(const LlaisysDecoderMeta &meta) {
     check_optional("embedding_scale", meta.embedding_scale);
     check_optional("residual_scale", meta.residual_scale);
     check_kind("norm_kind", meta.norm_kind, LLAISYS_NORM_LAYER);
-    check_kind("norm_position", meta.norm_position, LLAISYS_NORM_BOTH);
-    check_kind("mlp_kind", meta.mlp_kind, LLAISYS_MLP_GELU);
+    check_kind("norm_position", meta.norm_position, LLAISYS_NORM_RESIDUAL);
+    check_kind("mlp_kind", meta.mlp_kind, LLAISYS_MLP_GELU_ERF);
     check_kind("is_parallel", meta.is_parallel, 1);
     check_kind("has_row_norms", meta.has_row_norms, 1);
     check_kind("has_sinks", meta.has_sinks, 1);
     require(meta.is_parallel == 0 || meta.norm_position == LLAISYS_NORM_BEFORE,
             "meta.is_parallel needs norm_position 0, got ", meta.norm_position);
+    check_kind("is_bidirectional", meta.is_bidirectional, 1);
+    check_kind("has_no_head", meta.has_no_head, 1);
+    check_kind("has_positions", meta.has_positions, 1);
+    check_kind("has_embed_norm", meta.has_embed_norm, 1);
+    require(meta.n_token_types <= 256, "meta.n_token_types must be at most 256, got ",
+            meta.n_token_types);
     const size_t frequencies = meta.layer_inv_freqs != nullptr ? meta.nlayer * (meta.dh / 2) : 0;
     for (size_t i = 0; i < frequencies; ++i) {
         require(std::isfinite(meta.layer_inv_freqs[i]), "meta.layer_inv_freqs[", i,
@@ -118,6 +124,11 @@ const LlaisysDecoderMeta &check_hyper_params(const LlaisysDecoderMeta &meta) {
     }
     check_variants(meta);
     check_moe(meta);
+    if (meta.is_bidirectional != 0) {
+        for (const int64_t window : windows_of(meta)) {
+            require(window == 0, "meta.is_bidirectional allows no attention window, got ", window);
+        }
+    }
     return meta;
 }
 
@@ -170,7 +181,10 @@ ModelSpec spec_of(LlaisysModelType type, const LlaisysDecoderMeta &meta,
     spec.type = type;
     spec.kv = {int64_t(meta.nlayer), int64_t(meta.nkvh), int64_t(meta.dh), meta.dtype,
                rotary_frequencies(meta, placement)};
-    spec.vocabulary = spec.input_vocabulary = int64_t(meta.voc);
+    spec.input_vocabulary = int64_t(meta.voc);
+    spec.vocabulary = meta.has_no_head != 0 ? 1 : spec.input_vocabulary;
+    spec.token_types = int64_t(meta.n_token_types);
+    spec.is_bidirectional = meta.is_bidirectional != 0;
     spec.hidden_size = int64_t(meta.hs);
     spec.max_positions = int64_t(meta.maxseq);
     spec.windows = windows_of(meta);

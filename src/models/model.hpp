@@ -48,7 +48,9 @@ struct ModelSpec {
     // other model, whose input is token ids or embeddings.
     int64_t feature_size = 0;
     int64_t max_positions = 0;
-    std::vector<int64_t> windows; // attention window of each layer, [kv.n_layers]; 0: none
+    int64_t token_types = 0;       // values of ModelInput::token_types; 0: not used
+    bool is_bidirectional = false; // a token sees all tokens of its sequence
+    std::vector<int64_t> windows;  // attention window of each layer, [kv.n_layers]; 0: none
 };
 
 // One micro-batch: n tokens, logits of r of them, hidden states of h of them. A tensor that does
@@ -58,6 +60,7 @@ struct ModelInput {
     Tensor token_ids;   // i64 [n]; a model other than a draft head has these or embeddings
     Tensor embeddings;  // f32 [n, hidden size, or feature size]
     Tensor positions;   // i64 [n]
+    Tensor token_types; // i64 [n], of a model with token types
     Tensor output_rows; // i32 [r]: tokens with logits, ascending
     Tensor hidden_rows; // i64 [h]: tokens with hidden states, ascending
     // Set when r > 0 and, once the last layer has stored its keys and values, only output rows are

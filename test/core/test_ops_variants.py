@@ -3,6 +3,7 @@ RoPE of some pairs."""
 
 from __future__ import annotations
 
+import math
 from itertools import product
 
 import numpy as np
@@ -41,24 +42,26 @@ def test_layer_norm(in_dtype: str, dtype: str) -> None:
 
 @pytest.mark.parametrize(("gate_dtype", "dtype"), list(product(REALS, REALS)))
 def test_geglu(gate_dtype: str, dtype: str) -> None:
-    for (n, d), has_up in product(((0, 3), *SHAPES), (False, True)):
+    for (n, d), has_up, is_erf in product(((0, 3), *SHAPES), (False, True), (0, 1)):
         gate, up = rounded(normal(n, d) * 4, gate_dtype), rounded(normal(n, d, seed=6), "bf16")
         wide = gate.astype(np.float64)
         tanh = np.tanh(np.sqrt(2 / np.pi) * (wide + 0.044715 * wide**3))
-        expected = 0.5 * wide * (1 + tanh) * (up if has_up else 1)
+        erf = np.array([math.erf(x) for x in (wide / np.sqrt(2)).flat]).reshape(n, d)
+        expected = 0.5 * wide * (1 + (erf if is_erf else tanh)) * (up if has_up else 1)
         with Natives() as native, Stream(n_threads=2) as stream:
             left = native.strided(gate, gate_dtype)
             right = native.strided(up, "bf16") if has_up else None
             out = native.strided(np.zeros((n, d)), dtype)
-            op("GeGLU", out, left, right, stream=stream)
+            op("GeGLU", out, left, right, is_erf, stream=stream)
             assert_close(array(out), expected, dtype, 8)
 
 
-def test_geglu_of_extreme_values() -> None:
+@pytest.mark.parametrize("is_erf", [0, 1])
+def test_geglu_of_extreme_values(is_erf: int) -> None:
     gate = np.array([[-1e4, -90.0, 0.0, 90.0, 1e4, np.inf]], np.float32)
     with Natives() as native:
         out = native.empty(gate.shape, "f32")
-        op("GeGLU", out, native(gate, "f32"), None)
+        op("GeGLU", out, native(gate, "f32"), None, is_erf)
         np.testing.assert_allclose(array(out), [[0, 0, 0, 90, 1e4, np.inf]], atol=1e-30, rtol=1e-6)
 
 

@@ -190,9 +190,11 @@ def test_layer_norm_geglu_scale(streams: dict[str, Stream], dtype: str, out_dtyp
 
         def geglu(side: Side, x: Array = x, y: Array = y) -> Array:
             out, alone = side.empty(x.shape, out_dtype), side.empty(x.shape, out_dtype)
-            side.run("GeGLU", out, side.strided(x, dtype, 3), side.tensor(y, dtype))
-            side.run("GeGLU", alone, side.tensor(x, dtype), None)
-            return np.concatenate([side.array(out), side.array(alone)])
+            exact = side.empty(x.shape, out_dtype)
+            side.run("GeGLU", out, side.strided(x, dtype, 3), side.tensor(y, dtype), 0)
+            side.run("GeGLU", alone, side.tensor(x, dtype), None, 0)
+            side.run("GeGLU", exact, side.strided(x, dtype, 3), side.tensor(y, dtype), 1)
+            return np.concatenate([side.array(out), side.array(alone), side.array(exact)])
 
         def scale(side: Side, x: Array = x) -> Array:
             out, capped = side.empty(x.shape, out_dtype), side.empty(x.shape, out_dtype)

@@ -116,8 +116,8 @@ def test_dimensions_are_truncated_before_normalization(directory: Path) -> None:
         for dimensions in (0, 61, "x"):
             with pytest.raises(InvalidInputError, match=r"dimensions is .*from 1 to 60"):
                 llm.embed(PROMPTS[3], dimensions=dimensions)  # type: ignore[arg-type]
-        with pytest.raises(InvalidInputError, match="pooling is 'cls'; it must be one of last"):
-            llm.embed(PROMPTS[3], pooling="cls")
+        with pytest.raises(InvalidInputError, match="pooling is 'max'; it must be one of last"):
+            llm.embed(PROMPTS[3], pooling="max")
 
 
 @pytest.mark.parity

@@ -22,6 +22,7 @@ SLOTS = {name for name, _ in LlaisysDecoderWeights._fields_}
 
 
 ACTIVATIONS = dict.fromkeys(("gemma", "vaultgemma", "starcoder2"), "gelu_pytorch_tanh")
+ACTIVATIONS |= dict.fromkeys(("bert", "roberta", "xlm-roberta"), "gelu")
 
 
 def config_of(name: str) -> Any:
@@ -92,7 +93,7 @@ def test_unknown_family_error_names_the_known_the_nearest_and_the_guide(
     name: str, nearest: str
 ) -> None:
     words = (
-        rf"f: unknown architecture '{name}'; known: cohere, .*qwen2.*; nearest: {nearest}[0-9]*; "
+        rf"f: unknown architecture '{name}'; known: bert, .*qwen2.*; nearest: {nearest}[0-9]*; "
         r"to add one: docs/internals/adding_a_model\.md"
     )
     with pytest.raises(ModelLoadError, match=words):
@@ -101,7 +102,7 @@ def test_unknown_family_error_names_the_known_the_nearest_and_the_guide(
 
 
 def test_unknown_family_without_a_similar_name() -> None:
-    with pytest.raises(ModelLoadError, match=r"known: [a-z0-9_, ]+; to add one"):
+    with pytest.raises(ModelLoadError, match=r"known: [a-z0-9_, -]+; to add one"):
         parse_config({"model_type": "x"}, where="f")
 
 

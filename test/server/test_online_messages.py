@@ -47,7 +47,7 @@ def test_every_sampling_field_crosses_the_wire() -> None:
         repetition_detection={"max_pattern_size": 4, "min_count": 3},
         structured_outputs={"choice": ["a", "b"]}, prompt_logprobs=2, logprob_token_ids=[3, 4],
     )  # fmt: skip
-    assert set(params.to_wire()) == set(FIELDS) - {"detokenize", "pooling"}
+    assert set(params.to_wire()) == set(FIELDS) - {"detokenize", "pooling", "second_text"}
     frame = encode(params.to_wire())
     assert SamplingParams.from_wire(msgspec.msgpack.decode(frame)) == params
     pooled = SamplingParams(max_tokens=0, pooling="mean")

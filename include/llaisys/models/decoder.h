@@ -8,11 +8,22 @@
 
 /* Norm of the residual stream. */
 enum { LLAISYS_NORM_RMS = 0, LLAISYS_NORM_LAYER = 1 };
-/* Position of the norms: before attention and MLP, after them, or both. */
-enum { LLAISYS_NORM_BEFORE = 0, LLAISYS_NORM_AFTER = 1, LLAISYS_NORM_BOTH = 2 };
-/* MLP: down(silu(gate) * up), down(gelu(gate) * up) or down(gelu(up)); gelu is the tanh
- * approximation. */
-enum { LLAISYS_MLP_SWIGLU = 0, LLAISYS_MLP_GEGLU = 1, LLAISYS_MLP_GELU = 2 };
+/* Position of the norms: before attention and MLP, after them, both, or of the residual stream after
+ * their outputs are added (BERT; no out_norm_w). */
+enum {
+    LLAISYS_NORM_BEFORE = 0,
+    LLAISYS_NORM_AFTER = 1,
+    LLAISYS_NORM_BOTH = 2,
+    LLAISYS_NORM_RESIDUAL = 3
+};
+/* MLP: down(silu(gate) * up), down(gelu(gate) * up), down(gelu(up)) with the tanh approximation of
+ * gelu, or down(gelu(up)) with erf. */
+enum {
+    LLAISYS_MLP_SWIGLU = 0,
+    LLAISYS_MLP_GEGLU = 1,
+    LLAISYS_MLP_GELU = 2,
+    LLAISYS_MLP_GELU_ERF = 3
+};
 
 typedef struct LlaisysDecoderMeta {
     llaisysDataType_t dtype;      /* of weights, and default of KV: f32, f16 or bf16 */
@@ -64,6 +75,13 @@ typedef struct LlaisysDecoderMeta {
     float moe_limit;             /* limit of llaisysMoeMlp; 0: plain SwiGLU */
     float moe_alpha;             /* alpha of llaisysMoeMlp */
     int32_t has_sinks;           /* the model has attn_sinks_w */
+    /* Encoders. */
+    int32_t is_bidirectional; /* a token sees every token of its sequence; a step has the whole
+                               * sequence, in adjacent tokens, at most max_batch_tokens */
+    int32_t has_no_head;      /* no out_embed, and no logits */
+    int32_t has_positions;    /* the model has pos_embed */
+    int32_t has_embed_norm;   /* the model has embed_norm_w */
+    size_t n_token_types;     /* rows of type_embed; 0: none */
 } LlaisysDecoderMeta;
 
 /* Slots. The model owns a handle in a slot; one handle may be in several slots (tied embeddings)
@@ -113,6 +131,13 @@ typedef struct LlaisysDecoderWeights {
     llaisysTensor_t *shared_scale_w; /* [1, hs]: the shared experts are multiplied by the sigmoid of
                                       * its product; with moe_has_shared_gate */
     llaisysTensor_t *attn_sinks_w;   /* f32 [nh]: sinks of llaisysAttentionSinks, with has_sinks */
+    llaisysTensor_t pos_embed;       /* [maxseq, hs], added to the embedding of a token; with
+                                      * has_positions */
+    llaisysTensor_t type_embed;      /* [n_token_types, hs], likewise */
+    llaisysTensor_t embed_norm_w; /* [hs], norm of the sum of the embeddings; with has_embed_norm */
+    llaisysTensor_t embed_norm_b; /* [hs], optional */
+    llaisysTensor_t *attn_post_norm_b; /* [hs], of a layer norm; optional */
+    llaisysTensor_t *mlp_post_norm_b;  /* [hs], of a layer norm; optional */
 } LlaisysDecoderWeights;
 
 #endif

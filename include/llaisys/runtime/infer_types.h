@@ -47,10 +47,11 @@ typedef struct LlaisysStepInput {
     int32_t block_table_width;
     int32_t embd_size; /* 0: the hidden size. Draft head: also the feature size */
 
-    const uint8_t *pooling;    /* [n_tokens]: LlaisysPooling; NULL: NONE. A pooled token has one
+    const uint8_t *pooling;     /* [n_tokens]: LlaisysPooling; NULL: NONE. A pooled token has one
                                sequence */
-    const int32_t *lora_slots; /* [n_tokens]: LoRA slot, -1: no adapter; NULL: -1. See
+    const int32_t *lora_slots;  /* [n_tokens]: LoRA slot, -1: no adapter; NULL: -1. See
                                   llaisysModelReserveLora */
+    const uint8_t *token_types; /* [n_tokens]: row of type_embed; NULL: 0 */
 } LlaisysStepInput;
 
 /* The tokens and block tables of an engine's sequences, one row each, and the arrays of a step that

@@ -15,9 +15,9 @@ from llaisys.common.validation import check_int
 Vector = array  # of "f"; the server process does not import numpy
 
 
-def pooling_params(pooling: str) -> SamplingParams:
-    """Return the parameters of a request for an embedding."""
-    return SamplingParams(max_tokens=0, pooling=pooling, detokenize=False)
+def pooling_params(pooling: str, second_text: int | None = None) -> SamplingParams:
+    """Return the parameters of a request for an embedding, or for the score of a pair."""
+    return SamplingParams(max_tokens=0, pooling=pooling, second_text=second_text, detokenize=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +29,9 @@ class EmbeddingFormat:
 
     def check(self, info: ModelInfo) -> int:
         """Return the size of an embedding; InvalidInputError when the model's is smaller."""
-        if not info.hidden_size:
-            raise InvalidInputError(
-                "this model gives no hidden states: it has no embeddings", field="model"
-            )
+        if not info.hidden_size or info.scores_pairs:
+            why = "is a reranker" if info.scores_pairs else "gives no hidden states"
+            raise InvalidInputError(f"this model {why}: it has no embeddings", field="model")
         if self.dimensions is None:
             return info.hidden_size
         return check_int("dimensions", self.dimensions, 1, info.hidden_size)
@@ -46,6 +45,13 @@ class EmbeddingFormat:
             return values
         length = math.sqrt(math.fsum(map(mul, values, values)))
         return array("f", [value / length for value in values]) if length > 0 else values
+
+
+def score_of(output: RequestOutput) -> float:
+    """Return the score of a finished request with the pooling `score`."""
+    if output.pooled is None:
+        raise RuntimeError(f"request {output.request_id} has no score")
+    return array("f", output.pooled)[0]
 
 
 def cosine(one: Vector[float], other: Vector[float]) -> float:

@@ -50,6 +50,9 @@ MODEL_REGISTRY: dict[str, str] = {
     "ernie4_5_moe": "llaisys.models.decoder:DecoderAdapter",
     "gpt_oss": "llaisys.models.decoder:DecoderAdapter",
     "glm4_moe": "llaisys.models.decoder:DecoderAdapter",
+    "bert": "llaisys.models.decoder:DecoderAdapter",
+    "roberta": "llaisys.models.decoder:DecoderAdapter",
+    "xlm-roberta": "llaisys.models.decoder:DecoderAdapter",
     "mock": "llaisys.models.mock:MockAdapter",
 }
 

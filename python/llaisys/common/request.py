@@ -176,7 +176,7 @@ class Request:
     @property
     def needs_every_token(self) -> bool:
         """Whether every prompt token must be computed, so that the prefix cache cannot be used."""
-        return self.needs_prompt_logprobs or self.sampling.pooling == "mean"
+        return self.needs_prompt_logprobs or self.sampling.pooling in ("mean", "cls")
 
     def set_status(self, status: RequestStatus) -> None:
         """Change the status; a transition that is not allowed is logged and raises."""

@@ -58,7 +58,8 @@ DEFAULT_SAMPLERS = (
     "penalties", "temperature", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc",
 )  # fmt: skip
 
-POOLINGS = ("last", "mean")
+POOLINGS = ("last", "mean", "cls")  # of embeddings
+SCORE = "score"  # pooling of a reranker: the score of a pair of texts
 MAX_N = 128
 MAX_LOGPROBS = 20
 MAX_LOGPROB_TOKEN_IDS = 128
@@ -271,7 +272,10 @@ class SamplingParams:
         "Logprobs of the prompt tokens and of the k most likely ones there",
     )  # fmt: skip
     pooling: str | None = plain(
-        None, Choice(POOLINGS), "Return an embedding with this pooling method, no text"
+        None, Choice((*POOLINGS, SCORE)), "Return an embedding with this pooling method, no text"
+    )
+    second_text: int | None = plain(
+        None, Integer(1, MAX_TOKENS), "First token of the second text of a pair, with `pooling`"
     )
     skip_special_tokens: bool = plain(True, Switch(), "Leave special tokens out of the text")
     detokenize: bool = plain(
@@ -305,6 +309,8 @@ class SamplingParams:
             raise invalid_value(
                 "pooling", self.pooling, "left out unless max_tokens is 0 and n is 1"
             )
+        if self.second_text is not None and self.pooling is None:
+            raise invalid_value("second_text", self.second_text, "left out without pooling")
         if self.stop and not self.detokenize:
             raise invalid_value("detokenize", self.detokenize, "true when there are stop strings")
 

@@ -26,6 +26,8 @@ class ModelStepInput:
     pooling: NDArray[np.uint8] | None = field(default=None, kw_only=True)
     # [n]: device slot of the token's LoRA adapter, -1: none; None: none for any token
     lora_slots: NDArray[np.int32] | None = field(default=None, kw_only=True)
+    # [n]: 1 for tokens of the second text of a pair; None: 0 for every token
+    token_types: NDArray[np.uint8] | None = field(default=None, kw_only=True)
 
 
 @dataclass(slots=True)

@@ -224,6 +224,9 @@ class ModelInfo:
     num_host_blocks: int = 0  # host slots for evicted blocks
     generation_defaults: dict[str, float | int | None] = field(default_factory=dict)
     hidden_size: int = 0  # size of an embedding; 0: not supported
+    pooling: str = "last"  # default of embeddings
+    is_encoder: bool = False  # generates no text
+    scores_pairs: bool = False  # a reranker: scores pairs of texts, no embeddings
     tokenizer_source: Any = None  # for llaisys.tokenization; None: no tokenizer
     device: str = "cpu"
     max_loras: int = 0  # device slots of LoRA adapters; 0: not supported

@@ -41,10 +41,11 @@ class CheckOptions:
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Values of a prompt: [tokens, hidden size] per layer boundary, and [tokens, vocabulary]."""
+    """Values of a prompt: [tokens, hidden size] per layer boundary, and [tokens, vocabulary] of a
+    decoder."""
 
     hidden: dict[str, Floats]
-    logits: Floats
+    logits: Floats | None  # None: an encoder
 
 
 def check_model(options: CheckOptions, say: Callable[[str], None]) -> bool:
@@ -56,16 +57,21 @@ def check_model(options: CheckOptions, say: Callable[[str], None]) -> bool:
         rng = np.random.default_rng(options.seed)
         n_tokens = min(options.n_tokens, config.max_position_embeddings)
         tokens = rng.integers(0, config.vocab_size, n_tokens)
+        if config.encoder is not None:  # padding moves the positions of transformers
+            tokens[tokens == config.encoder.first_position - 1] += 1
         own = _run(checkpoint, config, tokens, options)
-    if not np.isfinite(own.logits).all():
-        say("logits: not finite")
+    what, last = ("logits", own.logits)
+    if last is None:
+        what, last = ("last hidden states", own.hidden[_label(-1)])
+    if not np.isfinite(last).all():
+        say(f"{what}: not finite")
         return False
-    say(f"logits: finite, largest magnitude {float(np.abs(own.logits).max()):.4g}")
+    say(f"{what}: finite, largest magnitude {float(np.abs(last).max()):.4g}")
     if importlib.util.find_spec("transformers") is None:
-        say("transformers is not installed: logits are not compared")
+        say(f"transformers is not installed: {what} are not compared")
         return True
     try:
-        reference = _reference(path, tokens)
+        reference = _reference(path, tokens, config.encoder is not None)
     except Exception as error:  # transformers raises all kinds for models that it cannot load
         say(f"transformers cannot load this model: {type(error).__name__}: {str(error)[:300]}")
         return True
@@ -107,21 +113,20 @@ def _run(
             token_ids=tokens,
             positions=np.arange(n, dtype=np.int64),
             seq_ids=np.zeros(n, np.int64),
-            logits_mask=np.ones(n, np.int8),
+            logits_mask=np.full(n, config.encoder is None, np.int8),
         )
         adapter.forward(step, None)
         width = config.hidden_size
         hidden = adapter.hidden_states(n).reshape(n, len(layers), width)
-        return Streams(
-            {_label(layer): hidden[:, i] for i, layer in enumerate(layers)}, adapter.logits()
-        )
+        by_layer = {_label(layer): hidden[:, i] for i, layer in enumerate(layers)}
+        return Streams(by_layer, None if config.encoder is not None else adapter.logits())
 
 
 def _label(layer: int) -> str:
     return "last norm" if layer < 0 else f"layer {layer} in"
 
 
-def _reference(path: Path, tokens: NDArray[np.int64]) -> Streams:
+def _reference(path: Path, tokens: NDArray[np.int64], is_encoder: bool = False) -> Streams:
     """The same prompt in transformers, in f32 on the CPU. Runs no code of the model's files."""
     import torch
     import transformers
@@ -129,7 +134,8 @@ def _reference(path: Path, tokens: NDArray[np.int64]) -> Streams:
     files: dict[str, Any] = {"pretrained_model_name_or_path": str(path)}
     if path.is_file():
         files = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+    kind = transformers.AutoModel if is_encoder else transformers.AutoModelForCausalLM
+    model = kind.from_pretrained(
         **files,
         dtype=torch.float32,
         attn_implementation="eager",
@@ -140,7 +146,7 @@ def _reference(path: Path, tokens: NDArray[np.int64]) -> Streams:
     states = [state[0].float().numpy() for state in out.hidden_states]
     hidden = {_label(i): state for i, state in enumerate(states[:-1])}
     hidden[_label(-1)] = states[-1]
-    return Streams(hidden, out.logits[0].float().numpy())
+    return Streams(hidden, None if is_encoder else out.logits[0].float().numpy())
 
 
 def _compare(
@@ -153,9 +159,10 @@ def _compare(
         if theirs is None:
             raise LlaisysError(f"transformers has no hidden state {name!r}")
         first_bad = _row(name, ours, theirs, tolerance, say) or first_bad
-    first_bad = _row("logits", own.logits, reference.logits, tolerance, say) or first_bad
-    same = float(np.mean(own.logits.argmax(-1) == reference.logits.argmax(-1)))
-    say(f"same most likely token: {100 * same:.1f} % of {len(own.logits)} positions")
+    if own.logits is not None and reference.logits is not None:
+        first_bad = _row("logits", own.logits, reference.logits, tolerance, say) or first_bad
+        same = float(np.mean(own.logits.argmax(-1) == reference.logits.argmax(-1)))
+        say(f"same most likely token: {100 * same:.1f} % of {len(own.logits)} positions")
     say("result: " + ("differs" if first_bad else "equal within the tolerance"))
     return not first_bad
 

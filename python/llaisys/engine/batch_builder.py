@@ -39,6 +39,7 @@ class BatchBuilder:
         self.blocks = queues.blocks
         self.window = window
         self.max_in_flight_tokens = max_in_flight_tokens  # sampled tokens of one request
+        self.whole_prompts = False  # a prompt is computed in one step, by an encoder
         self.num_context_shifts = 0
         self.step_time = StepTimeBound(config.max_step_time or 0.0)
         self._prefill_bound = config.max_num_batched_tokens  # tokens of the current batch
@@ -151,11 +152,13 @@ class BatchBuilder:
         manager, max_seqs = self.blocks, self.config.max_num_seqs
         if not self.waiting or (len(self.running) >= max_seqs and not self.waiting.can_preempt):
             return
-        budget = min(self._budget_left(batch), self._prefill_left(batch))
+        budget = self._budget_left(batch)
+        if not self.whole_prompts:
+            budget = min(budget, self._prefill_left(batch))
         loras = self.queues.loras
         blocked: list[Request] = []  # wait for a LoRA slot
         for request in self.waiting.candidates(2 * max_seqs):
-            if budget <= 0:
+            if budget <= 0 or (self.whole_prompts and request.num_tokens > budget):
                 return
             if request.lora_id and not loras.can_start(request, blocked):
                 blocked.append(request)
@@ -200,6 +203,9 @@ class BatchBuilder:
     def _chunk(self, batch: ScheduledBatch, request: Request, budget: int, others: bool) -> int:
         """Return the size of the next prefill chunk. `others`: other prompts wait for tokens."""
         missing = request.num_tokens - request.num_computed_tokens
+        if self.whole_prompts:
+            batch.chunks[request] = missing
+            return missing
         missing = min(missing, self.window.room(request))
         budget = min(budget, self._prefill_left(batch))
         if others:

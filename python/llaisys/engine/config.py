@@ -324,8 +324,10 @@ class EngineConfig:
         aliases=("chat_template_file",),
     )  # fmt: skip
     pooling: str = option(
-        "last", Choice(POOLINGS), "Pooling method", group="model",
-        more="For embeddings: the hidden state of the last token, or the mean of all tokens.",
+        "auto", Choice(("auto", *POOLINGS)), "Pooling method", group="model",
+        more="For embeddings: the hidden state of the last or first (`cls`) token, or the mean of "
+        "all tokens. auto: that of the model's sentence-transformers files, otherwise cls for "
+        "encoders and last for decoders.",
     )  # fmt: skip
     speculative_config: dict[str, Any] | None = option(
         None, Record(SpeculativeConfig), 'Speculative decoding, e.g. {"method": "ngram"}',

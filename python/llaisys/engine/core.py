@@ -59,7 +59,7 @@ class EngineCore:
             BlockManager(
                 info.num_blocks,
                 info.block_size,
-                config.cache.enable_prefix_caching,
+                config.cache.enable_prefix_caching and not info.is_encoder,
                 config.cache.prefix_cache_min_match,
                 context_len=context_len,
                 num_host_blocks=info.num_host_blocks,
@@ -74,6 +74,7 @@ class EngineCore:
         self.structured = StructuredRequests(self.model_info, config.scheduler.max_num_seqs)
         self.is_async = self._can_schedule_async(config)
         self.scheduler.builder.max_in_flight_tokens = int(self.is_async)
+        self.scheduler.builder.whole_prompts = info.is_encoder
         self._in_flight: deque[_LaunchedStep] = deque()
         self._last_collected = 0.0
         self.steps: deque[StepRecord] = deque(maxlen=STEP_HISTORY)  # latest

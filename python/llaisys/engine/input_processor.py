@@ -11,7 +11,14 @@ from typing import Any
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.lora import check_lora_name
 from llaisys.common.request import Request
-from llaisys.common.sampling import BAN, BIAS_KEY, SamplingParams, sampling_defaults
+from llaisys.common.sampling import (
+    BAN,
+    BIAS_KEY,
+    POOLINGS,
+    SCORE,
+    SamplingParams,
+    sampling_defaults,
+)
 from llaisys.common.types import ModelInfo
 from llaisys.common.validation import (
     MAX_INT,
@@ -166,6 +173,16 @@ class InputProcessor:
         return check_prompt_ids("prompt", prompt, self.info.vocab_size - 1)
 
     def _check_params(self, params: SamplingParams) -> None:
+        if params.pooling is None and self.info.is_encoder:
+            raise InvalidInputError(
+                f"model: {self.info.model_type} is an encoder, which generates no text; use the "
+                f"{'score and rerank' if self.info.scores_pairs else 'embedding'} calls",
+                field="model",
+            )
+        if params.pooling is not None and (params.pooling == SCORE) != self.info.scores_pairs:
+            is_reranker = self.info.scores_pairs
+            limit = f"{SCORE}: a reranker has no embeddings" if is_reranker else "/".join(POOLINGS)
+            raise invalid_value("pooling", params.pooling, limit)
         last = self.info.vocab_size - 1
         for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             check_token_ids(name, getattr(params, name) or (), MAX_INT, last)

@@ -52,7 +52,6 @@ class LLM(EmbeddingCalls, Closing):
         self._streams: dict[str, deque[StreamOutput]] = {}  # outputs not yet yielded
         self._dropped: list[str] = []  # request ids of garbage-collected streams
         self._style: ChatStyle | None = None
-        self._pooling = config.pooling
         self._client: EngineClient | None = None
         self._client = LLMEngine(config)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ctypes import Structure, c_float, c_int, c_int32, c_int64, c_size_t, c_void_p
 
 NORM_KINDS = {"rms": 0, "layer": 1}
-NORM_POSITIONS = {"before": 0, "after": 1, "both": 2}
-MLP_KINDS = {"swiglu": 0, "geglu": 1, "gelu": 2}
+NORM_POSITIONS = {"before": 0, "after": 1, "both": 2, "residual": 3}
+MLP_KINDS = {"swiglu": 0, "geglu": 1, "gelu": 2, "gelu_erf": 3}
 
 
 class LlaisysDecoderMeta(Structure):
@@ -56,6 +56,11 @@ class LlaisysDecoderMeta(Structure):
         ("moe_limit", c_float),
         ("moe_alpha", c_float),
         ("has_sinks", c_int32),
+        ("is_bidirectional", c_int32),
+        ("has_no_head", c_int32),
+        ("has_positions", c_int32),
+        ("has_embed_norm", c_int32),
+        ("n_token_types", c_size_t),
     )
 
 
@@ -100,4 +105,10 @@ class LlaisysDecoderWeights(Structure):
         ("shared_down_w", c_void_p),
         ("shared_scale_w", c_void_p),
         ("attn_sinks_w", c_void_p),
+        ("pos_embed", c_void_p),
+        ("type_embed", c_void_p),
+        ("embed_norm_w", c_void_p),
+        ("embed_norm_b", c_void_p),
+        ("attn_post_norm_b", c_void_p),
+        ("mlp_post_norm_b", c_void_p),
     )

@@ -40,6 +40,7 @@ class LlaisysStepInput(Structure):
         ("embd_size", c_int32),
         ("pooling", c_void_p),
         ("lora_slots", c_void_p),
+        ("token_types", c_void_p),
     )
 
 

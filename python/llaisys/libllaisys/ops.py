@@ -44,7 +44,7 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysQuantise", c_int32, _tensors(2)),
     ("llaisysRearrange", c_int32, _tensors(2)),
     ("llaisysSwiGLU", c_int32, _tensors(3)),
-    ("llaisysGeGLU", c_int32, _tensors(3)),
+    ("llaisysGeGLU", c_int32, _tensors(3, c_int32)),
     ("llaisysScale", c_int32, _tensors(2, c_float, c_float)),
     ("llaisysSoftmax", c_int32, _tensors(2)),
     ("llaisysTopK", c_int32, _tensors(3)),

@@ -24,6 +24,7 @@ from llaisys.models.device import MemoryNeeds
 
 if TYPE_CHECKING:
     from llaisys.models.lora.weights import LoraWeights
+    from llaisys.models.score_head import ScoreHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,8 @@ class ModelAdapter(Closing, ABC):
     eos_token_ids: tuple[int, ...]
     hidden_size: int = 0  # 0: no hidden states
     can_launch: bool = False  # supports `launch` and `collect`
+    is_encoder: bool = False  # no logits; a step has whole sequences, each at most one step long
+    score_head: ScoreHead | None = None  # of a reranker: scores of pooled states
 
     @classmethod
     @abstractmethod

@@ -31,6 +31,7 @@ from llaisys.models.device import MemoryNeeds
 from llaisys.models.families.decoder_tensors import (
     STACKED_FIELDS,
     STACKED_SHARDS,
+    TABLE_FIELDS,
     tensors,
     weight_field,
 )
@@ -44,6 +45,7 @@ from llaisys.models.loading.random_dir import RandomCheckpoint
 from llaisys.models.loading.shard import Shard
 from llaisys.models.lora.files import base_linears
 from llaisys.models.native import NativeAdapter, kv_head_bytes
+from llaisys.models.score_head import ScoreHead
 from llaisys.models.sharding import check_divisibility, lm_head_shard, shard_of
 from llaisys.models.synthetic_tensors import RandomTensors
 from llaisys.models.tensors import tensor_from, tensor_from_blocks
@@ -91,7 +93,7 @@ class DecoderAdapter(NativeAdapter):
             + _kv_copy_bytes(config, options)
             + _panel_bytes(checkpoint, options),
             # The logits, and a copy for masks, biases and penalties.
-            logits=2 * 4 * config.vocab_size * max_num_seqs,
+            logits=0 if config.encoder else 2 * 4 * config.vocab_size * max_num_seqs,
         )
 
     @classmethod
@@ -99,6 +101,8 @@ class DecoderAdapter(NativeAdapter):
         cls, checkpoint: Checkpoint, options: AdapterOptions, max_loras: int, max_rank: int
     ) -> int:
         config = decoder_config(checkpoint)
+        if config.encoder is not None:
+            raise invalid_value("enable_lora", config.model_type, "off for an encoder")
         parallel, per_rank = options.parallel, 0
         copies = parallel.kv_copies(config.num_kv_heads)
         for linear in base_linears(config).values():
@@ -126,6 +130,10 @@ class DecoderAdapter(NativeAdapter):
         has_own_type = config.model_type in MODEL_TYPES  # others have the generic type "decoder"
         adapter = cls(config.model_type if has_own_type else "decoder", meta, options)
         adapter.eos_token_ids = config.eos_token_ids
+        if config.encoder is not None:
+            adapter.is_encoder, adapter.can_launch = True, False
+            if config.encoder.has_score:
+                adapter.score_head = ScoreHead(checkpoint, config.encoder.is_score_raw)
         return adapter
 
     def _fill(
@@ -196,7 +204,7 @@ def _tensor_loads(checkpoint: Checkpoint, options: AdapterOptions) -> list[_Tens
         targets = [(field, layer)]
         if field == "out_embed":
             shard = head
-        elif field == "in_embed" and config.tie_word_embeddings:
+        elif field == "in_embed" and config.tie_word_embeddings and config.encoder is None:
             if head is None:
                 targets.append(("out_embed", 0))
             else:  # the sharded output rows are stored apart from the embedding table
@@ -211,8 +219,10 @@ def keeps_blocks(options: AdapterOptions) -> bool:
 
 
 def _is_plain(name: str, options: AdapterOptions) -> bool:
-    """Whether kernels for this tensor support no quantised dtype: experts on a GPU."""
-    return options.device != "cpu" and weight_field(name)[0] in STACKED_FIELDS
+    """Whether kernels for this tensor support no quantised dtype: experts on a GPU, and tables of
+    positions and token types."""
+    field = weight_field(name)[0]
+    return field in TABLE_FIELDS or (options.device != "cpu" and field in STACKED_FIELDS)
 
 
 def kept_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> str | None:
@@ -313,7 +323,8 @@ def weight_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> dict[str, i
     for load in _tensor_loads(checkpoint, options):
         name, shape = load.name, load.shape_in(checkpoint)
         dtype = weight_dtype(checkpoint, name, options)
-        is_lookup_table = [field for field, _ in load.targets] == ["in_embed"]
+        targets = [field for field, _ in load.targets]
+        is_lookup_table = targets == ["in_embed"] or targets[0] in TABLE_FIELDS
         if len(shape) == 1 or (is_lookup_table and dtype not in QUANTISED_DTYPES):
             size = prod(shape) * DTYPE_BYTES[dtype]
         else:
@@ -424,6 +435,9 @@ def decoder_meta(config: ModelConfig, dtype: str, max_model_len: int) -> Llaisys
     meta.has_row_norms, meta.has_sinks = variant.has_row_norms, variant.has_sinks
     if config.experts is not None:
         _set_experts(meta, config.experts, config.num_layers)
+    if config.encoder is not None:
+        meta.is_bidirectional = meta.has_no_head = meta.has_positions = meta.has_embed_norm = 1
+        meta.n_token_types = config.encoder.token_types
     return meta
 
 

@@ -116,6 +116,7 @@ class NativeAdapter(ModelAdapter):
         params = self.native.params
         self.vocab_size = int(meta.voc)
         self.hidden_size = int(meta.hs)
+        self.num_token_types = int(meta.n_token_types)
         self.max_model_len = int(params.max_model_len)
         self.kv_capacity_tokens = int(params.kv_cache_capacity_tokens)
         self.eos_token_ids = ()
@@ -158,6 +159,9 @@ class NativeAdapter(ModelAdapter):
         native.lora_slots = None
         if step.lora_slots is not None:
             native.lora_slots = _address(step.lora_slots, np.int32, "lora_slots")
+        native.token_types = None
+        if step.token_types is not None and self.num_token_types > 1:
+            native.token_types = _address(step.token_types, np.uint8, "token_types")
         native.n_seq = 0
         native.slot_mapping = native.context_lens = native.batch_seq_ids = None
         native.block_tables = None
@@ -325,6 +329,8 @@ def _check_lengths(n: int, step: ModelStepInput, attention: AttentionMetadata | 
         lengths["pooling"] = len(step.pooling)
     if step.lora_slots is not None:
         lengths["lora_slots"] = len(step.lora_slots)
+    if step.token_types is not None:
+        lengths["token_types"] = len(step.token_types)
     if attention is not None:
         rows = len(attention.context_lens)
         lengths["slot_mapping"] = len(attention.slot_mapping)

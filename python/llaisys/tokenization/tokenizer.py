@@ -27,6 +27,7 @@ from llaisys.tokenization.chat_template import ChatTemplate, TemplateInfo, plain
 from llaisys.tokenization.control_tokens import ControlTokens, Span, mark_strings
 from llaisys.tokenization.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from llaisys.tokenization.expansion import check_expansion
+from llaisys.tokenization.pair import PairAffixes
 from llaisys.tokenization.settings import TokenizerSettings, read_settings
 from llaisys.tokenization.source import TokenizerSource
 from llaisys.tokenization.token_text import LazyTokenBytes, token_text
@@ -82,6 +83,7 @@ class Tokenizer:
         self._added_ids = frozenset(added)
         self._plain = without_special_tokens(tokenizer, frozenset(names))
         self._prefix, self._suffix = self._find_affixes()
+        self._pair = PairAffixes.of(tokenizer)
         self._size = max(tokenizer.get_vocab_size(), max(added, default=-1) + 1)
         own_eos = tokenizer.token_to_id(settings.special_tokens.get("eos_token", ""))
         merged = [*eos_token_ids, *([] if own_eos is None else [own_eos])]
@@ -171,6 +173,13 @@ class Tokenizer:
             raise invalid_value("text", text, "a string")
         ids = self._encode_plain(clean_text(self._bounded(text, "text")))
         return [*self._prefix, *ids, *self._suffix] if add_special_tokens else ids
+
+    def join_pair(
+        self, first: Sequence[int], second: Sequence[int]
+    ) -> tuple[list[int], int | None]:
+        """Ids of two texts encoded without special tokens, as one input of a cross-encoder; and the
+        index of the first token of the second type, or None when all have one type."""
+        return self._pair.join(first, second)
 
     def _bounded(self, text: str, what: str) -> str:
         if len(text) > self._max_text_chars:

@@ -58,11 +58,25 @@ void DecoderModel::register_slots(const DecoderKind &kind) {
         const int64_t first = group_->rank() * head_columns_;
         head_shape[0] = std::min(head_columns_, embedding[0] - first);
     }
-    table_.add_global("out_embed", &weights_.out_embed, head_shape);
-    table_.add_global("out_norm_w", &weights_.out_norm_w, {hidden});
-    table_.add_global("out_norm_b", &weights_.out_norm_b, {hidden}, true);
     packed_.add_lookup(&weights_.in_embed, &in_embed_);
-    packed_.add(&weights_.out_embed, &head_);
+    if (meta_.has_no_head == 0) {
+        table_.add_global("out_embed", &weights_.out_embed, head_shape);
+        packed_.add(&weights_.out_embed, &head_);
+    }
+    const bool norms_residual = meta_.norm_position == LLAISYS_NORM_RESIDUAL;
+    table_.add_global("out_norm_w", &weights_.out_norm_w, {hidden}, norms_residual);
+    table_.add_global("out_norm_b", &weights_.out_norm_b, {hidden}, true);
+    if (meta_.has_positions != 0) {
+        table_.add_global("pos_embed", &weights_.pos_embed, {int64_t(meta_.maxseq), hidden});
+    }
+    if (meta_.n_token_types > 0) {
+        table_.add_global("type_embed", &weights_.type_embed,
+                          {int64_t(meta_.n_token_types), hidden});
+    }
+    if (meta_.has_embed_norm != 0) {
+        table_.add_global("embed_norm_w", &weights_.embed_norm_w, {hidden});
+        table_.add_global("embed_norm_b", &weights_.embed_norm_b, {hidden}, true);
+    }
 
     const auto add = [&](const char *name, llaisysTensor_t **slots, const Shape &shape,
                          bool is_optional = false) {
@@ -88,11 +102,12 @@ void DecoderModel::register_slots(const DecoderKind &kind) {
             }
         }
     };
-    const bool has_norms_before = meta_.norm_position != LLAISYS_NORM_AFTER;
+    const bool has_norms_before = meta_.norm_position != LLAISYS_NORM_AFTER && !norms_residual;
     const bool has_norms_after = meta_.norm_position != LLAISYS_NORM_BEFORE;
     add("attn_norm_w", &weights_.attn_norm_w, {hidden}, !has_norms_before);
     add("attn_norm_b", &weights_.attn_norm_b, {hidden}, true);
     add("attn_post_norm_w", &weights_.attn_post_norm_w, {hidden}, !has_norms_after);
+    add("attn_post_norm_b", &weights_.attn_post_norm_b, {hidden}, true);
     add_linear("attn_q_w", &weights_.attn_q_w, {q_size, hidden}, &Layer::q, &Layer::qkv);
     add("attn_q_b", &weights_.attn_q_b, {q_size}, true);
     add_linear("attn_k_w", &weights_.attn_k_w, {kv_size, hidden}, &Layer::k, &Layer::qkv);
@@ -112,8 +127,9 @@ void DecoderModel::register_slots(const DecoderKind &kind) {
     add("mlp_norm_w", &weights_.mlp_norm_w, {hidden}, !has_norms_before || meta_.is_parallel != 0);
     add("mlp_norm_b", &weights_.mlp_norm_b, {hidden}, true);
     add("mlp_post_norm_w", &weights_.mlp_post_norm_w, {hidden}, !has_norms_after);
+    add("mlp_post_norm_b", &weights_.mlp_post_norm_b, {hidden}, true);
     const std::vector<bool> dense = moe_.dense();
-    if (meta_.mlp_kind != LLAISYS_MLP_GELU) {
+    if (has_gate()) {
         add_linear("mlp_gate_w", &weights_.mlp_gate_w, {inner, hidden}, &Layer::gate,
                    &Layer::gate_up, dense);
     }
@@ -157,6 +173,9 @@ DecoderModel::Activations DecoderModel::allocate_activations(runtime::Workspace 
     if (lora_.n_slots() > 0) {
         act.lora = workspace.allocate({lora_.scratch(n)}, LLAISYS_DTYPE_F32);
     }
+    if (meta_.has_positions != 0 || meta_.n_token_types > 0) {
+        act.embedded = workspace.allocate({n, hidden}, LLAISYS_DTYPE_F32);
+    }
     if (!aux_hidden_layers_.empty()) {
         act.aux_hidden = workspace.allocate({n, hidden}, LLAISYS_DTYPE_F32);
     }
@@ -198,7 +217,9 @@ void DecoderModel::forward(const device::Stream &stream, runtime::Workspace &wor
 void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &input,
                               const AttentionMetadata &attention, const Activations &act,
                               ForwardOutput *output) const {
-    embed(stream, input, act.residual);
+    require(meta_.has_no_head == 0 || !input.output_rows.defined(),
+            "logits must not be requested: the model has no output matrix");
+    embed(stream, input, act);
     ops::Residual residual{act.residual, Tensor()};
     Activations tail = act; // after the attention of the last layer; may have fewer rows
     const ops::LoraRows *lora_rows = input.lora.rows.defined() ? &input.lora : nullptr;
@@ -343,7 +364,8 @@ ops::Norm DecoderModel::mlp_norm(size_t i, const Activations &act) const {
 }
 
 void DecoderModel::embed(const device::Stream &stream, const ModelInput &input,
-                         const Tensor &out) const {
+                         const Activations &act) const {
+    const Tensor &out = act.residual;
     if (!input.token_ids.defined()) {
         ops::rearrange(stream, out, input.embeddings);
     } else if (in_embed_.weight.defined()) {
@@ -353,6 +375,17 @@ void DecoderModel::embed(const device::Stream &stream, const ModelInput &input,
     }
     if (input.token_ids.defined() && or_one(meta_.embedding_scale) != 1.0f) {
         ops::scale(stream, out, out, meta_.embedding_scale);
+    }
+    if (meta_.has_positions != 0) {
+        ops::embedding(stream, act.embedded, input.positions, weights_.pos_embed->tensor);
+        ops::add(stream, out, out, act.embedded);
+    }
+    if (meta_.n_token_types > 0) {
+        ops::embedding(stream, act.embedded, input.token_types, weights_.type_embed->tensor);
+        ops::add(stream, out, out, act.embedded);
+    }
+    if (meta_.has_embed_norm != 0) {
+        ops::norm_rows(stream, out, out, norm(weights_.embed_norm_w, weights_.embed_norm_b, out));
     }
 }
 
@@ -377,9 +410,10 @@ void DecoderModel::mlp_input(const device::Stream &stream, size_t i, const ops::
                              ops::Residual *residual) const {
     const Layer &layer = layers_[i];
     const Tensor *up_bias = tensor_at(weights_.mlp_up_b, i);
-    const auto activation =
-        meta_.mlp_kind == LLAISYS_MLP_SWIGLU ? ops::Activation::silu : ops::Activation::gelu_tanh;
-    if (meta_.mlp_kind == LLAISYS_MLP_GELU) {
+    const auto activation = meta_.mlp_kind == LLAISYS_MLP_SWIGLU     ? ops::Activation::silu
+                            : meta_.mlp_kind == LLAISYS_MLP_GELU_ERF ? ops::Activation::gelu_erf
+                                                                     : ops::Activation::gelu_tanh;
+    if (!has_gate()) {
         return ops::mlp_input(stream, residual, norm, {&layer.up.weight, up_bias, &act.gate},
                               {nullptr, nullptr, nullptr}, activation,
                               lora(i, {LoraTarget::up}, lora_rows, act));
@@ -397,7 +431,8 @@ void DecoderModel::feed_forward(const device::Stream &stream, size_t i, const Ac
         mlp_input(stream, i, attn_norm(i, act), act, lora_rows, residual);
     }
     add_product(stream, residual, attended.view({attended.size(0), act.q.size(1)}), layer.o.weight,
-                tensor_at(weights_.attn_o_b, i), weights_.attn_post_norm_w[i], act.normed,
+                tensor_at(weights_.attn_o_b, i),
+                {weights_.attn_post_norm_w[i], weights_.attn_post_norm_b[i]}, act.normed,
                 lora(i, {LoraTarget::o}, lora_rows, act));
     if (moe_.has(i)) {
         return moe_.run(stream, i, mlp_norm(i, act), act.moe, or_one(meta_.residual_scale),
@@ -409,18 +444,26 @@ void DecoderModel::feed_forward(const device::Stream &stream, size_t i, const Ac
         mlp_input(stream, i, mlp_norm(i, act), act, lora_rows, residual);
     }
     add_product(stream, residual, act.gate, layer.down.weight, tensor_at(weights_.mlp_down_b, i),
-                weights_.mlp_post_norm_w[i], act.normed,
+                {weights_.mlp_post_norm_w[i], weights_.mlp_post_norm_b[i]}, act.normed,
                 lora(i, {LoraTarget::down}, lora_rows, act));
 }
 
 void DecoderModel::add_product(const device::Stream &stream, ops::Residual *residual,
                                const Tensor &in, const ops::LinearWeight &weight,
-                               const Tensor *bias, llaisysTensor_t post_norm, const Tensor &scratch,
+                               const Tensor *bias, const PostNorm &post_norm, const Tensor &scratch,
                                const ops::Lora &lora) const {
     const float scale = or_one(meta_.residual_scale);
-    const bool is_plain = post_norm == nullptr && scale == 1.0f;
-    if (group_->size() == 1 && is_plain) {
-        return ops::add_product(stream, residual, in, weight, bias, scratch, lora);
+    const bool norms_residual = meta_.norm_position == LLAISYS_NORM_RESIDUAL;
+    const bool norms_output = post_norm.weight != nullptr && !norms_residual;
+    const auto norm_residual = [&] {
+        if (norms_residual) {
+            const Tensor &sum = ops::settle(stream, residual);
+            ops::norm_rows(stream, sum, sum, norm(post_norm.weight, post_norm.bias, sum));
+        }
+    };
+    if (group_->size() == 1 && !norms_output && scale == 1.0f) {
+        ops::add_product(stream, residual, in, weight, bias, scratch, lora);
+        return norm_residual();
     }
     ops::settle(stream, residual);
     if (group_->size() == 1) {
@@ -432,13 +475,14 @@ void DecoderModel::add_product(const device::Stream &stream, ops::Residual *resi
         ops::apply_lora(stream, lora, in, {&scratch}); // A x is this rank's term of a sum
         group_->AllReduce(scratch);
     }
-    if (post_norm != nullptr) {
-        ops::norm_rows(stream, scratch, scratch, norm(post_norm, nullptr, scratch));
+    if (norms_output) {
+        ops::norm_rows(stream, scratch, scratch, norm(post_norm.weight, post_norm.bias, scratch));
     }
     if (scale != 1.0f) {
         ops::scale(stream, scratch, scratch, scale);
     }
     residual->addend = scratch;
+    norm_residual();
 }
 
 // -- LoRA ----------------------------------------------------------------------------------------
@@ -448,7 +492,7 @@ LoraShapes DecoderModel::lora_shapes() const {
     const int64_t q_size = int64_t(meta_.nh * meta_.dh);
     const int64_t kv_size = int64_t(meta_.nkvh * meta_.dh);
     const int64_t inner = int64_t(meta_.di);
-    const int64_t gate = meta_.mlp_kind == LLAISYS_MLP_GELU ? 0 : inner;
+    const int64_t gate = has_gate() ? inner : 0;
     return {{{"attn_q_w", q_size, hidden},
              {"attn_k_w", kv_size, hidden},
              {"attn_v_w", kv_size, hidden},

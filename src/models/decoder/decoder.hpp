@@ -67,7 +67,8 @@ private:
         Tensor last_residual; // f32 [rows, hs]
         Tensor last_attn_out; // [rows, nh, dh]
         MoeLayers::Buffers moe;
-        Tensor lora; // f32, scratch of ops::lora; only with LoRA slots
+        Tensor lora;     // f32, scratch of ops::lora; only with LoRA slots
+        Tensor embedded; // f32 [n, hs]: rows of pos_embed or type_embed
     };
     static constexpr int64_t kHeadRows = 32;
     static constexpr int64_t kLastRows = 512;
@@ -78,6 +79,7 @@ private:
     };
 
     void register_slots(const DecoderKind &kind);
+    bool has_gate() const { return meta_.mlp_kind < LLAISYS_MLP_GELU; } // of the MLP
     Activations allocate_activations(runtime::Workspace &workspace, int64_t n_tokens,
                                      int64_t n_outputs) const;
     void run_layers(const device::Stream &stream, const ModelInput &input,
@@ -86,7 +88,7 @@ private:
     // Copies the residual stream at `layer` into its columns of `hidden`.
     void store_aux_hidden(const device::Stream &stream, int32_t layer, const Activations &act,
                           const ops::Residual &residual, const Tensor &hidden) const;
-    void embed(const device::Stream &stream, const ModelInput &input, const Tensor &out) const;
+    void embed(const device::Stream &stream, const ModelInput &input, const Activations &act) const;
     DType activation_dtype() const;
     ops::Norm norm(llaisysTensor_t weight, llaisysTensor_t bias, const Tensor &normed) const;
     ops::Norm out_norm(const Activations &act) const;
@@ -117,10 +119,15 @@ private:
     // vocabulary-parallel head.
     void run_head(const device::Stream &stream, const Tensor &rows, const Activations &act,
                   ops::Residual *residual, const Tensor &logits) const;
-    // residual += in * weight^T + bias, summed over the ranks, then normalised by post_norm (null:
-    // none) and multiplied by residual_scale. Overwrites scratch with the product.
+    // The norm after a block, of its output or of the residual stream.
+    struct PostNorm {
+        llaisysTensor_t weight, bias; // null: none
+    };
+    // residual += in * weight^T + bias, summed over the ranks, then normalised by post_norm and
+    // multiplied by residual_scale; or residual = post_norm(residual + ...). Overwrites scratch with
+    // the product.
     void add_product(const device::Stream &stream, ops::Residual *residual, const Tensor &in,
-                     const ops::LinearWeight &weight, const Tensor *bias, llaisysTensor_t post_norm,
+                     const ops::LinearWeight &weight, const Tensor *bias, const PostNorm &post_norm,
                      const Tensor &scratch, const ops::Lora &lora) const;
 
     std::shared_ptr<const parallel::ProcessGroup> group_;

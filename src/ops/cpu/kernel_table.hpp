@@ -22,6 +22,7 @@ constexpr ops::cpu::Kernels make_table() {
     table.add = add_rows;
     table.swiglu = swiglu_row;
     table.geglu = geglu_row;
+    table.geglu_erf = geglu_erf_row;
     table.scale = scale_row;
     table.scale_in_place = scale_in_place;
     table.soft_cap = soft_cap_row;

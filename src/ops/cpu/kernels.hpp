@@ -133,6 +133,8 @@ struct Kernels {
     void (*swiglu)(float *out, const float *gate, const float *up, int64_t n);
     // gelu(gate), tanh approximation, times up; up null: 1.
     void (*geglu)(float *out, const float *gate, const float *up, int64_t n);
+    // The same with erf.
+    void (*geglu_erf)(float *out, const float *gate, const float *up, int64_t n);
     // out = in * factor * weight
     void (*scale)(float *out, const float *in, float factor, const float *weight, int64_t n);
     void (*scale_in_place)(float *x, float factor, int64_t n);

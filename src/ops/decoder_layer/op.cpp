@@ -131,8 +131,9 @@ void mlp_input(const device::Stream &stream, Residual *residual, const Norm &nor
     } else {
         apply_lora(stream, adapters, norm.normed, {gate.out});
     }
-    if (activation == Activation::gelu_tanh) {
-        return geglu(stream, *gate.out, *gate.out, is_gated ? up.out : nullptr);
+    if (activation != Activation::silu) {
+        return geglu(stream, *gate.out, *gate.out, is_gated ? up.out : nullptr,
+                     activation == Activation::gelu_erf);
     }
     require(is_gated, "mlp_input: silu needs a gate");
     swiglu(stream, *gate.out, *gate.out, *up.out);

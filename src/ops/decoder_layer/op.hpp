@@ -72,7 +72,7 @@ void attention_input(const device::Stream &stream, Residual *residual, const Nor
                      const HeadNorms &head_norms, const Placement &placement,
                      const Lora &lora = {});
 
-enum class Activation { silu, gelu_tanh };
+enum class Activation { silu, gelu_tanh, gelu_erf };
 
 // gate.out = up * activation(gate) of the normalised rows; up.out is undefined afterwards. An MLP
 // without a gate has no up.weight (null): gate.out = activation(gate).

@@ -5,10 +5,11 @@
 namespace llaisys::ops {
 
 void geglu_cpu(const device::Stream &stream, const Tensor &out, const Tensor &gate,
-               const Tensor *up) {
+               const Tensor *up, bool is_erf) {
     using cpu::kPiece;
     const int64_t d = gate.size(1);
     const cpu::Kernels &kernels = cpu::kernels();
+    const auto run = is_erf ? kernels.geglu_erf : kernels.geglu;
     const int64_t pieces =
         (d + kPiece - 1) / kPiece; // so that several threads can share a long row
     cpu::for_rows(stream, gate.size(0) * pieces, 4 * kPiece, [&](int64_t first, int64_t last) {
@@ -25,7 +26,7 @@ void geglu_cpu(const device::Stream &stream, const Tensor &out, const Tensor &ga
                                     up->dtype(), buffers[1], n);
             }
             float *values = cpu::target(to, out.dtype(), buffers[0]);
-            kernels.geglu(values, cpu::read(kernels, g, gate.dtype(), buffers[0], n), factors, n);
+            run(values, cpu::read(kernels, g, gate.dtype(), buffers[0], n), factors, n);
             cpu::finish(kernels, to, out.dtype(), values, n);
         }
     });

@@ -6,6 +6,6 @@
 namespace llaisys::ops {
 
 void geglu_cuda(const device::Stream &stream, const Tensor &out, const Tensor &gate,
-                const Tensor *up);
+                const Tensor *up, bool is_erf);
 
 } // namespace llaisys::ops

@@ -6,7 +6,8 @@
 
 namespace llaisys::ops {
 
-void geglu(const device::Stream &stream, const Tensor &out, const Tensor &gate, const Tensor *up) {
+void geglu(const device::Stream &stream, const Tensor &out, const Tensor &gate, const Tensor *up,
+           bool is_erf) {
     const Checks check{"geglu", stream};
     check.real_rows("gate", gate, 2);
     const int64_t n = gate.size(0);
@@ -19,10 +20,10 @@ void geglu(const device::Stream &stream, const Tensor &out, const Tensor &gate, 
     check.shape("out", out, {n, d});
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
-        return geglu_cpu(stream, out, gate, up);
+        return geglu_cpu(stream, out, gate, up, is_erf);
 #if defined(LLAISYS_HAVE_CUDA)
     case LLAISYS_DEVICE_NVIDIA:
-        return geglu_cuda(stream, out, gate, up);
+        return geglu_cuda(stream, out, gate, up, is_erf);
 #endif
     default:
         check.no_kernel();

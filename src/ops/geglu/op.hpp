@@ -1,4 +1,4 @@
-// GELU activation of the MLP (tanh approximation), gated or alone. Contract: llaisysGeGLU.
+// GELU activation of the MLP, gated or alone. Contract: llaisysGeGLU.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -7,6 +7,7 @@
 namespace llaisys::ops {
 
 // up null: no gate, out = gelu(gate).
-void geglu(const device::Stream &stream, const Tensor &out, const Tensor &gate, const Tensor *up);
+void geglu(const device::Stream &stream, const Tensor &out, const Tensor &gate, const Tensor *up,
+           bool is_erf = false);
 
 } // namespace llaisys::ops

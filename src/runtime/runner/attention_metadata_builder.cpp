@@ -5,7 +5,9 @@
 
 namespace llaisys::runtime {
 
-AttentionMetadataBuilder::AttentionMetadataBuilder(const std::vector<int64_t> &windows) {
+AttentionMetadataBuilder::AttentionMetadataBuilder(const std::vector<int64_t> &windows,
+                                                   bool is_bidirectional)
+    : is_bidirectional_(is_bidirectional) {
     for (const int64_t window : windows) {
         const auto known = std::find_if(groups_.begin(), groups_.end(),
                                         [&](const Group &group) { return group.window == window; });
@@ -105,8 +107,18 @@ void AttentionMetadataBuilder::build_block(const PreparedStep &step, const Ubatc
 
 void AttentionMetadataBuilder::find_runs() {
     ops::find_attention_runs(host_rows_.data(), n_, &host_runs_, &host_singles_, &runs_);
+    if (is_bidirectional_) {
+        widen_runs();
+    }
     runs_.n_copied = ops::find_run_extents(host_end_.data(), host_runs_, &host_extents_);
     order_singles();
+}
+
+void AttentionMetadataBuilder::widen_runs() {
+    for (size_t r = 0; r + 1 < host_runs_.size(); r += 2) {
+        const auto first = host_end_.begin() + host_runs_[r];
+        std::fill_n(first, host_runs_[r + 1], *(first + host_runs_[r + 1] - 1));
+    }
 }
 
 void AttentionMetadataBuilder::order_singles() {

@@ -15,8 +15,9 @@ namespace llaisys::runtime {
 class AttentionMetadataBuilder {
 public:
     // windows [n_layers]: attention window of each layer, 0: none. Layers with equal windows share
-    // their lists.
-    explicit AttentionMetadataBuilder(const std::vector<int64_t> &windows);
+    // their lists. is_bidirectional: a token sees all tokens of its run.
+    explicit AttentionMetadataBuilder(const std::vector<int64_t> &windows,
+                                      bool is_bidirectional = false);
 
     // Each builds the metadata of one micro-batch on the host; bytes() and put() use the last one
     // built.
@@ -52,6 +53,7 @@ public:
 private:
     int32_t list_of(const PreparedStep &step, int32_t token, const KvCache &cells);
     void find_runs();
+    void widen_runs();    // the end of each token becomes that of its run
     void order_singles(); // longest first, for load balance on a GPU
 
     // Layers with one attention window.
@@ -59,6 +61,7 @@ private:
         int64_t window;
         std::vector<int32_t> host_begin;
     };
+    const bool is_bidirectional_;
     std::vector<Group> groups_;
     std::vector<int32_t> group_of_layer_;
     std::vector<ops::AttentionLists> lists_of_group_; // referenced by the metadata

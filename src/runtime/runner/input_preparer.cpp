@@ -13,6 +13,10 @@ const PreparedStep &InputPreparer::prepare(const LlaisysStepInput &input, const 
     prepare_outputs(input);
     prepare_pooled(input);
     prepare_lora(input);
+    prepare_types(input);
+    if (limits_.is_bidirectional) {
+        check_whole_sequences();
+    }
     return step_;
 }
 
@@ -151,6 +155,40 @@ void InputPreparer::prepare_lora(const LlaisysStepInput &input) {
     }
 }
 
+void InputPreparer::prepare_types(const LlaisysStepInput &input) {
+    step_.token_types = input.token_types;
+    const int64_t limit = std::max<int64_t>(1, limits_.token_types);
+    for (int32_t i = 0; input.token_types != nullptr && i < input.n_tokens; ++i) {
+        require(input.token_types[i] < limit, "token_types[", i, "] must be in [0, ", limit,
+                "), got ", int(input.token_types[i]));
+    }
+}
+
+void InputPreparer::check_whole_sequences() {
+    require(step_.seq_offsets.back() == step_.n_tokens,
+            "n_seq_id must be 1 for every token of a bidirectional model");
+    for (int32_t i = 0; i < step_.n_tokens; ++i) {
+        const bool continues = i > 0 && step_.seq_ids[size_t(i)] == step_.seq_ids[size_t(i) - 1];
+        const int64_t expected = continues ? step_.positions[size_t(i) - 1] + 1 : 0;
+        require(step_.positions[size_t(i)] == expected, "positions[", i, "] must be ", expected,
+                ": a step of a bidirectional model has whole sequences of adjacent tokens; got ",
+                step_.positions[size_t(i)]);
+    }
+}
+
+int32_t InputPreparer::end_of_ubatch(const PreparedStep &step, int32_t first) const {
+    int32_t end = first + std::min(limits_.max_ubatch, step.n_tokens - first);
+    if (!limits_.is_bidirectional || end == step.n_tokens) {
+        return end;
+    }
+    while (end > first && step.positions[size_t(end)] != 0) { // the next one begins a sequence
+        --end;
+    }
+    require(end > first, "a sequence of a bidirectional model has at most ", limits_.max_ubatch,
+            " tokens (max_batch_tokens); that of token ", first, " has more");
+    return end;
+}
+
 const std::vector<UbatchRange> &InputPreparer::split(const PreparedStep &step) {
     ranges_.clear();
     // Counts entries of `tokens` from `*from` on that are below `end`; advances `*from`.
@@ -166,10 +204,10 @@ const std::vector<UbatchRange> &InputPreparer::split(const PreparedStep &step) {
     for (int32_t first = 0, end = 0; first < step.n_tokens; first = end) {
         UbatchRange range;
         range.first = first;
-        range.n = std::min(limits_.max_ubatch, step.n_tokens - first);
+        end = end_of_ubatch(step, first);
+        range.n = end - first;
         range.first_output = output;
         range.first_pooled = pooled;
-        end = first + range.n;
         range.n_outputs = count_below(step.outputs, &output, end);
         range.n_pooled = count_below(step.pooled, &pooled, end);
         ranges_.push_back(range);

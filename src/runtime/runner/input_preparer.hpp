@@ -17,13 +17,14 @@ struct PreparedStep {
     const int64_t *token_ids = nullptr; // [n]; null with embd, except for a draft head
     const float *embd = nullptr;        // [n, embd_size]
     int64_t embd_size = 0;
-    std::vector<int64_t> positions;      // [n]
-    std::vector<int32_t> seq_offsets;    // [n + 1]
-    std::vector<int64_t> seq_ids;        // [seq_offsets[n]], ascending per token
-    std::vector<int32_t> outputs;        // tokens with logits, ascending
-    std::vector<int32_t> pooled;         // tokens to pool, ascending
-    const uint8_t *pooling = nullptr;    // [n]: LlaisysPooling
-    const int32_t *lora_slots = nullptr; // [n]; null: no token has an adapter
+    std::vector<int64_t> positions;       // [n]
+    std::vector<int32_t> seq_offsets;     // [n + 1]
+    std::vector<int64_t> seq_ids;         // [seq_offsets[n]], ascending per token
+    std::vector<int32_t> outputs;         // tokens with logits, ascending
+    std::vector<int32_t> pooled;          // tokens to pool, ascending
+    const uint8_t *pooling = nullptr;     // [n]: LlaisysPooling
+    const int32_t *lora_slots = nullptr;  // [n]; null: no token has an adapter
+    const uint8_t *token_types = nullptr; // [n]; null: 0
 };
 
 // A micro-batch: ranges of a step's tokens, outputs and pooled tokens.
@@ -43,7 +44,9 @@ public:
         int64_t max_positions;
         int32_t max_ubatch; // tokens
         int64_t hidden_size;
-        int64_t feature_size; // as Model::feature_size
+        int64_t feature_size;  // as Model::feature_size
+        int64_t token_types;   // as Model::token_types
+        bool is_bidirectional; // a step and a micro-batch have whole sequences
     };
 
     explicit InputPreparer(const Limits &limits) : limits_(limits) {}
@@ -57,7 +60,8 @@ public:
     // LoRA slots of the model; lora_slots of a step are in [-1, n).
     void set_lora_slots(int64_t n) { n_lora_slots_ = n; }
 
-    // Micro-batches of at most max_ubatch tokens, in order. Valid until the next call.
+    // Micro-batches of at most max_ubatch tokens, in order. Valid until the next call. Throws INVALID
+    // when one has no room for a sequence that must be whole.
     const std::vector<UbatchRange> &split(const PreparedStep &step);
 
 private:
@@ -67,6 +71,10 @@ private:
     void prepare_outputs(const LlaisysStepInput &input);
     void prepare_pooled(const LlaisysStepInput &input);
     void prepare_lora(const LlaisysStepInput &input);
+    void prepare_types(const LlaisysStepInput &input);
+    void check_whole_sequences();
+    // End of the micro-batch that begins at `first`.
+    int32_t end_of_ubatch(const PreparedStep &step, int32_t first) const;
 
     Limits limits_;
     int64_t n_lora_slots_ = 0;

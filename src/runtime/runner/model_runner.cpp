@@ -41,8 +41,10 @@ ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
                          const RunnerOptions &options)
     : stream_(stream), model_(model), options_(options),
       preparer_({model.spec().input_vocabulary, options.max_positions, options.max_ubatch,
-                 model.spec().hidden_size, model.spec().feature_size}),
-      metadata_(model.spec().windows), storage_(make_storage(stream, model.spec().kv, options)),
+                 model.spec().hidden_size, model.spec().feature_size, model.spec().token_types,
+                 model.spec().is_bidirectional}),
+      metadata_(model.spec().windows, model.spec().is_bidirectional),
+      storage_(make_storage(stream, model.spec().kv, options)),
       workspace_(stream.type(), stream.device_id()),
       graph_(workspace_,
              [&model](const GraphParams &params) {
@@ -73,7 +75,7 @@ void ModelRunner::reserve_largest_step() {
     // sequence.
     const int64_t width = std::min(options_.max_positions, options_.n_slots);
     const int64_t blocks = (width + options_.block_size - 1) / options_.block_size;
-    const int64_t tokens = 2 * StepArena::bytes_for(largest, sizeof(int64_t)) +
+    const int64_t tokens = 3 * StepArena::bytes_for(largest, sizeof(int64_t)) +
                            2 * StepArena::bytes_for(largest, sizeof(int32_t)) +
                            StepArena::bytes_for(n_rows, sizeof(int64_t)) +
                            StepArena::bytes_for(n_rows, sizeof(int32_t)) +
@@ -213,6 +215,9 @@ int64_t ModelRunner::input_bytes(const PreparedStep &step, const UbatchRange &ra
     if (sources_ != nullptr) {
         values += StepArena::bytes_for(n_padded, sizeof(int32_t));
     }
+    if (model_.spec().token_types > 0) {
+        values += StepArena::bytes_for(n_padded, sizeof(int64_t));
+    }
     if (selects_output_rows(range, n_padded)) {
         values += StepArena::bytes_for(range.n_outputs, sizeof(int64_t)) +
                   StepArena::bytes_for(range.n_outputs, sizeof(int32_t));
@@ -246,6 +251,13 @@ models::ModelInput ModelRunner::build_input(const PreparedStep &step, const Ubat
     int64_t *positions = arena_.allocate<int64_t>({n_padded}, &input.positions);
     std::copy_n(step.positions.data() + range.first, range.n, positions);
     std::fill(positions + range.n, positions + n_padded, 0);
+    if (model_.spec().token_types > 0) {
+        int64_t *types = arena_.allocate<int64_t>({n_padded}, &input.token_types);
+        std::fill_n(types, n_padded, 0);
+        if (step.token_types != nullptr) {
+            std::copy_n(step.token_types + range.first, range.n, types);
+        }
+    }
     if (range.n_outputs > 0) {
         const int64_t n_outputs = range.n_outputs + (n_padded - range.n);
         int32_t *to = arena_.allocate<int32_t>({n_outputs}, &input.output_rows);

@@ -75,7 +75,7 @@ class BatchUpdater:
         if self._logprobs:
             step.prompt_logprobs = self._logprobs.mark(plan, step.logits_mask, self._batch)
         if self._pooling:
-            step.pooling, step.pooled = self._pooling.mark(plan)
+            self._pooling.mark(plan, step)
 
     def _shift_context(self, adapter: ModelAdapter, shift: ContextShift) -> None:
         batch = self._batch

@@ -100,6 +100,9 @@ def open_model(
             blocks = _blocks_of_gpu(config, device_id, needs, both)
         else:
             blocks = _affordable_blocks(config, checkpoint, both, needs)
+        if getattr(checkpoint and checkpoint.config, "encoder", None) is not None:
+            _check_encoder(config, model_type)
+            blocks = min(blocks, _blocks_of_step(config))
         host_blocks = _host_blocks(config, per_token)
     except BaseException:
         for opened in (checkpoint, draft):
@@ -112,6 +115,22 @@ def open_model(
         draft=draft,
         loras=loras,
     )
+
+
+def _check_encoder(config: EngineConfig, model_type: str) -> None:
+    """Raise for options that only models that generate text have."""
+    for name, is_set in (
+        ("context_shift", config.scheduler.context_shift),
+        ("speculative_config", config.speculative is not None),
+    ):
+        if is_set:
+            raise invalid_value(name, model_type, "off for an encoder")
+
+
+def _blocks_of_step(config: EngineConfig) -> int:
+    """Return the KV blocks of the largest step: an encoder keeps nothing between steps."""
+    tokens, size = config.scheduler.max_num_batched_tokens, config.cache.block_size
+    return -(-tokens // size) + config.scheduler.max_num_seqs
 
 
 def _open_loras(
@@ -236,7 +255,7 @@ def describe(opened: OpenedModel, adapter: ModelAdapter, config: EngineConfig) -
         model_path=opened.path,
         model_type=opened.model_type,
         vocab_size=adapter.vocab_size,
-        max_model_len=_usable_length(config, adapter.max_model_len),
+        max_model_len=_usable_length(config, adapter),
         eos_token_ids=tuple(adapter.eos_token_ids),
         num_blocks=adapter.kv_capacity_tokens // block_size,
         block_size=block_size,
@@ -244,6 +263,9 @@ def describe(opened: OpenedModel, adapter: ModelAdapter, config: EngineConfig) -
         kv_cache_dtype=config.cache.kv_cache_dtype,
         num_host_blocks=opened.num_host_blocks,
         hidden_size=adapter.hidden_size,
+        pooling=_pooling(config, opened),
+        is_encoder=adapter.is_encoder,
+        scores_pairs=adapter.score_head is not None,
         generation_defaults={} if checkpoint is None else {**checkpoint.config.generation},
         device=config.device,
         tokenizer_source=getattr(checkpoint, "tokenizer_source", None),
@@ -261,8 +283,32 @@ def describe(opened: OpenedModel, adapter: ModelAdapter, config: EngineConfig) -
     return info
 
 
-def _usable_length(config: EngineConfig, max_model_len: int) -> int:
-    """Return the maximum context: at least two whole blocks with context shift."""
+def _pooling(config: EngineConfig, opened: OpenedModel) -> str:
+    """Return the default pooling of embeddings: the option, or that of the model."""
+    if config.pooling != "auto":
+        return config.pooling
+    source = getattr(opened.checkpoint, "tokenizer_source", None)
+    found = None
+    if source is not None and source.directory is not None:
+        from llaisys.models.loading.sentence_transformers import declared_pooling
+
+        found = declared_pooling(source.directory)
+    encoder = getattr(opened.checkpoint and opened.checkpoint.config, "encoder", None)
+    return found or ("last" if encoder is None else "cls")
+
+
+def _usable_length(config: EngineConfig, adapter: ModelAdapter) -> int:
+    """Return the maximum context: at least two whole blocks with context shift, at most one step
+    of an encoder."""
+    max_model_len = adapter.max_model_len
+    budget = config.scheduler.max_num_batched_tokens
+    if adapter.is_encoder and max_model_len > budget:
+        logger.warning(
+            "texts of up to %d tokens: an encoder computes a text in one step of "
+            "max_num_batched_tokens; the model supports %d",
+            *(budget, max_model_len),
+        )
+        return budget
     if not config.scheduler.context_shift:
         return max_model_len
     size = config.cache.block_size

@@ -36,7 +36,8 @@ class PreparedStep(ModelStepInput):
     ends: NDArray[np.int64]  # [s]: tokens computed after the step
     sampling: SamplingBatch
     prompt_logprobs: tuple[PromptLogprobRows, ...] = ()
-    pooled: tuple[int, ...] = ()  # sequences whose embeddings are complete after this step
+    # (sequence, is a score) of the embeddings that are complete after this step
+    pooled: tuple[tuple[int, bool], ...] = ()
 
 
 class StepBuffers:

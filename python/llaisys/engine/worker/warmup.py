@@ -86,7 +86,8 @@ def _run_step(
     with_loras: bool = False,
 ) -> None:
     """Compute the first `length` tokens of `num_seqs` sequences and sample after every token, or
-    after the last ones of prompts. `with_loras`: with LoRA slot 0, which may be empty."""
+    after the last ones of prompts; an encoder pools instead. `with_loras`: with LoRA slot 0, which
+    may be empty."""
     count = num_seqs * length
     width = -(-length // block_size)
     seq_ids, positions = np.divmod(np.arange(count, dtype=np.int64), length)
@@ -104,7 +105,14 @@ def _run_step(
         context_lens=np.full(num_seqs, length, dtype=np.int32),
         block_tables=tables,
     )
+    if adapter.is_encoder:
+        logits_mask[:] = 0
+        step.pooling = (positions == 0).astype(np.uint8)
     adapter.forward(step, attention)
+    if adapter.is_encoder:
+        for seq_id in range(num_seqs):
+            adapter.pool_forget(seq_id)
+        return
     num_sampled = int(logits_mask.sum())
     greedy = {"temperature": np.zeros(num_sampled)}
     adapter.sample(SamplingMetadata(np.arange(num_sampled, dtype=np.int32), numbers=greedy))
@@ -126,6 +134,8 @@ def capture_steps(
         return warm_up(adapter, [1], block_size, has_loras=has_loras)
     if full is not None:
         _run_step(adapter, *full, block_size, are_prompts=True, with_loras=has_loras)
+    if adapter.is_encoder:
+        return  # its steps are not captured
     warm_up(adapter, rows, block_size, verification, has_loras)
     after = gpu_usage() or before
     logger.info(

@@ -9,6 +9,7 @@ from typing import Any
 from llaisys.models.families.cohere import COHERE, COHERE2
 from llaisys.models.families.cwm import CWM
 from llaisys.models.families.dots1 import DOTS1
+from llaisys.models.families.encoder import BERT, ROBERTA, XLM_ROBERTA
 from llaisys.models.families.ernie4_5 import ERNIE4_5
 from llaisys.models.families.ernie4_5_moe import ERNIE4_5_MOE
 from llaisys.models.families.exaone4 import EXAONE4
@@ -50,6 +51,7 @@ FAMILIES: dict[str, Family] = {
         *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, OLMOE, GRANITE_MOE, GLM4_MOE, GPT_OSS),
         *(EXAONE4, ERNIE4_5, SEED_OSS, HELIUM, OLMO3, MINISTRAL, VAULTGEMMA, CWM),
         *(DOTS1, SOLAR_OPEN, MINIMAX_M2, EXAONE_MOE, ERNIE4_5_MOE),
+        *(BERT, ROBERTA, XLM_ROBERTA),
     )
 }
 

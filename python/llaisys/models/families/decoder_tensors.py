@@ -40,7 +40,7 @@ _LAYER = (
     WeightSpec("self_attn.o_proj", "attn_output", "attn_o", ("hidden", "q"), "output_bias"),
     WeightSpec(
         *("self_attn.post_norm", "post_attention_norm", "attn_post_norm", ("hidden",)),
-        only_if="has_post_norms",
+        *("has_post_bias", "has_post_norms"),
     ),
     WeightSpec(
         *("post_attention_layernorm", "ffn_norm", "mlp_norm", ("hidden",)),
@@ -56,7 +56,8 @@ _LAYER = (
         "mlp.down_proj", "ffn_down", "mlp_down", ("hidden", "inner"), "mlp_bias", layers="dense"
     ),
     WeightSpec(
-        "mlp.post_norm", "post_ffw_norm", "mlp_post_norm", ("hidden",), only_if="has_post_norms"
+        *("mlp.post_norm", "post_ffw_norm", "mlp_post_norm", ("hidden",)),
+        *("has_post_bias", "has_post_norms"),
     ),
 )
 _EXPERT_BIASES = dict.fromkeys(
@@ -85,12 +86,19 @@ STACKED_FIELDS = ("moe_gate_w", "moe_up_w", "moe_down_w")  # rows of all experts
 STACKED_SHARDS = (*STACKED_FIELDS, "moe_gate_b", "moe_up_b")  # sharded expert by expert
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
+POSITIONS, TYPES = "model.embed_positions.weight", "model.embed_types.weight"  # of encoders
+TABLE_FIELDS = ("pos_embed", "type_embed")  # read by row, never quantised
+SCORE = "score."  # prefix of the classifier of an encoder, which is no native weight
 # Hugging Face name -> (GGUF name, native weight field)
 _GLOBAL = {
     EMBEDDING: ("token_embd.weight", "in_embed"),
     "model.norm.weight": ("output_norm.weight", "out_norm_w"),
     "model.norm.bias": ("output_norm.bias", "out_norm_b"),
     OUTPUT: ("output.weight", "out_embed"),
+    POSITIONS: ("position_embd.weight", "pos_embed"),
+    TYPES: ("token_types.weight", "type_embed"),
+    "model.embed_norm.weight": ("token_embd_norm.weight", "embed_norm_w"),
+    "model.embed_norm.bias": ("token_embd_norm.bias", "embed_norm_b"),
 }
 
 
@@ -118,6 +126,12 @@ def tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     if config.variant.has_row_norms:
         sizes |= {"q_norm": sizes["q"], "k_norm": sizes["kv"]}
     yield EMBEDDING, (config.vocab_size, config.hidden_size)
+    if config.encoder is not None:
+        yield POSITIONS, (config.max_position_embeddings, config.hidden_size)
+        if config.encoder.token_types:
+            yield TYPES, (config.encoder.token_types, config.hidden_size)
+        yield "model.embed_norm.weight", (config.hidden_size,)
+        yield "model.embed_norm.bias", (config.hidden_size,)
     for layer in range(config.num_layers):
         has_experts = experts is not None and layer in experts.layers
         if experts is not None and has_experts and experts.has_score_bias:
@@ -131,9 +145,10 @@ def tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"model.layers.{layer}.{spec.hf}.weight", shape
             if spec.bias and getattr(config, spec.bias):
                 yield f"model.layers.{layer}.{spec.hf}.bias", shape[:1]
-    yield "model.norm.weight", (config.hidden_size,)
-    if config.norm_bias:
-        yield "model.norm.bias", (config.hidden_size,)
+    if config.has_out_norm:
+        yield "model.norm.weight", (config.hidden_size,)
+        if config.norm_bias:
+            yield "model.norm.bias", (config.hidden_size,)
     if not config.tie_word_embeddings:
         yield OUTPUT, (config.vocab_size, config.hidden_size)
 

@@ -15,6 +15,16 @@ from llaisys.models.loading.quantization import WeightScheme
 
 
 @dataclass(frozen=True, slots=True)
+class Encoder:
+    """What an encoder has beyond a decoder."""
+
+    token_types: int  # rows of the token type embedding; 0: none
+    first_position: int = 0  # row of the position embedding of the first token
+    has_score: bool = False  # a classifier of one label: the score of a pair of texts
+    is_score_raw: bool = False  # the score is not passed through a sigmoid
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig(CheckpointConfig):
     """Hyper-parameters of a decoder. All sizes are positive; num_kv_heads divides num_heads."""
 
@@ -39,11 +49,12 @@ class ModelConfig(CheckpointConfig):
     variant: Variant = Variant()
     rope: RopeLayout = RopeLayout()
     experts: Experts | None = None  # None: every MLP is dense
+    encoder: Encoder | None = None  # None: a decoder
 
     # The properties from here to has_gate determine which tensors a layer has.
     @property
     def has_attn_norm(self) -> bool:
-        return self.variant.norm_position != "after"
+        return self.variant.norm_position in ("before", "both")
 
     @property
     def has_mlp_norm(self) -> bool:
@@ -52,6 +63,14 @@ class ModelConfig(CheckpointConfig):
     @property
     def has_post_norms(self) -> bool:
         return self.variant.norm_position != "before"
+
+    @property
+    def has_post_bias(self) -> bool:
+        return self.norm_bias and not self.has_out_norm
+
+    @property
+    def has_out_norm(self) -> bool:
+        return self.variant.norm_position != "residual"
 
     @property
     def norm_bias(self) -> bool:
@@ -63,7 +82,7 @@ class ModelConfig(CheckpointConfig):
 
     @property
     def has_gate(self) -> bool:
-        return self.variant.mlp != "gelu"
+        return self.variant.mlp not in ("gelu", "gelu_erf")
 
     @property
     def has_sinks(self) -> bool:

@@ -15,9 +15,10 @@ class Variant:
     """Norms, MLP and multipliers. The defaults are those of Llama; a scale or cap of 0 is none."""
 
     norm: str = "rms"  # 'rms' | 'layer'
-    norm_position: str = "before"  # of attention and MLP: 'before' | 'after' | 'both'
+    # Of attention and MLP: 'before' | 'after' | 'both' | 'residual' (after they are added).
+    norm_position: str = "before"
     norm_bias: bool = False  # layer norms have a bias
-    mlp: str = "swiglu"  # 'swiglu' | 'geglu' | 'gelu' (no gate)
+    mlp: str = "swiglu"  # 'swiglu' | 'geglu' | 'gelu' or 'gelu_erf' (no gate)
     mlp_bias: bool = False
     is_parallel: bool = False  # attention and MLP read the same norm
     has_row_norms: bool = False  # norms of q and k span all heads of a token

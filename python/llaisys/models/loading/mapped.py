@@ -28,8 +28,9 @@ def mapped(checkpoint: Checkpoint, is_gguf: bool) -> Checkpoint:
     }
     present = set(checkpoint.names())
     for name, source in sources.items():
-        if source.otherwise is not None and source.name not in present:
-            sources[name] = source.otherwise
+        while source.otherwise is not None and source.name not in present:
+            source = source.otherwise
+        sources[name] = source
     actual = _text_names(checkpoint.names())
     if actual:
         sources = {

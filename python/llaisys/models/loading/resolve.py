@@ -45,7 +45,8 @@ _HUB_FILES = (
     *("*.safetensors", "config.json", "generation_config.json", INDEX_NAME),
     "adapter_config.json",
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
-    *("merges.txt", "tokenizer.model", "chat_template.jinja"),
+    *("merges.txt", "tokenizer.model", "chat_template.jinja", "vocab.txt"),
+    *("sentencepiece.bpe.model", "*.tiktoken", "modules.json", "1_Pooling/config.json"),
 )
 
 
@@ -209,7 +210,8 @@ def _from_hub(
         "revision": revision,
         "cache_dir": None if cache_dir is None else cache_directory(cache_dir) / "hub",
         "allow_patterns": [gguf] if gguf else list(_HUB_FILES),
-        "ignore_patterns": ["*.py", "*.bin", "*.pt", "*.pth"] + ([] if gguf else ["*/*"]),
+        # Of the folders only 1_Pooling.
+        "ignore_patterns": ["*.py", "*.bin", "*.pt", "*.pth"] + ([] if gguf else ["[!1]*/*"]),
     }
     report("fetching the model")
     try:

@@ -13,8 +13,14 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from llaisys.common.embedding import EmbeddingFormat, Vector, cosine
-from llaisys.server.embeddings.pooling import Pooled, respond_with_embeddings, usage_object
+from llaisys.common.embedding import Vector
+from llaisys.server.embeddings.pooling import (
+    Pooled,
+    Scored,
+    respond_with_embeddings,
+    respond_with_scores,
+    usage_object,
+)
 from llaisys.server.embeddings.schemas import EmbeddingRequest, RerankRequest, ScoreRequest
 from llaisys.server.generation.job import Job
 from llaisys.server.http.bodies import CheckedRoute
@@ -45,15 +51,12 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
 @router.post("/v1/score")
 @router.post("/score", include_in_schema=False)
 async def score(request: Request, body: ScoreRequest) -> Response:
-    """Return cosine similarities of texts: one against many, or pairs."""
+    """Return scores of texts: one against many, or pairs. A reranker scores each pair; other models
+    give cosine similarities."""
     first, second = body.pairs()
 
-    def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
-        left, right = pooled.embeddings[: len(first)], pooled.embeddings[len(first) :]
-        if len(left) == 1:
-            left *= len(right)
-        scores = [cosine(a, b) for a, b in zip(left, right, strict=True)]
-        data = [{"index": i, "object": "score", "score": s} for i, s in enumerate(scores)]
+    def write(job: Job, scored: Scored) -> Iterator[bytes]:
+        data = [{"index": i, "object": "score", "score": s} for i, s in enumerate(scored.scores)]
         yield json_bytes(
             {
                 "id": f"score-{uuid.uuid4().hex}",
@@ -61,18 +64,12 @@ async def score(request: Request, body: ScoreRequest) -> Response:
                 "created": int(time.time()),
                 "model": job.model,
                 "data": data,
-                "usage": usage_object(pooled.usage),
+                "usage": usage_object(scored.usage),
             }
         )
 
-    return await respond_with_embeddings(
-        request,
-        body.completion(),
-        "text_1 + text_2",
-        [*first, *second],
-        EmbeddingFormat(),
-        body.pooling,
-        write,
+    return await respond_with_scores(
+        request, body.completion(), "text_1 + text_2", first, second, body.pooling, write
     )
 
 
@@ -82,12 +79,11 @@ async def score(request: Request, body: ScoreRequest) -> Response:
 @router.post("/v1/reranking", include_in_schema=False)
 @router.post("/reranking", include_in_schema=False)
 async def rerank(request: Request, body: RerankRequest) -> Response:
-    """Sort documents by similarity to the query, highest first."""
+    """Sort documents by their score with the query, highest first."""
     texts = body.ranked(service_of(request).config.limits.max_inputs)
 
-    def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
-        query, *others = pooled.embeddings
-        scores = [cosine(query, vector) for vector in others]
+    def write(job: Job, scored: Scored) -> Iterator[bytes]:
+        scores = scored.scores
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         order = order[: body.top_n or None]
         if body.texts is not None:
@@ -109,19 +105,14 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
             {
                 "id": f"rerank-{uuid.uuid4().hex}",
                 "model": job.model,
-                "usage": usage_object(pooled.usage),
+                "usage": usage_object(scored.usage),
                 "results": results,
             }
         )
 
-    return await respond_with_embeddings(
-        request,
-        body.completion(),
-        "query + documents",
-        [body.query, *texts],
-        EmbeddingFormat(),
-        body.pooling,
-        write,
+    name, query = "query + documents", [body.query]
+    return await respond_with_scores(
+        request, body.completion(), name, query, texts, body.pooling, write
     )
 
 

@@ -112,7 +112,7 @@ class Generation:
     async def submit(
         self,
         prompts: Sequence[str | Sequence[int]],
-        params: SamplingParams,
+        params: SamplingParams | Sequence[SamplingParams],
         stream: bool,
         cache_salt: str | None,
         reuse_prefix: bool,
@@ -120,14 +120,16 @@ class Generation:
         reading: OutputOptions = DEFAULT_OUTPUT_OPTIONS,
         lora: str | None = None,
     ) -> None:
-        """Send the prompts to the engine. Without `reuse_prefix` a unique cache salt is used."""
+        """Send the prompts to the engine. `params`: of all prompts, or of each. Without
+        `reuse_prefix` a unique cache salt is used."""
         self.budget.begin(sum(len(prompt) for prompt in prompts if not isinstance(prompt, str)))
         pause = Pause()
-        for prompt in prompts:
+        of_each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        for prompt, own in zip(prompts, of_each, strict=True):
             pause.start()
             name = await self.engine.submit(
                 prompt,
-                params,
+                own,
                 request_id=request_id,
                 owner=self.owner,
                 stream=stream,

@@ -79,7 +79,7 @@ class StreamOptions(Schema):
 
 RANDOM_SEED = -1
 # Fields of SamplingParams with another form in requests, or none.
-SPECIAL = {"max_tokens", "logprobs", "detokenize", "seed", "pooling"}
+SPECIAL = {"max_tokens", "logprobs", "detokenize", "seed", "pooling", "second_text"}
 # Fields that accept more values over HTTP.
 LENIENT: dict[str, Kind] = {
     "logit_bias": BiasField(),
