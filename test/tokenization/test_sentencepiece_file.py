@@ -58,7 +58,7 @@ def test_no_space_before_the_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"model_type": "unigram"}, "a SentencePiece unigram model; only BPE is supported"),
+        ({"model_type": "unigram"}, "a SentencePiece unigram model; only BPE is supported here"),
         ({"normalization_rule_name": "nmt_nfkc"}, "normalises text"),
         ({"remove_extra_whitespaces": True}, "normalises text"),
     ],

@@ -1,9 +1,10 @@
-"""Builds `tokenizers` objects from tokenizer.json, GGUF metadata, or vocab.json + merges.txt."""
+"""Builds `tokenizers` objects from the files of a model directory or GGUF metadata."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,10 +14,13 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.validation import is_int
+from llaisys.tokenization import encoder_files
+from llaisys.tokenization.encoder_files import unigram, word_piece
 from llaisys.tokenization.json_file import read_bytes, read_json_object
 from llaisys.tokenization.sentencepiece_bpe import default_kinds, sentencepiece_bpe
 from llaisys.tokenization.sentencepiece_file import read_sentencepiece
 from llaisys.tokenization.source import BpeVocabulary
+from llaisys.tokenization.tiktoken_file import find_tiktoken, read_tiktoken
 
 T = TypeVar("T")
 
@@ -43,6 +47,13 @@ GPT4O_PATTERN = (
     r"|\p{N}{1,3}" + _SLASH_TAIL
 )  # o200k
 
+_HAN = r"\p{Han}"
+_OTHER_UPPER, _OTHER_LOWER = (f"[{part}&&[^{_HAN}]]" for part in (_UPPER, _LOWER))
+KIMI_PATTERN = (
+    rf"[{_HAN}]+|{_LEAD}{_OTHER_UPPER}*{_OTHER_LOWER}+{_CONTRACTIONS}?"
+    rf"|{_LEAD}{_OTHER_UPPER}+{_OTHER_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}" + _TAIL
+)
+
 # llama.cpp's pre-tokenizer names -> kind of splitting.
 PRE_TOKENIZERS = {
     **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo", "roberta-bpe"), "gpt2"),
@@ -53,6 +64,7 @@ PRE_TOKENIZERS = {
     "stablelm2": "stablelm2",
     "tekken": "tekken",
     **dict.fromkeys(("gpt-4o", "llama4"), "gpt4o"),
+    "kimi-k2": "kimi",
 }
 _PATTERNS = {
     "qwen2": QWEN2_PATTERN,
@@ -61,8 +73,9 @@ _PATTERNS = {
     "gpt4": LLAMA3_PATTERN,
     "tekken": TEKKEN_PATTERN,
     "gpt4o": GPT4O_PATTERN,
+    "kimi": KIMI_PATTERN,
 }
-_WHOLE_WORDS = ("llama3", "tekken")  # a word that is a token is not divided by merges
+_WHOLE_WORDS = ("llama3", "tekken", "kimi")  # a word that is a token is not divided by merges
 _TOKENIZER_CLASSES = {
     "Qwen2Tokenizer": "qwen2",
     "Qwen2TokenizerFast": "qwen2",
@@ -121,14 +134,19 @@ def _pre_tokenizer(kind: str) -> pre_tokenizers.PreTokenizer:
 
 
 def byte_level_bpe(
-    vocab: dict[str, int], merges: list[tuple[str, str]], pre_name: str
+    vocab: dict[str, int],
+    merges: list[tuple[str, str]],
+    pre_name: str,
+    keeps_words: bool = False,
 ) -> tokenizers.Tokenizer:
-    """A byte-level BPE tokenizer without added tokens; `pre_name` is a key of PRE_TOKENIZERS."""
+    """A byte-level BPE tokenizer without added tokens; `pre_name` is a key of PRE_TOKENIZERS.
+    `keeps_words`: a word that is a token is not divided, whatever the pre-tokenizer."""
     kind = PRE_TOKENIZERS.get(pre_name)
     if kind is None:
         known = ", ".join(PRE_TOKENIZERS)
         raise ModelLoadError(f"tokenizer: unknown pre-tokenizer {pre_name!r}; known: {known}")
-    model = models.BPE(vocab=vocab, merges=merges, ignore_merges=kind in _WHOLE_WORDS)
+    keeps_words = keeps_words or kind in _WHOLE_WORDS
+    model = models.BPE(vocab=vocab, merges=merges, ignore_merges=keeps_words)
     result = tokenizers.Tokenizer(model)
     if kind == "qwen2":
         result.normalizer = normalizers.NFC()
@@ -194,14 +212,15 @@ def _post_processor(
 
 
 def from_directory(directory: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
-    """From tokenizer.json, tokenizer.model (SentencePiece), or vocab.json + merges.txt with
-    tokenizer_config.json."""
+    """From tokenizer.json, a tiktoken file, vocab.json + merges.txt with tokenizer_config.json,
+    tokenizer.model (SentencePiece), sentencepiece.bpe.model (XLM-RoBERTa) or vocab.txt (BERT)."""
     path = directory / "tokenizer.json"
     if path.is_file():
         text = read_bytes(path, MAX_TOKENIZER_BYTES)
         with contextlib.suppress(msgspec.MsgspecError):  # invalid: the library says why
             part = msgspec.json.decode(text, type=_AddedPart)
             check_added([token.content for token in part.added_tokens], str(path))
+            text = as_load_error(str(path), partial(encoder_files.hide_special_pieces, text))
         try:
             result = as_load_error(str(path), lambda: tokenizers.Tokenizer.from_str(text.decode()))
         except UnicodeDecodeError as error:
@@ -209,9 +228,46 @@ def from_directory(directory: Path, settings: dict[str, Any]) -> tokenizers.Toke
         result.no_truncation()
         result.no_padding()
         return result
-    if (directory / "tokenizer.model").is_file() and not (directory / "vocab.json").is_file():
+    if (ranks := find_tiktoken(directory)) is not None:
+        return _from_tiktoken(ranks, settings)
+    if (directory / "vocab.json").is_file():
+        return _from_vocab_files(directory, settings)
+    if (directory / "tokenizer.model").is_file():
         return _from_sentencepiece(directory, settings)
-    return _from_vocab_files(directory, settings)
+    for name, build in ((encoder_files.UNIGRAM, unigram), (encoder_files.VOCAB_TXT, word_piece)):
+        if (directory / name).is_file():
+            result = as_load_error(str(directory / name), partial(build, directory, settings))
+            return _with_added(result, directory, settings)
+    raise ModelLoadError(
+        f"{directory}: no tokenizer.json, tokenizer.model, tiktoken file, {encoder_files.UNIGRAM}, "
+        f"{encoder_files.VOCAB_TXT} or vocab.json + merges.txt"
+    )
+
+
+def _with_added(
+    result: tokenizers.Tokenizer, directory: Path, settings: dict[str, Any]
+) -> tokenizers.Tokenizer:
+    """With the added tokens of tokenizer_config.json."""
+    entries = _added_entries(settings.get("added_tokens_decoder"))
+    check_added([str(entry.get("content", "")) for _, entry in entries], str(directory))
+    as_load_error(str(directory), lambda: _add_tokens(result, entries))
+    return result
+
+
+def _from_tiktoken(path: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
+    file = read_tiktoken(path, settings)
+    build = lambda: byte_level_bpe(file.vocab, file.merges, file.pre_tokenizer, True)  # noqa: E731
+    result = as_load_error(str(path), build)
+    special = [AddedToken(name, special=True, normalized=False) for name in file.special.values()]
+    as_load_error(str(path), lambda: result.add_tokens(special))
+    result = _with_added(result, path.parent, settings)
+    bos = settings.get("bos_token", "<|begin_of_text|>")
+    bos_id = result.token_to_id(bos) if isinstance(bos, str) else None
+    if bos_id is not None and settings.get("add_bos_token", bos == "<|begin_of_text|>"):
+        result.post_processor = processors.TemplateProcessing(
+            f"{bos} $A", None, [{"id": bos, "ids": [bos_id], "tokens": [bos]}]
+        )
+    return result
 
 
 def _from_sentencepiece(directory: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
@@ -219,18 +275,13 @@ def _from_sentencepiece(directory: Path, settings: dict[str, Any]) -> tokenizers
     add_bos, add_eos = settings.get("add_bos_token", True), settings.get("add_eos_token", False)
     file = read_sentencepiece(directory / "tokenizer.model", add_bos is True, add_eos is True)
     result = from_vocabulary(file.vocabulary, file.special_ids)
-    entries = _added_entries(settings.get("added_tokens_decoder"))
-    check_added([str(entry.get("content", "")) for _, entry in entries], str(directory))
-    as_load_error(str(directory), lambda: _add_tokens(result, entries))
-    return result
+    return _with_added(result, directory, settings)
 
 
 def _from_vocab_files(directory: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
     vocab_path, merges_path = directory / "vocab.json", directory / "merges.txt"
-    if not vocab_path.is_file() or not merges_path.is_file():
-        raise ModelLoadError(
-            f"{directory}: neither tokenizer.json nor tokenizer.model nor vocab.json + merges.txt"
-        )
+    if not merges_path.is_file():
+        raise ModelLoadError(f"{directory}: vocab.json without merges.txt and no tokenizer.json")
     kind = settings.get("tokenizer_class")
     if not isinstance(kind, str) or kind not in _TOKENIZER_CLASSES:
         known = ", ".join(_TOKENIZER_CLASSES)
@@ -247,10 +298,7 @@ def _from_vocab_files(directory: Path, settings: dict[str, Any]) -> tokenizers.T
     )
     build = lambda: byte_level_bpe(vocab, merges, _TOKENIZER_CLASSES[kind])  # noqa: E731
     result = as_load_error(str(vocab_path), build)
-    entries = _added_entries(settings.get("added_tokens_decoder"))
-    check_added([str(entry.get("content", "")) for _, entry in entries], str(directory))
-    as_load_error(str(directory), lambda: _add_tokens(result, entries))
-    return result
+    return _with_added(result, directory, settings)
 
 
 def _add_tokens(target: tokenizers.Tokenizer, entries: list[tuple[int, dict[str, Any]]]) -> None:

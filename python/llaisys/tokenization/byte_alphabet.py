@@ -15,6 +15,13 @@ def byte_alphabet() -> dict[str, int]:
 _ALPHABET = byte_alphabet()
 
 
+_CHARACTERS = {byte: c for c, byte in _ALPHABET.items()}
+
+
+def bytes_to_token(data: bytes) -> str:
+    return "".join(map(_CHARACTERS.__getitem__, data))
+
+
 def token_to_bytes(token: str) -> bytes:
     """The bytes of a byte-level token; a token outside the alphabet is UTF-8."""
     try:

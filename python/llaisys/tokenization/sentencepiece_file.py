@@ -1,14 +1,14 @@
 """`tokenizer.model`: a SentencePiece model file (a protocol buffer), read without its library.
 
-Only BPE models without text normalisation are supported: Llama 2, Mistral, Gemma, Phi-3. Other
-fields of the file are skipped.
+BPE models without text normalisation are supported (Llama 2, Mistral, Gemma, Phi-3), and unigram
+models with a character map (XLM-RoBERTa). Other fields of the file are skipped.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from llaisys.common.errors import ModelLoadError
@@ -19,7 +19,7 @@ from llaisys.tokenization.source import BpeVocabulary
 MAX_MODEL_BYTES = 64 * 1024 * 1024
 MAX_PIECES = 1 << 22
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
-_BPE = 2  # model_type of trainer_spec; the default, 1, is unigram
+_UNIGRAM, _BPE = 1, 2  # model_type of trainer_spec; the default is unigram
 _KINDS = {1: "unigram", 2: "BPE", 3: "word", 4: "char"}
 
 
@@ -29,47 +29,75 @@ class SentencePieceFile:
     special_ids: dict[str, int]  # 'bos_token' -> id, ...
 
 
-def read_sentencepiece(path: Path, add_bos: bool, add_eos: bool) -> SentencePieceFile:
-    """Raises `ModelLoadError` for a damaged file or an unsupported kind of model."""
-    data = read_bytes(path, MAX_MODEL_BYTES)
-    try:
-        return _parse(data, path, add_bos, add_eos)
-    except (IndexError, struct.error, UnicodeDecodeError, _DamagedError) as error:
-        raise ModelLoadError(f"{path}: not a SentencePiece model: {error}") from error
+@dataclass(frozen=True, slots=True)
+class UnigramFile:
+    pieces: list[tuple[str, float]]  # with scores
+    character_map: bytes  # of the normalisation; empty: none
+
+
+def read_unigram(path: Path) -> UnigramFile:
+    """Raises `ModelLoadError` for a damaged file or another kind of model."""
+    file = _read(path, _UNIGRAM)
+    return UnigramFile(list(zip(file.pieces, file.scores, strict=True)), file.character_map)
 
 
 class _DamagedError(ValueError):
     pass
 
 
-def _parse(data: bytes, path: Path, add_bos: bool, add_eos: bool) -> SentencePieceFile:
-    pieces: list[str] = []
-    scores: list[float] = []
-    types: list[int] = []
-    trainer: dict[int, int] = {}
-    normaliser: dict[int, int] = {}
-    has_character_map = False
-    for field, value in _fields(data):
-        if field == 1 and isinstance(value, bytes):
+@dataclass(slots=True)
+class _Contents:
+    pieces: list[str] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    types: list[int] = field(default_factory=list)
+    trainer: dict[int, int] = field(default_factory=dict)
+    normaliser: dict[int, int] = field(default_factory=dict)
+    character_map: bytes = b""
+
+
+def _read(path: Path, kind: int) -> _Contents:
+    """The contents of a model of this kind."""
+    data = read_bytes(path, MAX_MODEL_BYTES)
+    try:
+        found = _parse(data, path)
+    except (IndexError, struct.error, UnicodeDecodeError, _DamagedError) as error:
+        raise ModelLoadError(f"{path}: not a SentencePiece model: {error}") from error
+    own = found.trainer.get(3, _UNIGRAM)
+    if own != kind:
+        name = _KINDS.get(own, str(own))
+        raise ModelLoadError(
+            f"{path}: a SentencePiece {name} model; only {_KINDS[kind]} is supported here"
+        )
+    return found
+
+
+def _parse(data: bytes, path: Path) -> _Contents:
+    found = _Contents()
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, bytes):
             piece, score, kind = _piece(value)
-            pieces.append(piece)
-            scores.append(score)
-            types.append(kind)
-            if len(pieces) > MAX_PIECES:
+            found.pieces.append(piece)
+            found.scores.append(score)
+            found.types.append(kind)
+            if len(found.pieces) > MAX_PIECES:
                 raise ModelLoadError(f"{path}: more than {MAX_PIECES} pieces")
-        elif field == 2 and isinstance(value, bytes):
-            trainer = {key: item for key, item in _fields(value) if isinstance(item, int)}
-        elif field == 3 and isinstance(value, bytes):
+        elif number == 2 and isinstance(value, bytes):
+            found.trainer = {key: item for key, item in _fields(value) if isinstance(item, int)}
+        elif number == 3 and isinstance(value, bytes):
             parts = list(_fields(value))
-            normaliser = {key: item for key, item in parts if isinstance(item, int)}
-            has_character_map = any(key == 2 and item for key, item in parts)
-    if not pieces:
+            found.normaliser = {key: item for key, item in parts if isinstance(item, int)}
+            maps = [item for key, item in parts if key == 2 and isinstance(item, bytes)]
+            found.character_map = maps[-1] if maps else b""
+    if not found.pieces:
         raise _DamagedError("it has no pieces")
-    kind = trainer.get(3, 1)
-    if kind != _BPE:
-        name = _KINDS.get(kind, str(kind))
-        raise ModelLoadError(f"{path}: a SentencePiece {name} model; only BPE is supported")
-    if has_character_map or normaliser.get(4, 1):
+    return found
+
+
+def read_sentencepiece(path: Path, add_bos: bool, add_eos: bool) -> SentencePieceFile:
+    """Raises `ModelLoadError` for a damaged file or an unsupported kind of model."""
+    file = _read(path, _BPE)
+    pieces, trainer, normaliser = file.pieces, file.trainer, file.normaliser
+    if file.character_map or normaliser.get(4, 1):
         raise ModelLoadError(f"{path}: the model normalises text, which is not supported")
     special = {"unk_token": 40, "bos_token": 41, "eos_token": 42, "pad_token": 43}
     defaults = {"unk_token": 0, "bos_token": 1, "eos_token": 2, "pad_token": -1}
@@ -80,8 +108,8 @@ def _parse(data: bytes, path: Path, add_bos: bool, add_eos: bool) -> SentencePie
             ids[name] = token_id
     vocabulary = BpeVocabulary(
         tokens=PackedStrings.of(pieces),
-        token_types=tuple(types),
-        scores=tuple(scores),
+        token_types=tuple(file.types),
+        scores=tuple(file.scores),
         add_bos=add_bos,
         add_eos=add_eos,
         add_space_prefix=bool(normaliser.get(3, 1)),
@@ -92,12 +120,12 @@ def _parse(data: bytes, path: Path, add_bos: bool, add_eos: bool) -> SentencePie
 def _piece(data: bytes) -> tuple[str, float, int]:
     """(text, score, type) of a piece."""
     text, score, kind = "", 0.0, 1
-    for field, value in _fields(data):
-        if field == 1 and isinstance(value, bytes):
+    for number, value in _fields(data):
+        if number == 1 and isinstance(value, bytes):
             text = value.decode("utf-8")
-        elif field == 2 and isinstance(value, float):
+        elif number == 2 and isinstance(value, float):
             score = value
-        elif field == 3 and isinstance(value, int):
+        elif number == 3 and isinstance(value, int):
             kind = value
     return text, score, kind
 
@@ -107,7 +135,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
     at, end = 0, len(data)
     while at < end:
         key, at = _varint(data, at)
-        field, wire = key >> 3, key & 7
+        number, wire = key >> 3, key & 7
         value: int | float | bytes
         if wire == _VARINT:
             value, at = _varint(data, at)
@@ -121,9 +149,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
             value, at = data[at : at + size], at + size
         else:
             raise _DamagedError(f"wire type {wire} at byte {at}")
-        if at > end or field == 0:
-            raise _DamagedError(f"field {field} ends at byte {at} of {end}")
-        yield field, value
+        if at > end or number == 0:
+            raise _DamagedError(f"field {number} ends at byte {at} of {end}")
+        yield number, value
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

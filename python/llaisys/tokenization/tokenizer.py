@@ -34,6 +34,7 @@ from llaisys.tokenization.token_text import LazyTokenBytes, token_text
 from llaisys.tokenization.unicode_text import clean_text
 
 MAX_TEXT_CHARS = 64 * 1024 * 1024
+UNKNOWN_WORD = "\U00013080"  # a hieroglyph, in no vocabulary except as bytes
 SHORT_TEXT = 2048  # characters; encoding them is faster than waking other threads
 
 Messages = Sequence[Mapping[str, Any]]
@@ -82,6 +83,10 @@ class Tokenizer:
         self._special_ids = frozenset(i for i, token in added.items() if token.special)
         self._added_ids = frozenset(added)
         self._plain = without_special_tokens(tokenizer, frozenset(names))
+        # The token of unknown words may be a control token (BERT).
+        unknown = {tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")}
+        unknown.update(self._plain.encode(UNKNOWN_WORD, add_special_tokens=False).ids)
+        self._forbidden_ids = self._control_ids - unknown
         self._prefix, self._suffix = self._find_affixes()
         self._pair = PairAffixes.of(tokenizer)
         self._size = max(tokenizer.get_vocab_size(), max(added, default=-1) + 1)
@@ -188,8 +193,8 @@ class Tokenizer:
 
     def _encode_plain(self, text: str) -> list[int]:
         ids = _run(self._plain, text)
-        if not self._control_ids.isdisjoint(ids):
-            token_id = next(i for i in ids if i in self._control_ids)
+        if not self._forbidden_ids.isdisjoint(ids):
+            token_id = next(i for i in ids if i in self._forbidden_ids)
             raise InvalidInputError(
                 f"text: cannot be encoded without control token "
                 f"{self._full.id_to_token(token_id)!r}",

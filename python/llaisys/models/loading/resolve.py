@@ -46,7 +46,8 @@ _HUB_FILES = (
     "adapter_config.json",
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
     *("merges.txt", "tokenizer.model", "chat_template.jinja", "vocab.txt"),
-    *("sentencepiece.bpe.model", "*.tiktoken", "modules.json", "1_Pooling/config.json"),
+    *("sentencepiece.bpe.model", "*.tiktoken", "tiktoken.model"),
+    *("modules.json", "1_Pooling/config.json"),
 )
 
 

@@ -275,7 +275,9 @@ class SafetensorsCheckpoint(Checkpoint):
 
 def _tokenizer_source(directory: Path, eos_token_ids: tuple[int, ...]) -> TokenizerSource:
     """The directory, or a missing tokenizer without tokenizer files: token ids still work."""
-    files = ("tokenizer.json", "vocab.json", "tokenizer.model")
-    if not any((directory / name).is_file() for name in files):
+    files = ("tokenizer.json", "vocab.json", "tokenizer.model", "tiktoken.model", "vocab.txt")
+    names = (*files, "sentencepiece.bpe.model")
+    has_tokenizer = any((directory / name).is_file() for name in names)
+    if not has_tokenizer and not any(directory.glob("*.tiktoken")):
         return TokenizerSource(missing=f"{directory} has no tokenizer files")
     return TokenizerSource(directory=directory, eos_token_ids=eos_token_ids)
