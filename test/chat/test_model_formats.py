@@ -16,6 +16,7 @@ from llaisys.chat.constraint import harmony_constraint
 from llaisys.chat.style import ChatStyle
 from llaisys.chat.tool_formats.harmony import HarmonyParser
 from llaisys.chat.tools import read_tools
+from llaisys.common.structured import StructuredOutputs
 from llaisys.engine.structured.matching import open_tokenizer
 
 TOOLS: list[Any] = [
@@ -189,34 +190,44 @@ def test_harmony_history_has_one_call_per_message(tmp_path: Path) -> None:
     assert calls in text and text.endswith("<|start|>assistant")
 
 
-def test_a_required_harmony_call_is_enforced(tmp_path: Path) -> None:
-    tokenizer = harmony_tokenizer(tmp_path)
-    tools = read_tools(TOOLS, "required")
-    assert tools is not None and harmony_constraint(read_tools(TOOLS)) is None  # type: ignore[arg-type]
-    constraint = harmony_constraint(tools)
+WORDS = ("<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|start|>", "<|call|>")
+CALL = ("<|channel|>", "commentary to=functions.weather ", "<|constrain|>", "json", "<|message|>",
+        '{"city": "Paris"}')  # fmt: skip
+THOUGHT = ("<|channel|>", "analysis", "<|message|>", "Hm.\n", "<|end|>", "<|start|>", "assistant")
+FINAL = ("<|channel|>", "final", "<|message|>")
+
+
+def allows(constraint: StructuredOutputs | None, *pieces: str) -> bool:
+    """Whether the grammar accepts these words and texts as a complete answer."""
     assert constraint is not None
-    words = ("<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|start|>", "<|call|>")
-    tokens = [bytes([i]) for i in range(256)] + [word.encode() for word in words]
-    special = list(range(256, 256 + len(words)))
-    llg = open_tokenizer(tokens, special, [special[-1]], lambda text: list(text.encode()))
+    tokens = [bytes([i]) for i in range(256)] + [word.encode() for word in WORDS]
+    special = list(range(256, 256 + len(WORDS)))
+    tokenizer = open_tokenizer(tokens, special, [special[-1]], lambda text: list(text.encode()))
     grammar = json.dumps({"grammars": [{"lark_grammar": constraint.grammar}]})
+    matcher = LLMatcher(tokenizer, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    ids: list[int] = []
+    for piece in pieces:
+        ids += [256 + WORDS.index(piece)] if piece in WORDS else list(piece.encode())
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
-    def allows(*pieces: str) -> bool:
-        matcher = LLMatcher(llg, grammar, log_level=0)
-        assert not matcher.is_error(), matcher.get_error()
-        ids: list[int] = []
-        for piece in pieces:
-            ids += [256 + words.index(piece)] if piece in words else list(piece.encode())
-        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
-    call = ("<|channel|>", "commentary to=functions.weather ", "<|constrain|>", "json",
-            "<|message|>", '{"city": "Paris"}')  # fmt: skip
-    thought = ("<|channel|>", "analysis", "<|message|>", "Hm.\n", "<|end|>", "<|start|>",
-               "assistant")  # fmt: skip
-    assert allows(*call) and allows(*thought, *call)
-    assert not allows(*thought) and not allows("<|channel|>", "final", "<|message|>", "Hi")
-    assert not allows(*call[:1], "commentary to=functions.other ", *call[2:])
-    assert tokenizer.token_id("<|constrain|>") is not None
+def test_a_required_harmony_call_is_enforced() -> None:
+    assert harmony_constraint(read_tools(TOOLS)) is None
+    for text in (None, StructuredOutputs(json_object=True)):
+        constraint = harmony_constraint(read_tools(TOOLS, "required"), text)
+        assert allows(constraint, *CALL) and allows(constraint, *THOUGHT, *CALL)
+        assert not allows(constraint, *THOUGHT) and not allows(constraint, *FINAL, "{}")
+        assert not allows(constraint, CALL[0], "commentary to=functions.other ", *CALL[2:])
+
+
+def test_json_of_a_harmony_answer_is_in_the_final_channel() -> None:
+    text = StructuredOutputs(json={"type": "object", "properties": {"a": {"type": "integer"}}})
+    alone = harmony_constraint(None, text)
+    assert allows(alone, *THOUGHT, *FINAL, '{"a": 1}') and not allows(alone, *FINAL, '{"a": ""}')
+    assert not allows(alone, *CALL) and not allows(alone, '{"a": 1}')
+    either = harmony_constraint(read_tools(TOOLS), text)
+    assert allows(either, *FINAL, '{"a": 1}') and allows(either, *CALL)
 
 
 # ---- one tag per argument ------------------------------------------------------------------------

@@ -43,25 +43,33 @@ def call_constraint(
     return None
 
 
-def harmony_constraint(tools: ToolSet) -> StructuredOutputs | None:
-    """For the format of gpt-oss: one call, after at most one message of reasoning, if a call is
-    required; otherwise None. Markers are special tokens."""
-    if not tools.is_forced:
+def harmony_constraint(
+    tools: ToolSet | None, text: StructuredOutputs | None = None
+) -> StructuredOutputs | None:
+    """For the format of gpt-oss: a required call, or a call or `text` in the final channel. One
+    message of reasoning may precede them. None: unconstrained. Markers are special tokens."""
+    is_forced = tools is not None and tools.is_forced
+    if not is_forced and text is None:
         return None
     rules = [
-        "start: thought? (" + " | ".join(f"call_{n}" for n in range(len(tools.callable))) + ")",
         r"TEXT: /(.|\n)*/",
         f'thought: {CHANNEL} "{ANALYSIS}" {MESSAGE} TEXT {HARMONY_END} {HARMONY_START} "assistant"',
     ]
-    for number, tool in enumerate(tools.callable):
+    names = []
+    for number, tool in enumerate(() if tools is None else tools.callable):
         to = _text(f"commentary to={RECIPIENT}{tool.name} ")
         schema = _arguments(tool) | {
             "x-guidance": {"lenient": not tool.strict, "whitespace_pattern": WHITE_SPACE}
         }
+        names.append(f"call_{number}")
         rules.append(
-            f'call_{number}: {CHANNEL} {to} {CONSTRAIN} "json" {MESSAGE} %json {_json(schema)}'
+            f'{names[-1]}: {CHANNEL} {to} {CONSTRAIN} "json" {MESSAGE} %json {_json(schema)}'
         )
-    return StructuredOutputs(grammar="\n".join(rules))
+    if text is not None and not is_forced:
+        names.append("final")
+        rules.append(f'final: {CHANNEL} "final" {MESSAGE} text')
+        rules.append(f"text: %json {_json(_text_schema(text))}")
+    return StructuredOutputs(grammar="\n".join([f"start: thought? ({' | '.join(names)})", *rules]))
 
 
 def _calls(

@@ -136,6 +136,9 @@ async def open_chat(
     if tools is not None:
         format = body.text_format
         params = constrain_to_tools(params, tools, style, opened, tokenizer, format)
+    elif style.is_harmony and body.text_format is not None:
+        constraint = harmony_constraint(None, body.text_format)
+        params = params.clone(structured_outputs=constraint)
     job.visible_ids = style.visible_ids(tokenizer, tools)
     job.count_reasoning = style.reasoning_counter(tokenizer, opened)
     if tools is not None and tools.ends_at_repeat:
@@ -170,7 +173,7 @@ def constrain_to_tools(
     )
     markers = None if detects else style.markers
     if style.is_harmony:
-        constraint = harmony_constraint(tools)
+        constraint = harmony_constraint(tools, format)
     else:
         constraint = call_constraint(tools, style.uses_tags, markers, opened, format)
     if constraint is None:
