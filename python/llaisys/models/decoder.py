@@ -240,7 +240,7 @@ def _report_dequantised(checkpoint: Checkpoint, options: AdapterOptions) -> None
     lost = [name for name in stored if kept_dtype(checkpoint, name, options) is None]
     if lost and keeps_blocks(options):
         dtype = dtype_of(decoder_config(checkpoint), options)
-        logger.info(
+        logger.warning(
             "%d quantized matrices are dequantized to %s, such as %s", len(lost), dtype, lost[0]
         )
 
