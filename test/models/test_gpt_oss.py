@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from llaisys import LLM, SamplingParams
 from llaisys.common.errors import ModelLoadError
+from llaisys.models import decoder
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading import mxfp4
 from llaisys.models.loading.mapped import MappedCheckpoint
@@ -77,6 +78,17 @@ def test_mxfp4_scales_of_other_shapes_and_sizes_are_rejected(tmp_path: Path) -> 
     save_file({**tensors, name: torch.full_like(tensors[name], 200)}, path)
     with pytest.raises(ModelLoadError, match="a scale is above 32768"):
         run(tmp_path, [1, 2])
+
+
+def test_dequantised_matrices_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_mxfp4(tmp_path)
+    run(tmp_path, [1, 2])
+    assert "dequantized" not in caplog.text
+    monkeypatch.setattr(decoder, "kept_dtype", lambda *_: None)  # as a device without kernels
+    run(tmp_path, [1, 2])
+    assert "12 quantized matrices are dequantized to f32, such as model.layers.0." in caplog.text
 
 
 def test_small_scales_become_zero() -> None:
