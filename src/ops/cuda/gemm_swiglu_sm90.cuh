@@ -15,6 +15,7 @@
 #pragma once
 
 #include "ops/cuda/cluster.cuh"
+#include "ops/cuda/swiglu_rows.cuh"
 #include "ops/cuda/tma.cuh"
 #include "ops/cuda/wgmma.cuh"
 
@@ -53,29 +54,6 @@ struct SwigluTiles {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-// gate / (1 + exp(-gate)) of two values with one division. The clamp only affects results that
-// round to 0.
-__device__ __forceinline__ float2 silu_pair(float a, float b) {
-    constexpr float kLog2e = 1.4426950408889634f;
-    const float under_a = 1.0f + ex2_approx_ftz(fminf(-kLog2e * a, 60.0f));
-    const float under_b = 1.0f + ex2_approx_ftz(fminf(-kLog2e * b, 60.0f));
-    const float inverse = __fdividef(1.0f, under_a * under_b);
-    return make_float2(a * (under_b * inverse), b * (under_a * inverse));
-}
-
-// Transposes 4 x 4 values across a quad: v[j] of lane k becomes v[k] of lane j.
-__device__ __forceinline__ void transpose_quad(uint32_t (&v)[4]) {
-    const bool is_odd = (threadIdx.x & 1) != 0, is_high = (threadIdx.x & 2) != 0;
-    const auto exchange = [](uint32_t &low, uint32_t &high, bool gives_low, int lane) {
-        const uint32_t got = __shfl_xor_sync(0xffffffffu, gives_low ? low : high, lane);
-        (gives_low ? low : high) = got;
-    };
-    exchange(v[0], v[1], is_odd, 1);
-    exchange(v[2], v[3], is_odd, 1);
-    exchange(v[0], v[2], is_high, 2);
-    exchange(v[1], v[3], is_high, 2);
-}
 
 // Stores 64 rows of a warpgroup from `row` on; a lane writes eight adjacent outputs at a time.
 template <typename T>

@@ -91,39 +91,32 @@ template <int Count> __device__ __forceinline__ void setmaxnreg_dec() {
 }
 
 #define LLAISYS_REGS_4 "%0,%1,%2,%3"
-#define LLAISYS_REGS_8 "%0,%1,%2,%3,%4,%5,%6,%7"
-#define LLAISYS_REGS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-#define LLAISYS_REGS_32                                                                            \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                       \
-    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define LLAISYS_REGS_48                                                                            \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                       \
-    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                             \
-    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
-#define LLAISYS_REGS_64                                                                            \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                       \
-    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                             \
-    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                             \
-    "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
-#define LLAISYS_REGS_96                                                                            \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                       \
-    "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                             \
-    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                             \
-    "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"                             \
-    "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"                             \
-    "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define LLAISYS_REGS_8 LLAISYS_REGS_4 ",%4,%5,%6,%7"
+#define LLAISYS_REGS_16 LLAISYS_REGS_8 ",%8,%9,%10,%11,%12,%13,%14,%15"
+#define LLAISYS_REGS_24 LLAISYS_REGS_16 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define LLAISYS_REGS_32 LLAISYS_REGS_24 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define LLAISYS_REGS_40 LLAISYS_REGS_32 ",%32,%33,%34,%35,%36,%37,%38,%39"
+#define LLAISYS_REGS_48 LLAISYS_REGS_40 ",%40,%41,%42,%43,%44,%45,%46,%47"
+#define LLAISYS_REGS_56 LLAISYS_REGS_48 ",%48,%49,%50,%51,%52,%53,%54,%55"
+#define LLAISYS_REGS_64 LLAISYS_REGS_56 ",%56,%57,%58,%59,%60,%61,%62,%63"
+#define LLAISYS_REGS_72 LLAISYS_REGS_64 ",%64,%65,%66,%67,%68,%69,%70,%71"
+#define LLAISYS_REGS_80 LLAISYS_REGS_72 ",%72,%73,%74,%75,%76,%77,%78,%79"
+#define LLAISYS_REGS_88 LLAISYS_REGS_80 ",%80,%81,%82,%83,%84,%85,%86,%87"
+#define LLAISYS_REGS_96 LLAISYS_REGS_88 ",%88,%89,%90,%91,%92,%93,%94,%95"
 #define LLAISYS_ACC_AT(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define LLAISYS_ACC_4(d) LLAISYS_ACC_AT(d, 0)
-#define LLAISYS_ACC_8_AT(d, i) LLAISYS_ACC_AT(d, i), LLAISYS_ACC_AT(d, i + 4)
-#define LLAISYS_ACC_16_AT(d, i) LLAISYS_ACC_8_AT(d, i), LLAISYS_ACC_8_AT(d, i + 8)
-#define LLAISYS_ACC_32_AT(d, i) LLAISYS_ACC_16_AT(d, i), LLAISYS_ACC_16_AT(d, i + 16)
-#define LLAISYS_ACC_64_AT(d, i) LLAISYS_ACC_32_AT(d, i), LLAISYS_ACC_32_AT(d, i + 32)
-#define LLAISYS_ACC_8(d) LLAISYS_ACC_8_AT(d, 0)
-#define LLAISYS_ACC_16(d) LLAISYS_ACC_16_AT(d, 0)
-#define LLAISYS_ACC_32(d) LLAISYS_ACC_32_AT(d, 0)
-#define LLAISYS_ACC_48(d) LLAISYS_ACC_32_AT(d, 0), LLAISYS_ACC_16_AT(d, 32)
-#define LLAISYS_ACC_64(d) LLAISYS_ACC_64_AT(d, 0)
-#define LLAISYS_ACC_96(d) LLAISYS_ACC_64_AT(d, 0), LLAISYS_ACC_32_AT(d, 64)
+#define LLAISYS_ACC_8(d) LLAISYS_ACC_4(d), LLAISYS_ACC_AT(d, 4)
+#define LLAISYS_ACC_16(d) LLAISYS_ACC_8(d), LLAISYS_ACC_AT(d, 8), LLAISYS_ACC_AT(d, 12)
+#define LLAISYS_ACC_24(d) LLAISYS_ACC_16(d), LLAISYS_ACC_AT(d, 16), LLAISYS_ACC_AT(d, 20)
+#define LLAISYS_ACC_32(d) LLAISYS_ACC_24(d), LLAISYS_ACC_AT(d, 24), LLAISYS_ACC_AT(d, 28)
+#define LLAISYS_ACC_40(d) LLAISYS_ACC_32(d), LLAISYS_ACC_AT(d, 32), LLAISYS_ACC_AT(d, 36)
+#define LLAISYS_ACC_48(d) LLAISYS_ACC_40(d), LLAISYS_ACC_AT(d, 40), LLAISYS_ACC_AT(d, 44)
+#define LLAISYS_ACC_56(d) LLAISYS_ACC_48(d), LLAISYS_ACC_AT(d, 48), LLAISYS_ACC_AT(d, 52)
+#define LLAISYS_ACC_64(d) LLAISYS_ACC_56(d), LLAISYS_ACC_AT(d, 56), LLAISYS_ACC_AT(d, 60)
+#define LLAISYS_ACC_72(d) LLAISYS_ACC_64(d), LLAISYS_ACC_AT(d, 64), LLAISYS_ACC_AT(d, 68)
+#define LLAISYS_ACC_80(d) LLAISYS_ACC_72(d), LLAISYS_ACC_AT(d, 72), LLAISYS_ACC_AT(d, 76)
+#define LLAISYS_ACC_88(d) LLAISYS_ACC_80(d), LLAISYS_ACC_AT(d, 80), LLAISYS_ACC_AT(d, 84)
+#define LLAISYS_ACC_96(d) LLAISYS_ACC_88(d), LLAISYS_ACC_AT(d, 88), LLAISYS_ACC_AT(d, 92)
 
 template <typename T> struct Wgmma;
 
@@ -146,9 +139,15 @@ template <typename T> struct Wgmma;
         LLAISYS_WGMMA_K_MAJOR(4, "8", "%4", "%5", "%6", NAME)                                      \
         LLAISYS_WGMMA_K_MAJOR(8, "16", "%8", "%9", "%10", NAME)                                    \
         LLAISYS_WGMMA_K_MAJOR(16, "32", "%16", "%17", "%18", NAME)                                 \
+        LLAISYS_WGMMA_K_MAJOR(24, "48", "%24", "%25", "%26", NAME)                                 \
         LLAISYS_WGMMA_K_MAJOR(32, "64", "%32", "%33", "%34", NAME)                                 \
+        LLAISYS_WGMMA_K_MAJOR(40, "80", "%40", "%41", "%42", NAME)                                 \
         LLAISYS_WGMMA_K_MAJOR(48, "96", "%48", "%49", "%50", NAME)                                 \
+        LLAISYS_WGMMA_K_MAJOR(56, "112", "%56", "%57", "%58", NAME)                                \
         LLAISYS_WGMMA_K_MAJOR(64, "128", "%64", "%65", "%66", NAME)                                \
+        LLAISYS_WGMMA_K_MAJOR(72, "144", "%72", "%73", "%74", NAME)                                \
+        LLAISYS_WGMMA_K_MAJOR(80, "160", "%80", "%81", "%82", NAME)                                \
+        LLAISYS_WGMMA_K_MAJOR(88, "176", "%88", "%89", "%90", NAME)                                \
         LLAISYS_WGMMA_K_MAJOR(96, "192", "%96", "%97", "%98", NAME)                                \
         static __device__ __forceinline__ void mn_major(float (&d)[64], const uint32_t *a,         \
                                                         uint64_t b) {                              \
@@ -178,21 +177,29 @@ LLAISYS_WGMMA(f16, "f16")
 #undef LLAISYS_REGS_4
 #undef LLAISYS_REGS_8
 #undef LLAISYS_REGS_16
+#undef LLAISYS_REGS_24
 #undef LLAISYS_REGS_32
+#undef LLAISYS_REGS_40
 #undef LLAISYS_REGS_48
+#undef LLAISYS_REGS_56
 #undef LLAISYS_REGS_64
+#undef LLAISYS_REGS_72
+#undef LLAISYS_REGS_80
+#undef LLAISYS_REGS_88
 #undef LLAISYS_REGS_96
 #undef LLAISYS_ACC_AT
-#undef LLAISYS_ACC_8_AT
-#undef LLAISYS_ACC_16_AT
-#undef LLAISYS_ACC_32_AT
-#undef LLAISYS_ACC_64_AT
 #undef LLAISYS_ACC_4
 #undef LLAISYS_ACC_8
 #undef LLAISYS_ACC_16
+#undef LLAISYS_ACC_24
 #undef LLAISYS_ACC_32
+#undef LLAISYS_ACC_40
 #undef LLAISYS_ACC_48
+#undef LLAISYS_ACC_56
 #undef LLAISYS_ACC_64
+#undef LLAISYS_ACC_72
+#undef LLAISYS_ACC_80
+#undef LLAISYS_ACC_88
 #undef LLAISYS_ACC_96
 
 } // namespace llaisys::ops::cuda

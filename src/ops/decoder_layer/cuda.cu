@@ -3,6 +3,7 @@
 //   up to 16   gemm_small_m.cuh: RMS norm in the prologue, SwiGLU or RoPE + KV store in the epilogue;
 //              a separate norm kernel where the GEMM cannot fuse it
 //   up to 96   norm kernel, then gemm_tma_m96.cuh with the same epilogues, where it is the fastest
+//   up to 256  as below, with gemm_swiglu_m256.cuh for gate and up on compute capability 9.0
 //   more       norm kernel, one cuBLASLt GEMM over adjacent weights, then a kernel for biases, RoPE and
 //              KV store; swiglu_rows.cuh, or gemm_swiglu_sm90.cuh with enough rows to fill its tiles
 // With LoRA adapters the norm is a kernel of its own and the products are stored: ops/lora adds to
@@ -17,6 +18,7 @@
 
 #include "ops/cuda/dispatch_dtype.cuh"
 #include "ops/cuda/gemm_small_m.cuh"
+#include "ops/cuda/gemm_swiglu_m256_config.cuh"
 #include "ops/cuda/gemm_swiglu_sm90.cuh"
 #include "ops/cuda/gemm_tma_m96.cuh"
 #include "ops/cuda/quant_gemm.cuh"
@@ -272,6 +274,31 @@ bool run_swiglu_gemm(const device::Stream &stream, const Tensor &residual, const
     return true;
 }
 
+// Norm kernel, then gemm_swiglu_m256.cuh; false where it is not supported.
+template <typename T>
+bool run_swiglu_m256(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+                     const cuda::SwigluEpilogue<T> &epilogue) {
+    const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
+    const cuda::SwigluM256<T> product{reinterpret_cast<const T *>(norm.normed.data()),
+                                      epilogue.gate,
+                                      epilogue.up,
+                                      epilogue.out,
+                                      norm.normed.stride(0),
+                                      epilogue.ldo,
+                                      int(residual.size(0)),
+                                      int(epilogue.n),
+                                      int(epilogue.k)};
+    if (cuda_stream.is_exact || residual.size(0) > cuda::kSwigluM256MaxM ||
+        !cuda::can_gemm_swiglu_m256(cuda_stream, product)) {
+        return false;
+    }
+    rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
+    cuda::run_gemm_swiglu_m256<T>(
+        cuda_stream, product,
+        cuda::swiglu_m256_units(cuda_stream, product.m, product.n, product.k));
+    return true;
+}
+
 // False: the caller composes the plain operators.
 template <typename T>
 bool mlp_input(const device::Stream &stream, const Tensor &residual, const Norm &norm,
@@ -291,6 +318,7 @@ bool mlp_input(const device::Stream &stream, const Tensor &residual, const Norm 
     if (residual.size(0) > cuda::max_fused_rows(cuda_stream)) {
         return run_m96<T>(stream, residual, norm, epilogue,
                           cuda::m96_gate_up_tuning(residual.size(0), epilogue.k)) ||
+               run_swiglu_m256<T>(stream, residual, norm, epilogue) ||
                run_swiglu_gemm<T>(stream, residual, norm, epilogue);
     }
     cuda::run_gemm_small_m<T>(cuda_stream, gemm_input(stream, residual, norm), epilogue);

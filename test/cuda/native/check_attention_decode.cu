@@ -2,7 +2,7 @@
 // 128, groups of 1 to 16, empty, short and long sequences, one split and several. Then
 // microseconds of one layer, equal and mixed lengths, against the bytes read.
 //
-//   check_attention_decode [check|small|time|long|profile]      default: time and long
+//   check_attention_decode [check|small|time|short|long|profile]      default: time and long
 #include "common.cuh"
 
 #include "ops/attention/cuda_decode.cuh"
@@ -206,18 +206,20 @@ private:
     std::unique_ptr<Array<int32_t>> tables_, rows_, begin_, end_, order_;
 };
 
-void time_all(CudaStream &stream) {
+// Sequences of `length` tokens, and of mixed lengths up to it.
+void time_length(CudaStream &stream, int length, std::initializer_list<int> counts) {
     std::printf(
         "\ndecode attention, bf16, microseconds (percent of 4.39 TB/s): sequences of one "
         "length; mixed lengths; by pipeline stages (0: default), longest sequences first\n");
-    for (const auto &[heads, kv_heads] : {std::pair(12, 2), std::pair(28, 4)}) {
-        for (const int n : {8, 16, 32, 64, 128, 256}) {
-            std::printf("heads %d/%d, %3d sequences of 830:", heads, kv_heads, n);
+    for (const auto &[heads, kv_heads] : {std::pair(12, 2), std::pair(28, 4), std::pair(32, 8)}) {
+        for (const int n : counts) {
+            std::printf("heads %d/%d, %3d sequences of %d:", heads, kv_heads, n, length);
             for (const bool is_even : {true, false}) {
                 // More KV data than L2 holds.
                 std::vector<std::unique_ptr<Sequences>> layers;
-                for (int i = 0; i < std::max(2, 1024 / n); ++i) {
-                    layers.push_back(std::make_unique<Sequences>(heads, kv_heads, n, 830, is_even));
+                for (int i = 0; i < std::max(2, 1024 * 830 / (n * length)); ++i) {
+                    layers.push_back(
+                        std::make_unique<Sequences>(heads, kv_heads, n, length, is_even));
                 }
                 const auto time = [&](const DecodeTuning &tuning, bool is_ordered) {
                     const double us = time_of(stream, int(layers.size()), [&](int i) {
@@ -241,6 +243,11 @@ void time_all(CudaStream &stream) {
 }
 
 // Long sequences: splits within one cluster, and over several.
+void time_all(CudaStream &stream) {
+    time_length(stream, 200, {64, 128, 256});
+    time_length(stream, 830, {8, 16, 32, 64, 128, 256});
+}
+
 void time_long(CudaStream &stream) {
     std::printf(
         "\ndecode attention of long sequences, bf16, microseconds (percent of 4.39 TB/s): one "
@@ -294,10 +301,12 @@ int main(int argc, char **argv) {
         Sequences(12, 2, 32, 830, true).run(stream);
         LLAISYS_CUDA(cudaStreamSynchronize(stream.stream));
     };
-    return run_stages(argc, argv,
-                      {{"check", false, check},
-                       {"small", false, small},
-                       {"time", true, time_all},
-                       {"long", true, time_long},
-                       {"profile", false, profile}});
+    return run_stages(
+        argc, argv,
+        {{"check", false, check},
+         {"small", false, small},
+         {"time", true, time_all},
+         {"short", false, [](CudaStream &on) { time_length(on, 200, {64, 128, 256}); }},
+         {"long", true, time_long},
+         {"profile", false, profile}});
 }

@@ -1,9 +1,10 @@
-// ops/cuda/gemm_swiglu_sm90.cuh against a naive reference over odd sizes and both dtypes, then
-// times against the tensor core peak.
+// ops/cuda/gemm_swiglu_sm90.cuh and gemm_swiglu_m256.cuh against a naive reference over odd sizes and
+// both dtypes, then times against the tensor core peak.
 //
 //   check_gemm_swiglu_sm90 [check|small|time]      default: check and time
 #include "common.cuh"
 
+#include "ops/cuda/gemm_swiglu_m256_config.cuh"
 #include "ops/cuda/gemm_swiglu_sm90.cuh"
 
 using namespace llaisys::ops::cuda;
@@ -27,20 +28,26 @@ __global__ void naive_kernel(float *out, const T *x, int ldx, const T *gate, con
     out[int64_t(blockIdx.y) * n + output] = float(u * g / (1 + exp(-g)));
 }
 
-template <typename T> void check_shape(CudaStream &stream, int m, int n, int k) {
+// units: tile size of gemm_swiglu_m256.cuh; 0: the other kernel.
+template <typename T> void check_shape(CudaStream &stream, int m, int n, int k, int units = 0) {
     const int ldx = k + 8, ldo = n + 16;
     const Array<T> x(normal<T>(size_t(m) * size_t(ldx), 1)),
-        gate(normal<T>(size_t(n * k), 2, 0.1f)), up(normal<T>(size_t(n * k), 3, 0.1f));
+        w(normal<T>(size_t(2 * n * k), 2, 0.1f));
+    const T *const gate = w.get(), *const up = gate + size_t(n) * size_t(k);
     Array<T> out(size_t(m * ldo));
     const Array<float> naive(size_t(m * n));
     const dim3 grid(unsigned((n + 127) / 128), unsigned(m));
-    naive_kernel<T><<<grid, 128>>>(naive.get(), x.get(), ldx, gate.get(), up.get(), n, k);
+    naive_kernel<T><<<grid, 128>>>(naive.get(), x.get(), ldx, gate, up, n, k);
     const auto want = naive.host();
     std::vector<double> expected(want.begin(), want.end());
     for (int run = 0; run < 2; ++run) {
         out.poison();
-        run_gemm_swiglu_sm90<T>(stream, out.get(), ldo, x.get(), ldx, gate.get(), up.get(), m, n,
-                                k);
+        if (units == 0) {
+            run_gemm_swiglu_sm90<T>(stream, out.get(), ldo, x.get(), ldx, gate, up, m, n, k);
+        } else {
+            run_gemm_swiglu_m256<T>(stream, {x.get(), gate, up, out.get(), ldx, ldo, m, n, k},
+                                    units);
+        }
         const auto all = out.host();
         std::vector<T> got;
         bool is_outside_clean = true;
@@ -53,8 +60,9 @@ template <typename T> void check_shape(CudaStream &stream, int m, int n, int k) 
         }
         const Distance d = distance(got, expected);
         report(d.within(5e-3, 0.2) && is_outside_clean,
-               line("swiglu %s %d x %d x %d: relative %.2e, largest %.2e%s", name_of<T>(), m, n, k,
-                    d.relative, d.largest, is_outside_clean ? "" : ", wrote out of bounds"));
+               line("swiglu %s %d x %d x %d, %d units: relative %.2e, largest %.2e%s", name_of<T>(),
+                    m, n, k, units, d.relative, d.largest,
+                    is_outside_clean ? "" : ", wrote out of bounds"));
     }
 }
 
@@ -67,6 +75,56 @@ template <typename T> void check_all(CudaStream &stream) {
         }
     }
     check_shape<T>(stream, 4600, 1000, 72); // two rasterization bands
+    for (const int units : kSwigluM256Units) {
+        for (const int m : {1, 97, 128, 129, 200, 256}) {
+            check_shape<T>(stream, m, 8, 8, units);
+            check_shape<T>(stream, m, 1000, 264, units);
+            check_shape<T>(stream, m, 136, 1544, units);
+        }
+    }
+    check_shape<T>(stream, 250, 16000, 200, 5); // several rounds, fewer K tiles than stages
+}
+
+// Decode steps: every tile size, the chosen one first.
+void time_m256(CudaStream &stream) {
+    std::printf(
+        "\ngate/up GEMM with SwiGLU of a decode step, bf16, microseconds (percent of the floor) "
+        "by units per tile\n");
+    for (const auto &[n, k] :
+         {std::pair(4864, 896), std::pair(8192, 2048), std::pair(8960, 1536),
+          std::pair(11008, 2048), std::pair(12288, 4096), std::pair(13824, 5120),
+          std::pair(14336, 4096), std::pair(18944, 3584)}) {
+        const size_t weights = size_t(2 * n) * size_t(k);
+        const int copies = int(std::max<size_t>(2, (size_t(200) << 20) / weights)); // exceed L2
+        const Array<bf16> w(weights * size_t(copies));
+        fill(w.get(), w.size(), 2);
+        for (const int m : {128, 256}) {
+            const Array<bf16> x(size_t(m) * size_t(k)), out(size_t(m) * size_t(n));
+            fill(x.get(), x.size(), 1);
+            const double floor =
+                std::max(2e6 * double(weights) / kReadBandwidth, 2e6 * m * double(weights) / kPeak);
+            const int chosen = swiglu_m256_units(stream, m, n, k);
+            std::printf("%3d rows, %5d outputs of %d: floor %6.1f ", m, n, k, floor);
+            const auto time = [&](int units, int outputs, int width) {
+                const double us = time_of(stream, std::max(8, copies), [&](int i) {
+                    const bf16 *gate = w.get() + size_t(i % copies) * weights;
+                    run_gemm_swiglu_m256<bf16>(stream,
+                                               {x.get(), gate, gate + weights / 2, out.get(), width,
+                                                outputs, m, outputs, width},
+                                               units);
+                });
+                std::printf(" %d: %6.1f (%2.0f%%)", units, us, 100 * floor / us);
+            };
+            time(chosen, n, k);
+            for (const int units : kSwigluM256Units) {
+                if (units != chosen) {
+                    time(units, n, k);
+                }
+            }
+            std::printf("\n");
+            std::fflush(stdout);
+        }
+    }
 }
 
 void time_all(CudaStream &stream) {
@@ -104,7 +162,11 @@ int main(int argc, char **argv) {
     const auto small = [](CudaStream &stream) { // for compute-sanitizer
         check_shape<bf16>(stream, 300, 136, 200);
         check_shape<f16>(stream, 129, 264, 1536);
+        check_shape<bf16>(stream, 140, 264, 200, 9);
     };
     return run_stages(argc, argv,
-                      {{"check", true, check}, {"small", false, small}, {"time", true, time_all}});
+                      {{"check", true, check},
+                       {"small", false, small},
+                       {"time", true, time_all},
+                       {"m256", true, time_m256}});
 }
