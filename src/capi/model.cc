@@ -178,7 +178,8 @@ int32_t llaisysModelLaunch(LlaisysModel *model, const LlaisysStepInput *input,
             fail(LLAISYS_ERROR_UNSUPPORTED, "steps of a model of ", ranks,
                  " ranks cannot be launched; use llaisysModelStep");
         }
-        *not_null(ticket, "ticket") = model->pipeline.launch(checked(input), checked(sampling));
+        int64_t &launched = *not_null(ticket, "ticket"); // before the step is in flight
+        launched = model->pipeline.launch(checked(input), checked(sampling));
     });
 }
 

@@ -31,6 +31,7 @@ from llaisys.libllaisys.infer_types import (
     LlaisysLogprobs,
     LlaisysSamplingMetadata,
     LlaisysStepBuffers,
+    LlaisysStepInput,
 )
 from llaisys.libllaisys.kv_cache import LlaisysKvStats
 from llaisys.libllaisys.library import lib
@@ -227,6 +228,22 @@ def fuzz_launch(fuzz: Fuzzer, handle: int | None, block: bool) -> None:
         fuzz.call("llaisysModelCollectedLogprobs", handle, fuzz.pick(INT32), ctypes.byref(found))
     if len(tickets) == 2:
         fuzz.call("llaisysModelCollect", handle, tickets[0][0], np.empty(99, np.int32).ctypes.data)
+
+
+def test_launch_without_a_ticket_launches_nothing() -> None:
+    """Its caller could not collect the step, and may free the arrays at once."""
+    token = np.array([1], np.int64)
+    step = LlaisysStepInput(struct_size=ctypes.sizeof(LlaisysStepInput), n_tokens=1)
+    step.token_ids = token.ctypes.data
+    sampling = LlaisysSamplingMetadata(struct_size=ctypes.sizeof(LlaisysSamplingMetadata))
+    with MockModel(SHAPE, max_batch_tokens=3, kv_cache_capacity_tokens=48) as model:
+        arguments = model.handle, ctypes.byref(step), ctypes.byref(sampling)
+        assert lib().llaisysModelLaunch(*arguments, None) != 0
+        assert lib().llaisysModelKvSeqPosMax(model.handle, 0) == -1
+        ticket, ids = ctypes.c_int64(), np.empty(1, np.int32)
+        assert lib().llaisysModelLaunch(*arguments, ctypes.byref(ticket)) == 0
+        assert lib().llaisysModelCollect(model.handle, ticket, ids.ctypes.data) == 0
+        assert lib().llaisysModelKvSeqPosMax(model.handle, 0) == 0
 
 
 def check_still_works(model: MockModel, layout: int) -> None:
