@@ -57,6 +57,7 @@ LORA_RANK_MULTIPLE = 16  # ranks of slots are rounded up to it
 _READERS = 2  # threads that read and dequantise; more compete with the packing threads
 PANEL_BYTES = 1 << 30  # at most; src/ops/linear/cuda_quantised.cu
 _READ_AHEAD = 4  # tensors read ahead at most; bounds the memory
+_READ_AHEAD_PART = 0.04  # of all elements, likewise; at least one tensor is read ahead
 
 
 class DecoderAdapter(NativeAdapter):
@@ -142,7 +143,8 @@ class DecoderAdapter(NativeAdapter):
         """Load every weight. Reader threads dequantise and convert the next tensors while the
         library packs the current one."""
         loads = _tensor_loads(checkpoint, options)
-        loaded, total = 0, sum(prod(checkpoint.shape(p.name)) for p in loads)  # elements
+        sizes = [prod(checkpoint.shape(load.name)) for load in loads]  # elements
+        loaded, num_ahead, total = 0, 0, sum(sizes)
         read_ahead = _READ_AHEAD if options.quantization is None else 2  # plain tensors are large
         with ExitStack() as stack:
             pool = stack.enter_context(ThreadPoolExecutor(_READERS))
@@ -158,15 +160,20 @@ class DecoderAdapter(NativeAdapter):
                     check()
                     while len(pending) < read_ahead and index + len(pending) < len(loads):
                         ahead = loads[index + len(pending)]
+                        num_ahead += sizes[index + len(pending)]
+                        if len(pending) > 1 and num_ahead > _READ_AHEAD_PART * total:
+                            num_ahead -= sizes[index + len(pending)]
+                            break
                         pending.append(pool.submit(read, checkpoint, ahead, options))
                     report("loading weights", loaded, total)
                     tensor = pending.popleft().result()
+                    num_ahead -= sizes[index]
                     if stream is not None:
                         tensor = _quantised(tensor, load.name, options, stream)
                     with tensor:
                         (field, layer), *also = load.targets
                         self.native.replace_weight(field, layer, tensor, *also)
-                    loaded += prod(checkpoint.shape(load.name))
+                    loaded += sizes[index]
             finally:
                 for future in pending:  # after a failure: close tensors that were read ahead
                     if future.cancel() or future.exception() is not None:
