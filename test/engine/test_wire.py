@@ -75,6 +75,13 @@ def test_result_survives_the_wire():
     assert decode_output(encode_output(output)) == output
 
 
+def test_best_tokens_are_unpacked_when_read():
+    entry = TokenLogprobs.of(7, -2.5, 3, [(1, -0.5), (2, -1.25)])
+    assert entry.top == [(1, -0.5), (2, -1.25)]
+    assert entry.with_top(1) == TokenLogprobs.of(7, -2.5, 3, [(1, -0.5)])
+    assert entry.with_top(9) == entry and TokenLogprobs.of(7, -2.5, 3).top == []
+
+
 @pytest.mark.parametrize("frame", [b"", b"\xc1" * 9, b"\x80", b"\x93\x01\x02\x03", b"cos\nsystem"])
 def test_invalid_frames_are_rejected(frame):
     for decode in (decode_plan, decode_output):
