@@ -271,10 +271,10 @@ asan-build: $(TOOLS)/.installed $(VENV)/.test $(PACKAGE)
 	$(ASAN_CONFIGURE)
 	$(CMAKE) --build $(ASAN)
 
-# Attack tests that drive the native library in their own process: they run on the sanitized one.
-# Grammar processes and servers have memory limits that ASan's shadow memory exceeds.
+# Attack tests that run on the sanitized library. The others compile grammars, whose processes have
+# memory limits that ASan's shadow memory exceeds, or measure times.
 NIGHTLY_NATIVE := $(wildcard test/core/test_capi_fuzz*.py) test/attack/test_mutated_model_files.py \
-  test/attack/test_tokens_under_pressure.py
+  test/attack/test_tokens_under_pressure.py test/attack/test_exhaustion.py
 NIGHTLY_REST := $(filter-out $(NIGHTLY_NATIVE),$(wildcard test/attack/test_*.py))
 
 attack-nightly: $(TOOLS)/.installed $(VENV)/.test $(PACKAGE) ## attack tests at full size, on ASan + UBSan where native
