@@ -10,13 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 from family_parity import check_cuda_greedy_tokens, chunked_cuda_logits
-from moe_models import MODELS, VOCAB, make_moe_model, write_mxfp4
+from moe_models import MODELS, VOCAB, make_moe_model, write_moe_gguf, write_mxfp4
 from native_helpers import EPSILON, Array
 from reference_models import random_tokens, reference_logits, save
 from test_cuda_ops import Side
 from test_cuda_quantised import random_weight
 
 from llaisys.libllaisys.handles import Stream
+from llaisys.models.base import AdapterOptions
+from llaisys.models.decoder import weight_dtype
+from llaisys.models.families import open_checkpoint
 from llaisys.models.tensors import tensor_from_blocks
 
 IS_SMALL = "LLAISYS_SMALL_SHAPES" in os.environ  # for compute-sanitizer: scripts/check_gpu.sh
@@ -221,6 +224,21 @@ def test_quantised_experts_match_dequantised_ones(
             assert error < 0.02, (has_bias, dtype, error)
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q5_1"])
+def test_gguf_experts_stay_quantised(kind: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 256, "moe_intermediate_size": 128, "vocab_size": 160, "head_dim": 64}
+    path = tmp_path / "model.gguf"
+    write_moe_gguf(make_moe_model("qwen3_moe", **sizes), path, "qwen3moe", kind)
+    with open_checkpoint(path) as checkpoint:
+        name = "model.layers.0.mlp.experts.down_proj.weight"
+        assert weight_dtype(checkpoint, name, AdapterOptions(device="cuda")) == kind.lower()
+    tokens = random_tokens(41, 160)
+    wide = chunked_cuda_logits(path, tokens, "f32")
+    kept = chunked_cuda_logits(path, tokens, "auto")
+    distance = np.linalg.norm(kept - wide, axis=1) / np.linalg.norm(wide, axis=1)
+    assert 0 < np.median(distance) < 0.05
+
+
 @pytest.mark.parametrize("quantization", ["int8", "int4", "fp8"])
 def test_experts_are_quantised_at_load(quantization: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 256, "moe_intermediate_size": 128, "head_dim": 64}
@@ -229,7 +247,7 @@ def test_experts_are_quantised_at_load(quantization: str, tmp_path: Path) -> Non
     plain = chunked_cuda_logits(directory, tokens, "bf16")
     got = chunked_cuda_logits(directory, tokens, "bf16", quantization=quantization)
     distance = np.linalg.norm(got - plain, axis=1) / np.linalg.norm(plain, axis=1)
-    limit = {"int8": 0.05, "int4": 0.4, "fp8": 0.2}[quantization]
+    limit = {"int8": 0.05, "int4": 0.4, "fp8": 0.2}[quantization]  # experts stay bf16 with fp8
     assert 0 < np.median(distance) < limit
 
 

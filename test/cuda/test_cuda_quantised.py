@@ -212,7 +212,8 @@ def check_directory(directory: Path, **section: Any) -> None:
     wide = best(directory, device="cpu", dtype="f32")
     for rows in (16, 2048):  # chunks of prompts: fused kernels, conversion
         options = {"max_num_batched_tokens": rows, "max_num_seqs": 4}
-        check_near(wide, best(directory, device="cuda", **options), 0.3)
+        # e4m3 rows of x have 4 significant bits
+        check_near(wide, best(directory, device="cuda", **options), 0.6)
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q5_1", "Q4_K_M"])

@@ -235,9 +235,9 @@ def _is_plain(name: str, options: AdapterOptions) -> bool:
 def kept_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> str | None:
     """Quantised dtype of a tensor in memory if its blocks are kept; None: it is dequantised."""
     dtype = (checkpoint.block_type(name) or "").lower()
-    if dtype not in QUANTISED_DTYPES or not keeps_blocks(options) or _is_plain(name, options):
+    if dtype not in QUANTISED_DTYPES or not keeps_blocks(options):
         return None
-    return None if options.device == "cpu" and dtype == "f8_g128" else dtype
+    return dtype if _has_kernels(name, dtype, options) else None
 
 
 def _report_dequantised(checkpoint: Checkpoint, options: AdapterOptions) -> None:
@@ -298,9 +298,19 @@ def _read_records(records: list[TensorRecord], tensor: Tensor) -> None:
 def _quantised(tensor: Tensor, name: str, options: AdapterOptions, stream: Stream) -> Tensor:
     """Apply `--quantization` to a tensor. Returns the tensor itself, or closes it."""
     dtype = quantised_dtype(options.quantization, name, tensor.shape, options.device)
-    if dtype is None or tensor.dtype in QUANTISED_DTYPES or _is_plain(name, options):
+    if dtype is None or tensor.dtype in QUANTISED_DTYPES:
+        return tensor
+    if not _has_kernels(name, dtype, options):
         return tensor
     return quantise(tensor, dtype, stream)
+
+
+def _has_kernels(name: str, dtype: str, options: AdapterOptions) -> bool:
+    """Whether the device multiplies this tensor in this quantised dtype."""
+    if dtype == "f8_g128" and options.device == "cpu":
+        return False
+    is_expert = weight_field(name)[0] in STACKED_FIELDS
+    return (is_expert and dtype != "f8_g128") or not _is_plain(name, options)
 
 
 def weight_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> str:
@@ -312,7 +322,7 @@ def weight_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> 
     if stored is not None:
         return stored
     dtype = quantised_dtype(options.quantization, name, shape, options.device)
-    if dtype is not None and not _is_plain(name, options):
+    if dtype is not None and _has_kernels(name, dtype, options):
         return dtype
     if name.endswith(ROUTER) and options.device == "cpu":
         return "f32"
