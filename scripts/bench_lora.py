@@ -5,8 +5,8 @@
                           [--loras 32] [--rank 16] [--context 256] [--prefill 2048]
 
 Native steps with greedy sampling, random weights of a known shape. `one`: every sequence has the
-same adapter; `many`: each sequence has one of --loras adapters at random. Prints one line per size:
-milliseconds of a step, and the throughput relative to the base model.
+same adapter; `many`: each sequence has one of --loras adapters at random. The three are timed in
+turns. Prints one line per size: milliseconds of a step, and the throughput relative to the base.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BF16_SMALL = 0x3C80  # 1 / 64: the exponent of random weights
 
 
 class RandomTensors:
-    """bf16 tensors cut from one array of random values."""
+    """Tensors cut from one array of random values: bf16 matrices, f32 vectors."""
 
     def __init__(self, size: int = 1 << 22) -> None:
         rng = np.random.default_rng(0)
@@ -50,7 +50,9 @@ class RandomTensors:
     def __call__(self, *shape: int) -> Tensor:
         count = int(np.prod(shape))
         values = np.resize(self._values, count)
-        made = Tensor.create(shape, "bf16")
+        if len(shape) == 1:  # vectors are f32, as of a loaded checkpoint
+            values = (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        made = Tensor.create(shape, "bf16" if len(shape) > 1 else "f32")
         made.load(values.ctypes.data, values.nbytes)
         return made
 
@@ -71,8 +73,8 @@ class Bench:
             nkvh=config["num_key_value_heads"], dh=head_dim, di=self.inner, maxseq=8192,
             voc=config["vocab_size"], epsilon=1e-6, theta=1e6, end_token=-1,
         )  # fmt: skip
-        self.width = (max(options.context, options.prefill) + 1) // BLOCK_SIZE + 1
-        slots = max(max(options.sequences) * (options.context // BLOCK_SIZE + 1), self.width)
+        prefill_blocks = options.prefill // BLOCK_SIZE + options.prompts
+        slots = max(max(options.sequences) * (options.context // BLOCK_SIZE + 1), prefill_blocks)
         params = LlaisysModelCreateParams(
             model_type=MODEL_TYPES["qwen3" if config["model_type"] == "qwen3" else "decoder"],
             meta=ctypes.addressof(meta), device=device_code(options.device),
@@ -135,77 +137,75 @@ class Bench:
         if not self.model.collect(ticket, ids.ctypes.data):
             raise RuntimeError("the step was not run")
 
-    def _timed(self, arrays: dict[str, NDArray[Any]], n_seq: int, rows: int) -> float:
-        """Median milliseconds of a step."""
+    def _timed(self, arrays: dict[str, NDArray[Any]], slots: NDArray[np.int32] | None) -> float:
+        """Median milliseconds of a step. slots: of the sequences; None: the base model."""
+        n_seq = len(arrays["batch_seq_ids"])
         step = LlaisysStepInput(n_tokens=len(arrays["token_ids"]), n_seq=n_seq)
         step.n_seq_ids = step.n_tokens
         step.block_table_width = arrays["block_tables"].shape[1]
+        if slots is not None:
+            rows = np.repeat(slots, step.n_tokens // n_seq).astype(np.int32)
+            arrays = arrays | {"lora_slots": rows}
         for name, values in arrays.items():
             setattr(step, name, values.ctypes.data)
         times: list[float] = []
         limit = time.perf_counter() + self.options.seconds
-        while len(times) < 5 or (time.perf_counter() < limit and len(times) < 200):
-            begin = time.perf_counter()
-            self._step(step, rows)
-            times.append(time.perf_counter() - begin)
-        return 1e3 * statistics.median(times[2:])
+        clock = time.process_time if self.options.cpu_time else time.perf_counter
+        while len(times) < 2 or (time.perf_counter() < limit and len(times) < 200):
+            begin = clock()
+            self._step(step, n_seq)
+            times.append(clock() - begin)
+        return 1e3 * statistics.median(times[1:])
 
-    def decode_ms(self, n: int, slots: NDArray[np.int32] | None) -> float:
-        """A step of n sequences of `context` tokens."""
-        context = self.options.context
-        width = context // BLOCK_SIZE + 1
+    def _sequences(self, n: int, length: int, context: int) -> dict[str, NDArray[Any]]:
+        """A step of n sequences, each of `length` tokens after `context` others."""
+        width = (context + length - 1) // BLOCK_SIZE + 1
         tables = np.arange(n * width, dtype=np.int32).reshape(n, width)
-        arrays: dict[str, NDArray[Any]] = {
-            "token_ids": np.arange(n, dtype=np.int64) + 7,
-            "positions": np.full(n, context, np.int64),
-            "seq_ids": np.arange(n, dtype=np.int64),
+        positions = np.arange(context, context + length)
+        slots = tables[:, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+        marks = np.zeros((n, length), np.int8)
+        marks[:, -1] = 1
+        return {
+            "token_ids": np.arange(n * length, dtype=np.int64) % 1000 + 7,
+            "positions": np.tile(positions.astype(np.int64), n),
+            "seq_ids": np.repeat(np.arange(n, dtype=np.int64), length),
             "batch_seq_ids": np.arange(n, dtype=np.int64),
-            "logits": np.ones(n, np.int8),
-            "slot_mapping": tables[:, context // BLOCK_SIZE] * BLOCK_SIZE + context % BLOCK_SIZE,
-            "context_lens": np.full(n, context + 1, np.int32),
+            "logits": marks.reshape(-1),
+            "slot_mapping": slots.astype(np.int32).reshape(-1),
+            "context_lens": np.full(n, context + length, np.int32),
             "block_tables": tables,
         }
-        if slots is not None:
-            arrays["lora_slots"] = slots
-        return self._timed(arrays, n, n)
 
-    def prefill_ms(self, slot: int) -> float:
-        """A step of one prompt."""
-        n = self.options.prefill
-        arrays: dict[str, NDArray[Any]] = {
-            "token_ids": np.arange(n, dtype=np.int64) + 7,
-            "positions": np.arange(n, dtype=np.int64),
-            "seq_ids": np.zeros(n, np.int64),
-            "batch_seq_ids": np.zeros(1, np.int64),
-            "logits": np.r_[np.zeros(n - 1, np.int8), np.ones(1, np.int8)],
-            "slot_mapping": np.arange(n, dtype=np.int32),
-            "context_lens": np.array([n], np.int32),
-            "block_tables": np.arange(self.width, dtype=np.int32)[None, :],
+    def compare(self, name: str, n: int, arrays: dict[str, NDArray[Any]]) -> None:
+        """Times the base model, one adapter and many in turns; prints medians."""
+        chance = np.random.default_rng(1)
+        kinds = {
+            "base": None,
+            "one": np.zeros(n, np.int32),
+            "many": chance.integers(0, self.options.loras, n).astype(np.int32),
         }
-        if slot >= 0:
-            arrays["lora_slots"] = np.full(n, slot, np.int32)
-        return self._timed(arrays, 1, 1)
+        times: dict[str, list[float]] = {kind: [] for kind in kinds}
+        for _ in range(self.options.rounds):
+            for kind, slots in kinds.items():
+                times[kind].append(self._timed(arrays, slots))
+        base = statistics.median(times["base"])
+        text = f"{name}: base {base:8.3f} ms"
+        for kind in ("one", "many"):
+            ms = statistics.median(times[kind])
+            text += f"   {kind} {ms:8.3f} ms {100 * base / ms:5.1f} %"
+        print(text, flush=True)
 
     def run(self, shape: str) -> None:
         options = self.options
-        chance = np.random.default_rng(1)
-        base = {n: self.decode_ms(n, None) for n in options.sequences}
-        prefill = self.prefill_ms(-1)
         self.load_adapters()
         for n in options.sequences:
-            kinds = {
-                "none": np.full(n, -1, np.int32),
-                "one": np.zeros(n, np.int32),
-                "many": chance.integers(0, options.loras, n).astype(np.int32),
-            }
-            text = f"{shape:14} decode {n:4} sequences: base {base[n]:8.3f} ms"
-            for name, slots in kinds.items():
-                ms = self.decode_ms(n, slots)
-                text += f"   {name} {ms:8.3f} ms {100 * base[n] / ms:5.1f} %"
-            print(text, flush=True)
-        ms = self.prefill_ms(0)
-        print(f"{shape:14} prefill {options.prefill} tokens: base {prefill:8.2f} ms   "
-              f"one {ms:8.2f} ms {100 * prefill / ms:5.1f} %", flush=True)  # fmt: skip
+            arrays = self._sequences(n, 1, options.context)
+            self.compare(f"{shape:14} decode {n:4} sequences", n, arrays)
+        if options.prefill:
+            length = options.prefill // options.prompts
+            arrays = self._sequences(options.prompts, length, 0)
+            name = f"{shape:14} prefill {options.prompts} x {length} tokens"
+            self.compare(name, options.prompts, arrays)
 
 
 def main() -> int:
@@ -217,7 +217,10 @@ def main() -> int:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--prefill", type=int, default=512)
-    parser.add_argument("--seconds", type=float, default=1.0, help="per measurement")
+    parser.add_argument("--prompts", type=int, default=8, help="that share --prefill tokens")
+    parser.add_argument("--seconds", type=float, default=0.5, help="per measurement")
+    parser.add_argument("--cpu-time", action="store_true", help="CPU time, for one busy core")
+    parser.add_argument("--rounds", type=int, default=3, help="of base, one, many")
     options = parser.parse_args()
     choose_library(options.device)
     for shape in options.shapes:

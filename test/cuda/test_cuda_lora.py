@@ -162,6 +162,34 @@ def test_slots_match_cpu(dtype: str, n: int, norms: bool) -> None:
     assert (found[1][2] == found[1][3]).all()
 
 
+SIZES: list[tuple[dict[str, int], tuple[int, ...]]] = [  # changes of the shape, ranks of the slots
+    ({"hidden": 264, "inner": 1032, "head_dim": 128}, (1, 8, 16)),
+    ({"hidden": 2056, "inner": 72, "head_dim": 32}, (40, 17, 48)),
+    ({"hidden": 4104, "inner": 520, "heads": 4, "head_dim": 256}, (33, 16, 2)),
+    ({"hidden": 8200, "inner": 64}, (16, 5, 8)),
+    ({"hidden": 200, "inner": 200}, (256, 65, 1)),
+]
+
+
+@pytest.mark.parametrize("n", [3, 70])
+@pytest.mark.parametrize(("changes", "ranks"), SIZES, ids=lambda value: str(value))
+def test_sizes_match_cpu(changes: dict[str, int], ranks: tuple[int, ...], n: int) -> None:
+    """Each instance of the fused kernels, what they do not support, adapters of some products."""
+    shape = fast_shape("f16", **changes)
+    slots = [(7 * i) % 4 - 1 for i in range(n)]
+    targets = (None, ("attn_q_w", "attn_o_w", "mlp_up_w"), ("attn_v_w", "mlp_down_w"))
+    found = []
+    for options in (BLOCK, CUDA):
+        with Decoder(shape, shape.weights(), **options) as model:
+            model.reserve_lora(3, max(ranks))
+            for slot, (rank, some) in enumerate(zip(ranks, targets, strict=True)):
+                adapter = Adapter.random(shape, rank, slot, *([some] if some else []))
+                model.load_adapter(slot, adapter)
+            found.append(run_model(model, n, slots, replays=2))
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        assert np.abs(ours - theirs).max() < 0.02 * np.abs(theirs).max()
+
+
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
 def test_slots_equal_merged_weights(dtype: str) -> None:
     shape = fast_shape(dtype)

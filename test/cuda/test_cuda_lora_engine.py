@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +30,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, device: str, dtype: str = "f32", **more: Any) -> list[list[int]]:
+FUSED = (0, 1, 2, 3, 5)  # ranks of up to 64
+
+
+def run(
+    folder: Path, device: str, dtype: str = "f32", adapters: Sequence[int] = range(6), **more: Any
+) -> list[list[int]]:
     rng = random.Random(3)
-    names = [*[f"a{i}" for i in range(6)], None]
+    names = [*[f"a{i}" for i in adapters], None]
     work = [
         ([rng.randrange(3, 900) for _ in range(rng.randrange(1, 60))], rng.choice(names))
         for _ in range(24)
     ]
-    modules = {f"a{i}": str(folder / f"a{i}") for i in range(6)}
+    modules = {f"a{i}": str(folder / f"a{i}") for i in adapters}
     with LLM(
         str(folder / "base"), device=device, dtype=dtype, num_kv_blocks=400, lora_modules=modules,
         **more,
@@ -52,10 +58,20 @@ def test_f32_tokens_match_cpu(folder: Path) -> None:
     assert run(folder, "cuda", async_scheduling="off") == expected
 
 
+@pytest.mark.parametrize("adapters", [range(6), FUSED])
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
-def test_16_bit_tokens_mostly_match_cpu(folder: Path, dtype: str) -> None:
-    ours, reference = run(folder, "cuda", dtype), run(folder, "cpu", dtype)
+def test_16_bit_tokens_mostly_match_cpu(folder: Path, dtype: str, adapters: Sequence[int]) -> None:
+    ours, reference = (run(folder, device, dtype, adapters) for device in ("cuda", "cpu"))
     same = sum(a[:4] == b[:4] for a, b in zip(ours, reference, strict=True))
+    assert same >= 12, (ours, reference)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_quantised_bases_mostly_match_cpu(folder: Path, quantization: str) -> None:
+    ours, reference = (
+        run(folder, device, "bf16", FUSED, quantization=quantization) for device in ("cuda", "cpu")
+    )
+    same = sum(a[:2] == b[:2] for a, b in zip(ours, reference, strict=True))
     assert same >= 12, (ours, reference)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from lora_files import ALL, ATTENTION, MLP, Lora
 from model_files import tiny_config, write_hf_model, write_safetensors
+from native_helpers import is_sanitized, resident_bytes
 
 from llaisys import LLM, SamplingParams
 from llaisys.common.errors import InvalidInputError, ModelLoadError
@@ -277,8 +278,9 @@ def cycles(base: Path, folder: Path, count: int) -> None:
     with LLM(str(base), lora_modules=modules, **{**options(), **limits}) as llm:
         for name in modules:
             expected[name] = llm.generate(PROMPT, params, lora=name)[0].token_ids
-        done = 0
-        for _ in range(count):
+        done, warm = 0, 0
+        for cycle in range(count):
+            warm = resident_bytes() if cycle == count // 4 else warm
             name = rng.choice(list(modules))
             for _ in range(rng.randrange(3)):
                 chosen = rng.choice(llm.loras)
@@ -310,6 +312,7 @@ def cycles(base: Path, folder: Path, count: int) -> None:
         core.scheduler.check_integrity()
         store = core.executor.worker._loras
         assert len(store._adapters) == 4  # nothing leaks
+        assert resident_bytes() - warm < 16 << 20 or is_sanitized()
 
 
 def test_adapters_are_reloaded_under_load(base: Path, tmp_path: Path) -> None:

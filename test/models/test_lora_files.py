@@ -69,6 +69,21 @@ def test_gguf_adapter_is_read(tmp_path: Path, arch: str, kind: str) -> None:
         assert scale == pytest.approx(lora.scale)
 
 
+def test_hub_id_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lora = Lora(CONFIG, 4)
+    folder = lora.write_peft(tmp_path / "snapshot")
+    asked: list[dict[str, Any]] = []
+
+    def snapshot_download(**options: Any) -> str:
+        asked.append(options)
+        return str(folder)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    assert open_lora("org/adapter", BASE).rank == 4
+    assert asked[0]["repo_id"] == "org/adapter"
+
+
 def test_ranks_and_alphas_by_pattern(tmp_path: Path) -> None:
     lora = Lora(CONFIG, rank=4, targets=("q_proj", "up_proj"))
     wide = Lora(CONFIG, rank=6, targets=("up_proj",))

@@ -172,6 +172,7 @@ DecoderModel::Activations DecoderModel::allocate_activations(runtime::Workspace 
     }
     if (lora_.n_slots() > 0) {
         act.lora = workspace.allocate({lora_.scratch(n)}, LLAISYS_DTYPE_F32);
+        act.lora_terms = workspace.allocate({lora_.scratch_of_pending(n)}, LLAISYS_DTYPE_F32);
     }
     if (meta_.has_positions != 0 || meta_.n_token_types > 0) {
         act.embedded = workspace.allocate({n, hidden}, LLAISYS_DTYPE_F32);
@@ -228,6 +229,9 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
     for (size_t i = 0; i < layers_.size(); ++i) {
         const bool is_last = i + 1 == layers_.size();
         with_context("layer", i, [&] {
+            if (!aux_hidden_layers_.empty()) {
+                ops::settle_lora(stream, &residual);
+            }
             store_aux_hidden(stream, int32_t(i), act, residual, output->aux_hidden);
             project(stream, i, input, attention, act, &residual);
             if (is_last && !has_outputs) {
@@ -245,6 +249,9 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
     }
     if (!has_outputs) {
         return;
+    }
+    if (!aux_hidden_layers_.empty()) {
+        ops::settle_lora(stream, &residual);
     }
     store_aux_hidden(stream, int32_t(layers_.size()), act, residual, output->aux_hidden);
     store_aux_hidden(stream, -1, act, residual, output->aux_hidden);
@@ -418,9 +425,13 @@ void DecoderModel::mlp_input(const device::Stream &stream, size_t i, const ops::
                               {nullptr, nullptr, nullptr}, activation,
                               lora(i, {LoraTarget::up}, lora_rows, act));
     }
+    ops::Lora adapters = lora(i, {LoraTarget::gate, LoraTarget::up}, lora_rows, act);
+    if (lora_rows != nullptr && meta_.is_parallel == 0 && group_->size() == 1 &&
+        weights_.mlp_post_norm_w[i] == nullptr && or_one(meta_.residual_scale) == 1.0f) {
+        adapters.next = &lora_.weight(i, LoraTarget::down); // add_product() adds it as it is
+    }
     ops::mlp_input(stream, residual, norm, {&layer.gate.weight, nullptr, &act.gate},
-                   {&layer.up.weight, up_bias, &act.up}, activation,
-                   lora(i, {LoraTarget::gate, LoraTarget::up}, lora_rows, act));
+                   {&layer.up.weight, up_bias, &act.up}, activation, adapters);
 }
 
 void DecoderModel::feed_forward(const device::Stream &stream, size_t i, const Activations &act,
@@ -531,6 +542,7 @@ ops::Lora DecoderModel::lora(size_t layer, std::initializer_list<LoraTarget> tar
     }
     lora.rows = rows;
     lora.scratch = &act.lora;
+    lora.terms = &act.lora_terms;
     for (const LoraTarget target : targets) {
         lora.weights[size_t(lora.n_parts++)] = &lora_.weight(layer, target);
     }

@@ -51,6 +51,8 @@ public:
 private:
     // Buffers of a forward over n tokens, of activation_dtype() unless noted.
     struct Activations {
+        // f32: of a pending LoRA product; only with LoRA slots.
+        Tensor lora_terms;
         Tensor residual; // f32 [n, hs], the sum of ops::Residual
         Tensor normed;   // [n, hs]: input of the next product, or its output before the AllReduce
         Tensor q;        // [n, nh * dh]

@@ -41,14 +41,20 @@ int64_t LoraSlots::bytes_of(const LoraShapes &shapes, int64_t n_layers, DType dt
     return n_layers * bytes;
 }
 
-int64_t LoraSlots::scratch(int64_t m) const {
-    const auto of = [&](int64_t parts, LoraTarget target) {
-        return ops::lora_scratch(m, parts, shapes_[size_t(target)].in_features, max_rank_);
-    };
+int64_t LoraSlots::scratch_of(int64_t m, int64_t parts, LoraTarget target) const {
     return n_slots_ == 0
                ? 0
-               : std::max({of(kQkvParts, LoraTarget::q), of(kOneParts, LoraTarget::o),
-                           of(kGateUpParts, LoraTarget::gate), of(kOneParts, LoraTarget::down)});
+               : ops::lora_scratch(m, parts, shapes_[size_t(target)].in_features, max_rank_);
+}
+
+int64_t LoraSlots::scratch(int64_t m) const {
+    return std::max({scratch_of(m, kQkvParts, LoraTarget::q),
+                     scratch_of(m, kGateUpParts, LoraTarget::gate), scratch_of_pending(m)});
+}
+
+int64_t LoraSlots::scratch_of_pending(int64_t m) const {
+    return std::max(scratch_of(m, kOneParts, LoraTarget::o),
+                    scratch_of(m, kOneParts, LoraTarget::down));
 }
 
 void LoraSlots::set(const device::Stream &stream, int64_t slot, const char *field, int64_t layer,

@@ -33,8 +33,10 @@ public:
     int64_t max_rank() const { return max_rank_; }
     // [n_slots]: the largest rank of each slot in any product; 0: empty.
     const int32_t *ranks() const { return ranks_.data(); }
-    // Floats of scratch for the largest product of m rows.
+    // Floats of scratch for the largest product of m rows, and for the largest one that is added to
+    // the residual stream.
     int64_t scratch(int64_t m) const;
+    int64_t scratch_of_pending(int64_t m) const;
 
     // See llaisysModelSetLora and llaisysModelClearLora.
     void set(const device::Stream &stream, int64_t slot, const char *field, int64_t layer,
@@ -46,6 +48,8 @@ public:
     }
 
 private:
+    int64_t scratch_of(int64_t m, int64_t parts, LoraTarget target) const;
+
     using Layer = std::array<ops::LoraWeight, kLoraTargets>;
     LoraShapes shapes_{};
     std::vector<Layer> layers_;

@@ -7,7 +7,7 @@
 //   more       norm kernel, one cuBLASLt GEMM over adjacent weights, then a kernel for biases, RoPE and
 //              KV store; swiglu_rows.cuh, or gemm_swiglu_sm90.cuh with enough rows to fill its tiles
 // With LoRA adapters the norm is a kernel of its own and the products are stored: ops/lora adds to
-// them before biases, RoPE and KV store, or before SwiGLU.
+// them before biases, RoPE and KV store, or with SwiGLU.
 //
 // With quantised weights: up to 16 rows gemm_small_m_quant.cuh with the same prologue and epilogues;
 // above, a norm kernel, linear, and a kernel for the rest while linear reads the weights as they are
@@ -24,8 +24,10 @@
 #include "ops/cuda/quant_gemm.cuh"
 #include "ops/cuda/quant_weight.cuh"
 #include "ops/cuda/rms_norm_rows.cuh"
+#include "ops/decoder_layer/cuda_lora_rope.cuh"
 #include "ops/decoder_layer/cuda_rope_kv_store.cuh"
 #include "ops/rms_norm/op.hpp"
+#include "ops/swiglu/op.hpp"
 
 namespace llaisys::ops {
 
@@ -60,21 +62,23 @@ bool is_fast(const Tensor &residual, const Norm &norm, const LinearPart &part) {
            is_16_byte_aligned(part.weight->bytes);
 }
 
-// Input of a small-M GEMM: residual rows for a fused norm, otherwise normalized rows. fuses_norm
-// false: norm.normed is used after the GEMM too.
+// Input of a small-M GEMM: residual rows for a fused norm, otherwise normalized rows. is_normed:
+// norm.normed has them.
 cuda::GemmInput gemm_input(const device::Stream &stream, const Tensor &residual, const Norm &norm,
-                           bool fuses_norm = true) {
+                           bool is_normed = false) {
     cuda::GemmInput in{};
     in.m = int(residual.size(0));
     in.k = int(residual.size(1));
-    if (fuses_norm && cuda::can_fuse_norm(device::cuda_stream_of(stream), in.m, in.k) &&
+    if (!is_normed && cuda::can_fuse_norm(device::cuda_stream_of(stream), in.m, in.k) &&
         norm.weight.dtype() == LLAISYS_DTYPE_F32 && is_16_byte_aligned(norm.weight)) {
         in.residual = residual.as<float>();
         in.ld_residual = residual.stride(0);
         in.norm_weight = norm.weight.as<float>();
         in.epsilon = norm.epsilon;
     } else {
-        rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
+        if (!is_normed) {
+            rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
+        }
         in.x = norm.normed.data();
         in.ldx = norm.normed.stride(0);
     }
@@ -113,7 +117,7 @@ bool run_quantised(const device::Stream &stream, const Tensor &residual, const N
 // Norm kernel, then gemm_tma_m96.cuh; false where it is not supported or not the fastest.
 template <typename T, typename Epilogue>
 bool run_m96(const device::Stream &stream, const Tensor &residual, const Norm &norm,
-             const Epilogue &epilogue, const cuda::M96Tuning &tuning) {
+             const Epilogue &epilogue, const cuda::M96Tuning &tuning, bool is_normed = false) {
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     cuda::GemmInput in{};
     in.m = int(residual.size(0));
@@ -124,7 +128,9 @@ bool run_m96(const device::Stream &stream, const Tensor &residual, const Norm &n
         !cuda::can_gemm_tma_m96<T>(cuda_stream, in, epilogue.atoms(), tuning)) {
         return false;
     }
-    rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
+    if (!is_normed) {
+        rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
+    }
     cuda::run_gemm_tma_m96<T>(cuda_stream, in, epilogue, tuning);
     return true;
 }
@@ -138,11 +144,11 @@ bool are_adjacent_quantised(const LinearPart &q, const LinearPart &k, const Line
 }
 
 // GEMM of adjacent weights into adjacent outputs, without biases; false where cuBLASLt is to be
-// used. keeps_normed: norm.normed holds the normalized rows afterwards.
+// used. is_normed: norm.normed has the normalized rows.
 template <typename T>
 bool project(const device::Stream &stream, const Tensor &residual, const Norm &norm,
              std::initializer_list<const LinearPart *> parts, const cuda::M96Tuning &tuning,
-             bool keeps_normed) {
+             bool is_normed) {
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     const LinearPart &first = **parts.begin();
     for (const LinearPart *part : parts) {
@@ -153,7 +159,7 @@ bool project(const device::Stream &stream, const Tensor &residual, const Norm &n
         int64_t n = 0;
         const LinearPart *before = nullptr;
         for (const LinearPart *each : parts) {
-            if (keeps_normed ||
+            if (is_normed ||
                 (before != nullptr && !is_next_quantised(*before->weight, *each->weight))) {
                 return false;
             }
@@ -183,20 +189,44 @@ bool project(const device::Stream &stream, const Tensor &residual, const Norm &n
     epilogue.out = cuda::reals(*first.out);
     epilogue.ldo = first.out->stride(0);
     if (residual.size(0) <= cuda::max_fused_rows(cuda_stream)) {
-        cuda::run_gemm_small_m<T>(cuda_stream, gemm_input(stream, residual, norm, !keeps_normed),
+        cuda::run_gemm_small_m<T>(cuda_stream, gemm_input(stream, residual, norm, is_normed),
                                   epilogue);
         return true;
     }
-    return run_m96<T>(stream, residual, norm, epilogue, tuning);
+    return run_m96<T>(stream, residual, norm, epilogue, tuning, is_normed);
+}
+
+// norm.normed = the normalized rows before products with LoRA adapters. True: with t of the products
+// in adapters.scratch, and the pending products are added.
+bool normalize_lora(const device::Stream &stream, Residual *residual, const Norm &norm,
+                    const Lora &adapters) {
+    const Tensor &sum = residual->sum;
+    const DType dtype = norm.normed.dtype();
+    if (residual->addend.defined() || residual->lora.rows != adapters.rows) {
+        settle(stream, residual);
+    }
+    if (!can_fuse_lora(stream, *adapters.weights[0], dtype, sum.size(1)) ||
+        (norm.weight.dtype() != LLAISYS_DTYPE_F32 && norm.weight.dtype() != dtype) ||
+        !is_16_byte_aligned(norm.weight) || norm.normed.stride(0) % 8 != 0) {
+        rms_norm(stream, norm.normed, settle(stream, residual), norm.weight, norm.epsilon);
+        return false;
+    }
+    lora_norm_cuda(stream, {sum, norm.weight, norm.normed, norm.epsilon}, residual->lora,
+                   adapters.weights, adapters.n_parts, *adapters.rows, *adapters.scratch);
+    residual->lora = {};
+    return true;
 }
 
 template <typename T>
-void attention_input(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+void attention_input(const device::Stream &stream, Residual *stream_rows, const Norm &norm,
                      const LinearPart &q, const LinearPart &k, const LinearPart &v,
                      const HeadNorms &head_norms, const Placement &placement,
                      const Lora &adapters) {
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     const KvLayer &kv = placement.kv;
+    const bool has_lora = adapters.rows != nullptr;
+    const bool has_terms = has_lora && normalize_lora(stream, stream_rows, norm, adapters);
+    const Tensor &residual = settle(stream, stream_rows);
     const int64_t n = residual.size(0);
     cuda::RopeKvStore<T> pairs{};
     pairs.s = {int(q.out->size(1) / kv.head_dim),
@@ -217,7 +247,6 @@ void attention_input(const device::Stream &stream, const Tensor &residual, const
     const cuda::QkNorm qk_norm{cuda::reals(head_norms.q), cuda::reals(head_norms.k), norm.epsilon};
     const bool is_bytes = is_eight_bits(kv.k.dtype());
     bool is_projected = false;
-    const bool has_lora = adapters.rows != nullptr;
     if (head_norms.q != nullptr || is_bytes || has_lora) {
         is_projected =
             project<T>(stream, residual, norm, {&q, &k, &v},
@@ -241,10 +270,23 @@ void attention_input(const device::Stream &stream, const Tensor &residual, const
     if (!is_projected) {
         const LinearPart parts[] = {
             {q.weight, nullptr, q.out}, {k.weight, nullptr, k.out}, {v.weight, nullptr, v.out}};
-        rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
+        if (!has_lora) {
+            rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
+        }
         linear(stream, norm.normed, parts, 3);
     }
-    apply_lora(stream, adapters, norm.normed, {q.out, k.out, v.out});
+    if (has_terms && head_norms.q == nullptr && !is_bytes && cuda::can_lora_rope(kv.head_dim)) {
+        return cuda::lora_rope_kv_store<T>(cuda_stream, pairs, adapters.weights, *adapters.rows,
+                                           *adapters.scratch, pairs.q, pairs.q_row);
+    }
+    if (has_terms) {
+        const LoraPart parts[] = {{adapters.weights[0], q.out},
+                                  {adapters.weights[1], k.out},
+                                  {adapters.weights[2], v.out}};
+        lora_expand_cuda(stream, parts, 3, *adapters.rows, *adapters.scratch, kLoraNormSplits);
+    } else {
+        apply_lora(stream, adapters, norm.normed, {q.out, k.out, v.out});
+    }
     if (!is_bytes) {
         cuda::rope_kv_store<T>(cuda_stream, pairs, qk_norm, pairs.q, pairs.q_row, n);
         return;
@@ -327,16 +369,22 @@ bool mlp_input(const device::Stream &stream, const Tensor &residual, const Norm 
 
 // Gate and up with LoRA adapters, whose products SwiGLU needs.
 template <typename T>
-void mlp_input_lora(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+void mlp_input_lora(const device::Stream &stream, Residual *residual, const Norm &norm,
                     const LinearPart &gate, const LinearPart &up, const Lora &adapters) {
-    if (!project<T>(stream, residual, norm, {&gate, &up},
-                    cuda::m96_gate_up_tuning(residual.size(0), residual.size(1)), true)) {
+    const bool has_terms = normalize_lora(stream, residual, norm, adapters);
+    const Tensor &sum = residual->sum;
+    if (!project<T>(stream, sum, norm, {&gate, &up},
+                    cuda::m96_gate_up_tuning(sum.size(0), sum.size(1)), true)) {
         const LinearPart parts[] = {gate, up};
-        rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
         linear(stream, norm.normed, parts, 2);
     }
-    lora_swiglu(stream, norm.normed, {adapters.weights[0], gate.out}, {adapters.weights[1], up.out},
-                *adapters.rows, *adapters.scratch);
+    if (!has_terms) {
+        apply_lora(stream, adapters, norm.normed, {gate.out, up.out});
+        return swiglu(stream, *gate.out, *gate.out, *up.out);
+    }
+    const LoraPart parts[] = {{adapters.weights[0], gate.out}, {adapters.weights[1], up.out}};
+    lora_swiglu_cuda(stream, parts, *adapters.rows, *adapters.scratch, adapters.next,
+                     *adapters.terms, &residual->lora);
 }
 
 template <typename T>
@@ -381,10 +429,11 @@ void head(const device::Stream &stream, const Tensor &logits, const Tensor &resi
 
 } // namespace
 
-bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+bool attention_input_cuda(const device::Stream &stream, Residual *stream_rows, const Norm &norm,
                           const LinearPart &q, const LinearPart &k, const LinearPart &v,
                           const HeadNorms &head_norms, const Placement &placement,
                           const Lora &adapters) {
+    const Tensor &residual = stream_rows->sum;
     const DType dtype = operand_dtype(q, norm);
     const bool is_quant = has_blocks(q, k, v);
     if (is_quant && residual.size(0) > 0 && is_fast(residual, norm, q) &&
@@ -395,7 +444,7 @@ bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, 
             return false;
         }
         const WithoutPdl without_pdl(stream);
-        return attention_input_cuda(stream, residual, norm, {&wide[0], q.bias, q.out},
+        return attention_input_cuda(stream, stream_rows, norm, {&wide[0], q.bias, q.out},
                                     {&wide[1], k.bias, k.out}, {&wide[2], v.bias, v.out},
                                     head_norms, placement, adapters);
     }
@@ -429,14 +478,15 @@ bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, 
         return true;
     }
     cuda::dispatch_half(dtype, [&](auto type) {
-        attention_input<decltype(type)>(stream, residual, norm, q, k, v, head_norms, placement,
+        attention_input<decltype(type)>(stream, stream_rows, norm, q, k, v, head_norms, placement,
                                         adapters);
     });
     return true;
 }
 
-bool mlp_input_cuda(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+bool mlp_input_cuda(const device::Stream &stream, Residual *stream_rows, const Norm &norm,
                     const LinearPart &gate, const LinearPart &up, const Lora &adapters) {
+    const Tensor &residual = stream_rows->sum;
     const DType dtype = operand_dtype(gate, norm);
     if ((has_blocks(gate) || has_blocks(up)) && residual.size(0) > 0 &&
         is_fast(residual, norm, gate) && !reads_quantised(stream, *gate.weight, residual.size(0))) {
@@ -446,7 +496,7 @@ bool mlp_input_cuda(const device::Stream &stream, const Tensor &residual, const 
             return false;
         }
         const WithoutPdl without_pdl(stream);
-        return mlp_input_cuda(stream, residual, norm, {&wide[0], gate.bias, gate.out},
+        return mlp_input_cuda(stream, stream_rows, norm, {&wide[0], gate.bias, gate.out},
                               {&wide[1], up.bias, up.out}, adapters);
     }
     if (!is_fast(residual, norm, gate) || !is_fast(residual, norm, up) ||
@@ -456,16 +506,17 @@ bool mlp_input_cuda(const device::Stream &stream, const Tensor &residual, const 
     }
     bool is_done = false;
     if (adapters.rows != nullptr) {
-        if (!is_adjacent(*gate.out, *up.out)) {
+        if (!is_adjacent(*gate.out, *up.out) || gate.out->size(1) % 8 != 0 ||
+            gate.out->stride(0) % 8 != 0 || !is_16_byte_aligned(*gate.out)) {
             return false;
         }
         cuda::dispatch_half(dtype, [&](auto type) {
-            mlp_input_lora<decltype(type)>(stream, residual, norm, gate, up, adapters);
+            mlp_input_lora<decltype(type)>(stream, stream_rows, norm, gate, up, adapters);
         });
         return true;
     }
     cuda::dispatch_half(dtype, [&](auto type) {
-        is_done = mlp_input<decltype(type)>(stream, residual, norm, gate, up);
+        is_done = mlp_input<decltype(type)>(stream, settle(stream, stream_rows), norm, gate, up);
     });
     return is_done;
 }

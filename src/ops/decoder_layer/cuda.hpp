@@ -6,12 +6,12 @@
 
 namespace llaisys::ops {
 
-bool attention_input_cuda(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+bool attention_input_cuda(const device::Stream &stream, Residual *residual, const Norm &norm,
                           const LinearPart &q, const LinearPart &k, const LinearPart &v,
                           const HeadNorms &head_norms, const Placement &placement,
                           const Lora &adapters);
 
-bool mlp_input_cuda(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+bool mlp_input_cuda(const device::Stream &stream, Residual *residual, const Norm &norm,
                     const LinearPart &gate, const LinearPart &up, const Lora &adapters);
 
 bool head_cuda(const device::Stream &stream, const Tensor &logits, const Tensor &residual,

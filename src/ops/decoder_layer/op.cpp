@@ -22,6 +22,7 @@ Tensor heads_of(const Tensor &rows, int64_t d) {
 
 // norm.normed = the normalised residual stream, with the pending addend applied.
 void normalise(const device::Stream &stream, Residual *residual, const Norm &norm) {
+    settle_lora(stream, residual);
     if (norm.kind != NormKind::rms || !residual->addend.defined()) {
         return norm_rows(stream, norm.normed, settle(stream, residual), norm);
     }
@@ -51,8 +52,14 @@ void norm_heads(const device::Stream &stream, const Tensor &rows, int64_t d, con
 
 } // namespace
 
+void settle_lora(const device::Stream &stream, Residual *residual) {
+    add_pending_lora(stream, residual->sum, residual->lora);
+    residual->lora = {};
+}
+
 // On a device that fuses the addition, only an all-reduce or a post norm leaves an addend.
 const Tensor &settle(const device::Stream &stream, Residual *residual) {
+    settle_lora(stream, residual);
     if (residual->addend.defined()) {
         add(stream, residual->sum, residual->sum, residual->addend);
         residual->addend = Tensor();
@@ -92,8 +99,7 @@ void attention_input(const device::Stream &stream, Residual *residual, const Nor
                      const Lora &adapters) {
 #if defined(LLAISYS_HAVE_CUDA)
     if (stream.type() == LLAISYS_DEVICE_NVIDIA &&
-        attention_input_cuda(stream, settle(stream, residual), norm, q, k, v, head_norms, placement,
-                             adapters)) {
+        attention_input_cuda(stream, residual, norm, q, k, v, head_norms, placement, adapters)) {
         return;
     }
 #endif
@@ -118,7 +124,7 @@ void mlp_input(const device::Stream &stream, Residual *residual, const Norm &nor
 #if defined(LLAISYS_HAVE_CUDA)
     if (stream.type() == LLAISYS_DEVICE_NVIDIA && activation == Activation::silu &&
         up.weight != nullptr && gate.bias == nullptr && up.bias == nullptr &&
-        mlp_input_cuda(stream, settle(stream, residual), norm, gate, up, adapters)) {
+        mlp_input_cuda(stream, residual, norm, gate, up, adapters)) {
         return;
     }
 #endif
@@ -144,7 +150,15 @@ void add_product(const device::Stream &stream, Residual *residual, const Tensor 
                  const Lora &adapters) {
 #if defined(LLAISYS_HAVE_CUDA)
     if (stream.type() == LLAISYS_DEVICE_NVIDIA) {
+        if (adapters.rows != nullptr && residual->lora.weight == adapters.weights[0]) {
+            return linear_add(stream, residual->sum, in, weight, bias); // t is pending already
+        }
         linear_add(stream, settle(stream, residual), in, weight, bias);
+        if (adapters.rows == nullptr ||
+            lora_shrink_cuda(stream, in, *adapters.weights[0], *adapters.rows, *adapters.terms,
+                             &residual->lora)) {
+            return;
+        }
         return apply_lora(stream, adapters, in, {&residual->sum});
     }
 #endif

@@ -23,6 +23,7 @@ namespace llaisys::ops {
 struct Residual {
     Tensor sum;    // f32 [n, hs]
     Tensor addend; // real [n, hs]; undefined: nothing is pending
+    PendingLora lora = {};
 };
 
 enum class NormKind { rms, layer, none };
@@ -59,6 +60,10 @@ struct Lora {
     const LoraWeight *weights[kMaxLoraParts] = {};
     int n_parts = 0;
     const Tensor *scratch = nullptr; // of lora()
+    const Tensor *terms = nullptr;   // f32, of a pending product; as large as its scratch
+    // mlp_input: the adapters of the product that reads its result and is the next one added to the
+    // residual stream, as it is; null: none.
+    const LoraWeight *next = nullptr;
 };
 
 // outs += the adapters' products of `in`. Does nothing without adapters.
@@ -80,8 +85,10 @@ void mlp_input(const device::Stream &stream, Residual *residual, const Norm &nor
                const LinearPart &gate, const LinearPart &up,
                Activation activation = Activation::silu, const Lora &lora = {});
 
-// Adds a pending product to the sum; returns the sum.
+// Adds the pending products to the sum; returns the sum.
 const Tensor &settle(const device::Stream &stream, Residual *residual);
+// Adds the pending LoRA product only.
+void settle_lora(const device::Stream &stream, Residual *residual);
 
 // out = norm(in); norm.normed is not used.
 void norm_rows(const device::Stream &stream, const Tensor &out, const Tensor &in, const Norm &norm);

@@ -1,15 +1,16 @@
 // Selects the LoRA kernels:
 //
 //   16-bit rows and adapters of one dtype, sizes a multiple of 8
-//     up to 512 rows     cuda_cluster.cuh: one launch, bound by latency
-//     more, gate and up,
-//     batch-invariant    cuda_two_kernels.cuh: A and B are read once per tile of rows, mostly from
-//                        L2; SwiGLU is part of the second kernel
-//   everything else      reference kernels below, f32; for tests
+//     in a decoder layer   cuda_norm.cuh, cuda_swiglu.cuh, with the parts of cuda_two_kernels.cuh
+//     other products,
+//     ranks above 64,
+//     batch-invariant      cuda_two_kernels.cuh: A and B are read once per tile of rows
+//   everything else        reference kernels below, f32; for tests
 #include "ops/lora/cuda.hpp"
 
 #include "ops/cuda/dispatch_dtype.cuh"
-#include "ops/lora/cuda_cluster.cuh"
+#include "ops/lora/cuda_norm.cuh"
+#include "ops/lora/cuda_swiglu.cuh"
 #include "ops/lora/cuda_two_kernels.cuh"
 
 #include <algorithm>
@@ -21,7 +22,6 @@ namespace {
 using namespace cuda;
 
 constexpr int kThreads = kLoraThreads;
-constexpr int64_t kClusterRows = 512;
 constexpr int kBlocksPerSm = 2; // of expand
 
 // Block: one tile and one part; a warp per rank.
@@ -76,44 +76,25 @@ bool is_16_byte_aligned(const Tensor &tensor) {
     return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0 && tensor.stride(0) % 8 == 0;
 }
 
-// Whether the tensor core kernels support the product.
-bool is_fast(const Tensor &in, const LoraPart *parts, int n_parts) {
+// Whether the tensor core kernels support the input and the outputs of a product.
+bool is_fast_input(const Tensor &in, const LoraWeight &weight) {
+    const DType dtype = weight.a.dtype();
+    return dtype != LLAISYS_DTYPE_F32 && in.dtype() == dtype && in.size(1) % 8 == 0 &&
+           is_16_byte_aligned(in);
+}
+bool are_fast_outputs(const LoraPart *parts, int n_parts) {
     const DType dtype = parts[0].weight->a.dtype();
-    bool is_fast = dtype != LLAISYS_DTYPE_F32 && in.dtype() == dtype && in.size(1) % 8 == 0 &&
-                   is_16_byte_aligned(in);
-    for (int p = 0; p < n_parts; ++p) {
-        const Tensor &out = *parts[p].out;
-        is_fast = is_fast && (out.dtype() == dtype || out.dtype() == LLAISYS_DTYPE_F32) &&
-                  out.size(1) % 8 == 0 && is_16_byte_aligned(out);
-    }
-    return is_fast;
+    return dtype != LLAISYS_DTYPE_F32 &&
+           std::all_of(parts, parts + n_parts, [&](const LoraPart &part) {
+               const Tensor &out = *part.out;
+               return (out.dtype() == dtype || out.dtype() == LLAISYS_DTYPE_F32) &&
+                      out.size(1) % 8 == 0 && is_16_byte_aligned(out);
+           });
 }
 
-LoraArgs args_of(const Tensor &in, const LoraPart *parts, int n_parts, const LoraRows &rows,
-                 const Tensor &scratch) {
-    LoraArgs args{};
-    args.n_parts = n_parts;
-    args.max_rank = int(parts[0].weight->max_rank());
-    args.k = int(in.size(1));
-    args.m = in.size(0);
-    args.splits = int(ceil_div(args.k, kLoraSplit));
-    args.column_blocks = int(ceil_div(int64_t(n_parts) * args.max_rank, 8 * kLoraColumnTiles));
-    args.x = reals(in);
-    args.ldx = in.stride(0);
-    args.rows = rows.rows.as<int32_t>();
-    args.tiles = reinterpret_cast<const LoraTile *>(rows.tiles.as<int32_t>());
-    args.t = scratch.as<float>();
-    for (int p = 0; p < n_parts; ++p) {
-        const LoraWeight &weight = *parts[p].weight;
-        const Tensor &out = *parts[p].out;
-        args.parts[p].a = reals(weight.a);
-        args.parts[p].b = reals(weight.b);
-        args.parts[p].slots = weight.slots.as<int32_t>();
-        args.parts[p].out = reals(out);
-        args.parts[p].ldo = out.stride(0);
-        args.parts[p].n = int(out.size(1));
-    }
-    return args;
+void set_input(LoraArgs *args, const Tensor &in) {
+    args->x = reals(in);
+    args->ldx = in.stride(0);
 }
 
 // Blocks for at most `items` work items.
@@ -129,30 +110,14 @@ void run_shrink(const device::CudaStream &stream, const LoraArgs &args, int64_t 
 }
 
 template <typename T>
-void run_two_kernels(const device::CudaStream &stream, const LoraArgs &args, int64_t n_tiles) {
+void run_expand(const device::CudaStream &stream, const LoraArgs &args, int64_t n_tiles) {
     int chunks = 0;
     for (int p = 0; p < args.n_parts; ++p) {
         chunks += int(ceil_div(args.parts[p].n, 8 * kLoraExpandTiles));
     }
-    run_shrink<T>(stream, args, n_tiles);
     launch(stream, lora_expand_kernel<T>,
            blocks_for(stream, (n_tiles * chunks + kLoraWarps - 1) / kLoraWarps, kBlocksPerSm),
            kThreads, 0, true, args, chunks);
-}
-
-template <typename T, int ColumnTiles, int Blocks>
-void launch_cluster(const device::CudaStream &stream, const LoraArgs &args, int64_t n_tiles) {
-    const auto kernel = lora_cluster_kernel<T, ColumnTiles, Blocks>;
-    set_max_dynamic_smem(kernel, lora_cluster_bytes<ColumnTiles>(kLoraClusterRanks));
-    launch(stream, kernel, unsigned(n_tiles) * kLoraCluster, kThreads,
-           lora_cluster_bytes<ColumnTiles>(args.n_parts * args.max_rank),
-           {true, unsigned(kLoraCluster)}, args);
-}
-
-template <typename T>
-void run_cluster(const device::CudaStream &stream, const LoraArgs &args, int64_t n_tiles) {
-    args.n_parts == 1 ? launch_cluster<T, 2, 4>(stream, args, n_tiles)
-                      : launch_cluster<T, 6, 1>(stream, args, n_tiles);
 }
 
 void run_reference(const device::CudaStream &stream, const LoraArgs &args, unsigned n_tiles) {
@@ -171,42 +136,112 @@ void run_reference(const device::CudaStream &stream, const LoraArgs &args, unsig
 void lora_cuda(const device::Stream &stream, const Tensor &in, const LoraPart *parts, int n_parts,
                const LoraRows &rows, const Tensor &scratch) {
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
-    const LoraArgs args = args_of(in, parts, n_parts, rows, scratch);
-    const int64_t n_tiles = rows.tiles.size(0) - 1;
-    if (!is_fast(in, parts, n_parts)) {
-        return run_reference(cuda_stream, args, unsigned(n_tiles));
+    LoraArgs args = lora_args(rows, scratch, ceil_div(in.size(1), kLoraSplit));
+    set_input(&args, in);
+    for (int p = 0; p < n_parts; ++p) {
+        add_lora_part(&args, *parts[p].weight, parts[p].out);
     }
-    const bool has_cluster = cuda_stream.has_pdl && !cuda_stream.is_exact &&
-                             args.m <= kClusterRows && n_parts * args.max_rank <= kLoraClusterRanks;
+    if (!is_fast_input(in, *parts[0].weight) || !are_fast_outputs(parts, n_parts)) {
+        return run_reference(cuda_stream, args, unsigned(lora_tiles_of(rows)));
+    }
     dispatch_half(in.dtype(), [&](auto type) {
-        using T = decltype(type);
-        has_cluster ? run_cluster<T>(cuda_stream, args, n_tiles)
-                    : run_two_kernels<T>(cuda_stream, args, n_tiles);
+        run_shrink<decltype(type)>(cuda_stream, args, lora_tiles_of(rows));
+        run_expand<decltype(type)>(cuda_stream, args, lora_tiles_of(rows));
     });
 }
 
-bool lora_swiglu_cuda(const device::Stream &stream, const Tensor &in, const LoraPart *parts,
-                      const LoraRows &rows, const Tensor &scratch) {
-    const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
-    const Tensor &gate = *parts[0].out, &up = *parts[1].out;
-    if (!is_fast(in, parts, 2) || gate.dtype() != in.dtype() || up.dtype() != in.dtype()) {
+void lora_expand_cuda(const device::Stream &stream, const LoraPart *parts, int n_parts,
+                      const LoraRows &rows, const Tensor &terms, int64_t splits) {
+    LoraArgs args = lora_args(rows, terms, splits);
+    for (int p = 0; p < n_parts; ++p) {
+        add_lora_part(&args, *parts[p].weight, parts[p].out);
+    }
+    dispatch_half(parts[0].weight->a.dtype(), [&](auto type) {
+        run_expand<decltype(type)>(device::cuda_stream_of(stream), args, lora_tiles_of(rows));
+    });
+}
+
+bool lora_shrink_cuda(const device::Stream &stream, const Tensor &in, const LoraWeight &weight,
+                      const LoraRows &rows, const Tensor &terms, PendingLora *pending) {
+    if (!is_fast_input(in, weight) ||
+        !can_fuse_lora(stream, weight, in.dtype(), weight.out_features())) {
         return false;
     }
-    if (in.size(0) == 0) {
+    *pending = {&weight, &rows, terms, int64_t(ceil_div(in.size(1), kLoraSplit))};
+    if (weight.max_rank() <= kLoraInputRank) {
+        pending->in = in;
         return true;
     }
-    const LoraArgs args = args_of(in, parts, 2, rows, scratch);
-    const int64_t n_tiles = rows.tiles.size(0) - 1;
-    const int chunks = int(ceil_div(gate.size(1), 8 * kLoraExpandTiles));
+    LoraArgs args = lora_args(rows, terms, pending->splits);
+    set_input(&args, in);
+    add_lora_part(&args, weight, nullptr);
     dispatch_half(in.dtype(), [&](auto type) {
-        using T = decltype(type);
-        run_shrink<T>(cuda_stream, args, n_tiles);
-        launch(
-            cuda_stream, lora_expand_swiglu_kernel<T>,
-            blocks_for(cuda_stream, (n_tiles * chunks + kLoraWarps - 1) / kLoraWarps, kBlocksPerSm),
-            kThreads, 0, true, args, chunks);
+        run_shrink<decltype(type)>(device::cuda_stream_of(stream), args, lora_tiles_of(rows));
     });
     return true;
+}
+
+bool can_fuse_lora(const device::Stream &stream, const LoraWeight &weight, DType dtype,
+                   int64_t in_features) {
+    const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
+    return cuda_stream.has_pdl && !cuda_stream.is_exact && dtype != LLAISYS_DTYPE_F32 &&
+           weight.a.dtype() == dtype && weight.max_rank() <= kLoraFusedRank &&
+           in_features % 8 == 0 && in_features <= kLoraNormMaxBlocks * kLoraNormColumns;
+}
+
+void lora_norm_cuda(const device::Stream &stream, const LoraNorm &norm, const PendingLora &pending,
+                    const LoraWeight *const *weights, int n_parts, const LoraRows &rows,
+                    const Tensor &terms) {
+    LoraNormArgs args{};
+    if (pending.weight != nullptr) {
+        args.before = lora_args(*pending.rows, pending.terms, pending.splits);
+        add_lora_part(&args.before, *pending.weight, nullptr);
+        if (pending.in.defined()) {
+            set_input(&args.before, pending.in);
+        }
+    }
+    args.next = lora_args(rows, terms, kLoraNormSplits);
+    for (int p = 0; p < n_parts; ++p) {
+        add_lora_part(&args.next, *weights[p], nullptr);
+    }
+    args.residual = norm.residual.as<float>();
+    args.ld_residual = norm.residual.stride(0);
+    args.normed = norm.normed.data();
+    args.ld_normed = norm.normed.stride(0);
+    args.weight = reals(norm.weight);
+    args.epsilon = norm.epsilon;
+    args.tile_parts = lora_tile_parts(args.next.m);
+    const auto n_blocks = unsigned(lora_tiles_of(rows) * args.tile_parts * kLoraCluster);
+    const int64_t columns = norm.residual.size(1);
+    dispatch_half(norm.normed.dtype(), [&](auto type) {
+        using T = decltype(type);
+        const auto kernel = columns <= kLoraNormColumns       ? lora_norm_kernel<T, 1>
+                            : columns <= 2 * kLoraNormColumns ? lora_norm_kernel<T, 2>
+                                                              : lora_norm_kernel<T, 4>;
+        launch(device::cuda_stream_of(stream), kernel, n_blocks, kThreads, 0,
+               {true, unsigned(kLoraCluster)}, args);
+    });
+}
+
+void lora_swiglu_cuda(const device::Stream &stream, const LoraPart *gate_up, const LoraRows &rows,
+                      const Tensor &terms, const LoraWeight *down, const Tensor &down_terms,
+                      PendingLora *pending) {
+    LoraSwigluArgs args{};
+    args.gate_up = lora_args(rows, terms, kLoraNormSplits);
+    add_lora_part(&args.gate_up, *gate_up[0].weight, gate_up[0].out);
+    add_lora_part(&args.gate_up, *gate_up[1].weight, gate_up[1].out);
+    const int64_t chunks = ceil_div(gate_up[0].out->size(1), kLoraSwigluSplit);
+    if (down != nullptr) {
+        *pending = {down, &rows, down_terms, chunks};
+        args.down = lora_args(rows, down_terms, chunks);
+        add_lora_part(&args.down, *down, nullptr);
+    }
+    args.tile_parts = lora_tile_parts(args.gate_up.m);
+    const dim3 grid(unsigned(chunks), unsigned(lora_tiles_of(rows) * args.tile_parts));
+    dispatch_half(gate_up[0].weight->a.dtype(), [&](auto type) {
+        launch(device::cuda_stream_of(stream), lora_swiglu_kernel<decltype(type)>, grid, kThreads,
+               0, true, args);
+    });
 }
 
 } // namespace llaisys::ops

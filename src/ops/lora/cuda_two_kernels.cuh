@@ -1,20 +1,17 @@
 // LoRA by two kernels:
 //
 //   shrink   t[split, i, part, r] = sum over one split of the input of x * A
-//   expand   out += B (scale * sum over the splits of t), or the same for gate and up with SwiGLU
+//   expand   out += B (scale * sum over the splits of t)
 //
 // Work items are (tile, ..); the number of used tiles is read on the device, so that one captured
 // graph serves any adapters. A split has a fixed size and order of summation: results are
 // batch-invariant.
 #pragma once
 
-#include "ops/cuda/swiglu_rows.cuh"
-#include "ops/lora/cuda.hpp"
-#include "ops/lora/cuda_tiles.cuh"
+#include "ops/cuda/lora_tiles.cuh"
 
 namespace llaisys::ops::cuda {
 
-constexpr int kLoraColumnTiles = 6; // 8 ranks each, of one work item of shrink
 constexpr int kLoraExpandTiles = 4; // of 8 outputs, of one work item of expand
 
 // Item of a block: one tile, one split, kLoraColumnTiles column tiles. Each warp sums kBlocks
@@ -22,9 +19,8 @@ constexpr int kLoraExpandTiles = 4; // of 8 outputs, of one work item of expand
 template <typename T>
 __global__ void __launch_bounds__(kLoraThreads, 1)
     lora_shrink_kernel(const __grid_constant__ LoraArgs args) {
-    constexpr int kColumns = 8 * kLoraColumnTiles;
     constexpr int kBlocks = kLoraSplit / (kLoraWarps * kLoraBlockK);
-    __shared__ float sums[kLoraWarps][kLoraMmaRows][kColumns + 2];
+    __shared__ LoraWarpSums<kLoraColumnTiles> sums;
     LoraWait wait;
     const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
     const int g = lane / 4, q = lane % 4;
@@ -34,8 +30,7 @@ __global__ void __launch_bounds__(kLoraThreads, 1)
         const LoraTile tile = args.tile(item / items_per_tile);
         const int split = item % args.splits;
         const int first_column = item / args.splits % args.column_blocks * kLoraColumnTiles;
-        const int n_columns = args.n_parts * tile.rank - 8 * first_column;
-        if (n_columns <= 0) {
+        if (8 * first_column >= args.n_parts * tile.rank) {
             continue;
         }
         const int k0 = split * int(kLoraSplit) + warp * kBlocks * kLoraBlockK;
@@ -71,29 +66,7 @@ __global__ void __launch_bounds__(kLoraThreads, 1)
                     lora_shrink_mma<T>(acc[c], low[b], high[b], weights[c][b]);
                 }
             }
-#pragma unroll
-            for (int c = 0; c < kLoraColumnTiles; ++c) {
-                float *row = &sums[warp][g][8 * c + 2 * q];
-                *reinterpret_cast<float2 *>(row) = make_float2(acc[c][0], acc[c][1]);
-                row = &sums[warp][g + 8][8 * c + 2 * q];
-                *reinterpret_cast<float2 *>(row) = make_float2(acc[c][2], acc[c][3]);
-            }
-            __syncthreads();
-            for (int i = threadIdx.x; i < kLoraMmaRows * kColumns; i += kLoraThreads) {
-                const int row = i / kColumns, c = i % kColumns;
-                if (c >= n_columns || at + row >= tile.count) {
-                    continue;
-                }
-                float sum = 0;
-#pragma unroll
-                for (int w = 0; w < kLoraWarps; ++w) {
-                    sum += sums[w][row][c];
-                }
-                const int part = (8 * first_column + c) / tile.rank;
-                args.sums(split, tile.first + at + row,
-                          part)[8 * first_column + c - part * tile.rank] = sum;
-            }
-            __syncthreads();
+            sums.store(args, tile, at, split, 8 * first_column, acc);
         }
     }
     wait();
@@ -106,7 +79,7 @@ __device__ __forceinline__ float4 lora_sum_4(const LoraArgs &args, const LoraTil
     if (row < tile.count) {
         const float *t = args.sums(0, tile.first + row, part) + r;
         const int64_t stride = args.m * args.n_parts * args.max_rank;
-#pragma unroll 4
+#pragma unroll 8
         for (int s = 0; s < args.splits; ++s) {
             add_4(sum, *reinterpret_cast<const float4 *>(t + s * stride));
         }
@@ -195,79 +168,6 @@ __global__ void __launch_bounds__(kLoraThreads, 2)
                     values[i] += added[i];
                 }
                 store_8<T>(part.out, to[half], values);
-            }
-        }
-    }
-    wait();
-}
-
-// Item of a warp: one tile, with or without an adapter, 8 * kLoraExpandTiles outputs of gate and of
-// up.
-template <typename T>
-__global__ void __launch_bounds__(kLoraThreads, 2)
-    lora_expand_swiglu_kernel(const __grid_constant__ LoraArgs args, int chunks) {
-    using Outputs = LoraWarpOutputs<T, kLoraExpandTiles>;
-    const int g = threadIdx.x % kWarpSize / 4;
-    const LoraKernelPart &gate = args.parts[0], &up = args.parts[1];
-    LoraWait wait;
-    const int n_items = args.n_tiles() * chunks;
-    const int n_warps = gridDim.x * kLoraWarps;
-    for (int item = blockIdx.x * kLoraWarps + threadIdx.x / kWarpSize; item < n_items;
-         item += n_warps) {
-        const LoraTile tile = args.tile(item / chunks);
-        const int output = item % chunks * Outputs::kOutputs;
-        const Outputs gate_outputs(args, gate, tile.slot, output);
-        const Outputs up_outputs(args, up, tile.slot, output);
-        typename Outputs::Weights gate_weights, up_weights;
-        float gate_scale = 0, up_scale = 0;
-        if (tile.slot >= 0) {
-            gate_outputs.load(0, gate_weights);
-            up_outputs.load(0, up_weights);
-            gate_scale = gate.scale(tile.slot);
-            up_scale = up.scale(tile.slot);
-        }
-        for (int at = 0; at < tile.count; at += kLoraMmaRows) {
-            int64_t index[2];
-            bool is_valid[2];
-            Vector8 gate_before[2] = {}, up_before[2] = {};
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int row = at + g + 8 * half;
-                is_valid[half] = row < tile.count && gate_outputs.first < gate.n;
-                index[half] = args.rows[tile.first + (row < tile.count ? row : 0)];
-            }
-            wait();
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                if (is_valid[half]) {
-                    gate_before[half] =
-                        load_vector_8(gate.out, index[half] * gate.ldo + gate_outputs.first);
-                    up_before[half] =
-                        load_vector_8(up.out, index[half] * up.ldo + gate_outputs.first);
-                }
-            }
-            typename Outputs::Sums gate_sums = {}, up_sums = {};
-            if (tile.slot >= 0) {
-                lora_multiply<T, kLoraExpandTiles>(args, tile, 0, at, gate_scale, gate_outputs,
-                                                   gate_weights, gate_sums);
-                lora_multiply<T, kLoraExpandTiles>(args, tile, 1, at, up_scale, up_outputs,
-                                                   up_weights, up_sums);
-            }
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                if (!is_valid[half]) {
-                    continue;
-                }
-                float gates[8], ups[8], gate_added[8], up_added[8];
-                unpack_8<T>(gate_before[half], false, gates);
-                unpack_8<T>(up_before[half], false, ups);
-                Outputs::values(gate_sums, half, 0, gate_added);
-                Outputs::values(up_sums, half, 0, up_added);
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    gates[i] = swiglu(gates[i] + gate_added[i], ups[i] + up_added[i]);
-                }
-                store_8<T>(gate.out, index[half] * gate.ldo + gate_outputs.first, gates);
             }
         }
     }

@@ -3,7 +3,6 @@
 #include "ops/checks.hpp"
 #include "ops/lora/cpu.hpp"
 #include "ops/lora/cuda.hpp"
-#include "ops/swiglu/op.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -17,8 +16,6 @@ namespace {
 constexpr int64_t kFewRows = 512;
 constexpr int64_t kSmallTile = 16;
 constexpr int64_t kLargeTile = 64;
-
-int64_t tile_rows(int64_t m) { return m <= kFewRows ? kSmallTile : kLargeTile; }
 
 int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
@@ -143,8 +140,10 @@ void LoraWeight::clear(const device::Stream &stream, int64_t slot) const {
     slots.slice(0, slot, slot + 1).load(stream, entry, sizeof entry);
 }
 
+int64_t lora_tile_rows(int64_t m) { return m <= kFewRows ? kSmallTile : kLargeTile; }
+
 int64_t lora_tiles(int64_t m, int64_t n_slots) {
-    return 1 + std::min(m, (m + tile_rows(m) - 1) / tile_rows(m) + n_slots + 1);
+    return 1 + std::min(m, (m + lora_tile_rows(m) - 1) / lora_tile_rows(m) + n_slots + 1);
 }
 
 void group_lora_rows(const int32_t *slots, int64_t m, const int32_t *ranks, int64_t n_slots,
@@ -161,7 +160,7 @@ void group_lora_rows(const int32_t *slots, int64_t m, const int32_t *ranks, int6
         ++next[group_of(slots[i]) + 1];
     }
     auto *tile = reinterpret_cast<LoraTile *>(tiles) + 1;
-    const auto most = int32_t(tile_rows(m));
+    const auto most = int32_t(lora_tile_rows(m));
     for (int64_t g = 0; g <= n_slots; ++g) {
         int32_t first = next[size_t(g)];
         const int32_t end = next[size_t(g) + 1] += first;
@@ -176,6 +175,8 @@ void group_lora_rows(const int32_t *slots, int64_t m, const int32_t *ranks, int6
         }
     }
     tiles[1] = int32_t(tile - reinterpret_cast<LoraTile *>(tiles) - 1);
+    auto *end = reinterpret_cast<LoraTile *>(tiles) + lora_tiles(m, n_slots);
+    std::fill(tile, end, LoraTile{-1, 0, 0, 0});
     tiles[2] = tiles[3] = 0;
     for (int64_t i = 0; i < m; ++i) {
         rows[next[group_of(slots[i])]++] = int32_t(i);
@@ -183,8 +184,7 @@ void group_lora_rows(const int32_t *slots, int64_t m, const int32_t *ranks, int6
 }
 
 int64_t lora_scratch(int64_t m, int64_t n_parts, int64_t in_features, int64_t max_rank) {
-    const int64_t splits = std::max<int64_t>(1, (in_features + kLoraSplit - 1) / kLoraSplit);
-    return splits * m * n_parts * round_up(max_rank, kLoraRankUnit);
+    return lora_splits(in_features, max_rank) * m * n_parts * round_up(max_rank, kLoraRankUnit);
 }
 
 void lora(const device::Stream &stream, const Tensor &in, const LoraPart *parts, int n_parts,
@@ -206,18 +206,20 @@ void lora(const device::Stream &stream, const Tensor &in, const LoraPart *parts,
     }
 }
 
-void lora_swiglu(const device::Stream &stream, const Tensor &in, const LoraPart &gate,
-                 const LoraPart &up, const LoraRows &rows, const Tensor &scratch) {
-    const LoraPart parts[] = {gate, up};
-    check_lora({"lora_swiglu", stream}, in, parts, 2, rows, scratch);
-#if defined(LLAISYS_HAVE_CUDA)
-    if (stream.type() == LLAISYS_DEVICE_NVIDIA &&
-        lora_swiglu_cuda(stream, in, parts, rows, scratch)) {
+void add_pending_lora(const device::Stream &stream, const Tensor &out, const PendingLora &pending) {
+    if (pending.weight == nullptr || out.size(0) == 0) {
         return;
     }
+#if defined(LLAISYS_HAVE_CUDA)
+    if (stream.type() == LLAISYS_DEVICE_NVIDIA) {
+        const LoraPart part{pending.weight, &out};
+        if (pending.in.defined()) {
+            return lora(stream, pending.in, &part, 1, *pending.rows, pending.terms);
+        }
+        return lora_expand_cuda(stream, &part, 1, *pending.rows, pending.terms, pending.splits);
+    }
 #endif
-    lora(stream, in, parts, 2, rows, scratch);
-    swiglu(stream, *gate.out, *gate.out, *up.out);
+    Checks{"add_pending_lora", stream}.no_kernel();
 }
 
 } // namespace llaisys::ops

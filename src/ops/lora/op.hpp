@@ -8,6 +8,8 @@
 #include "device/runtime.hpp"
 #include "tensor/tensor.hpp"
 
+#include <algorithm>
+
 namespace llaisys::ops {
 
 constexpr int64_t kMaxLoraRank = 256;
@@ -51,10 +53,12 @@ struct LoraTile {
 struct LoraRows {
     Tensor rows; // i32 [m]: row indices, those of a tile adjacent
     // i32 [1 + n_tiles, 4]: first the number of tiles with an adapter, of all tiles, and zeros;
-    // then the LoraTiles, those with an adapter first.
+    // then the LoraTiles, those with an adapter first, unused ones without rows last.
     Tensor tiles;
 };
 
+// Most rows of a tile in a step of m rows.
+int64_t lora_tile_rows(int64_t m);
 // Rows of LoraRows::tiles for m rows; the same for any slots of the rows.
 int64_t lora_tiles(int64_t m, int64_t n_slots);
 // Fills rows [m] and tiles [lora_tiles(m, n_slots), 4] from the slots [m] of the rows. ranks
@@ -67,7 +71,7 @@ struct LoraPart {
     const Tensor *out; // real [m, out], any row stride
 };
 
-// Floats of scratch that lora() needs for m rows, parts of in_features and max_rank (rounded up).
+// Floats of scratch for t of m rows: parts of in_features and max_rank (rounded up).
 int64_t lora_scratch(int64_t m, int64_t n_parts, int64_t in_features, int64_t max_rank);
 
 // For each part: out[i] += scale * B (A in[i]) for the rows with an adapter. in real [m, in]; parts
@@ -75,8 +79,66 @@ int64_t lora_scratch(int64_t m, int64_t n_parts, int64_t in_features, int64_t ma
 void lora(const device::Stream &stream, const Tensor &in, const LoraPart *parts, int n_parts,
           const LoraRows &rows, const Tensor &scratch);
 
-// lora() of gate and up, then gate.out = up * silu(gate); up.out is undefined afterwards.
-void lora_swiglu(const device::Stream &stream, const Tensor &in, const LoraPart &gate,
-                 const LoraPart &up, const LoraRows &rows, const Tensor &scratch);
+// A product t = A x whose B t is to be added to a tensor later.
+struct PendingLora {
+    const LoraWeight *weight = nullptr; // null: none
+    const LoraRows *rows = nullptr;
+    Tensor terms; // f32 [splits, m, max_rank]: t is their sum
+    int64_t splits = 0;
+    Tensor in = {}; // defined: x; t has not been computed, terms are scratch of lora()
+};
+
+// out += scale * B t; does nothing for a weight of null.
+void add_pending_lora(const device::Stream &stream, const Tensor &out, const PendingLora &pending);
+
+// -- CUDA: LoRA fused into the kernels of a decoder layer ------------------------------------------
+//
+// t = A x is stored as a sum of terms [splits, m, n_parts, max_rank], in the order of
+// LoraRows::rows:
+//
+//   lora_norm     RMS norm of residual + B t, and t of the products that read its result
+//   lora_expand   B t of q, k and v
+//   lora_shrink   t of the output projection, for ranks that lora_norm does not support
+//   lora_swiglu   SwiGLU of gate + B t and up + B t, and t of the down projection
+
+constexpr int64_t kLoraSplit = 1024;      // values of the input that one block of shrink sums
+constexpr int64_t kLoraNormSplits = 8;    // terms of lora_norm: blocks of a cluster
+constexpr int64_t kLoraSwigluSplit = 512; // values that one block of lora_swiglu sums
+constexpr int64_t kLoraFusedRank = 64;    // largest max_rank of lora_norm and lora_swiglu
+constexpr int64_t kLoraInputRank = 32;    // largest max_rank with which lora_norm computes A x
+
+// The most terms of any kernel for an input of in_features.
+inline int64_t lora_splits(int64_t in_features, int64_t max_rank) {
+    const auto terms = [&](int64_t size) { return (in_features + size - 1) / size; };
+    return max_rank > kLoraFusedRank ? std::max<int64_t>(1, terms(kLoraSplit))
+                                     : std::max<int64_t>(kLoraNormSplits, terms(kLoraSwigluSplit));
+}
+
+void lora_expand_cuda(const device::Stream &stream, const LoraPart *parts, int n_parts,
+                      const LoraRows &rows, const Tensor &terms, int64_t splits);
+
+// A product of `in` that lora_norm adds; with a larger rank, t into terms. False: not supported for
+// these sizes or dtypes; nothing was queued.
+bool lora_shrink_cuda(const device::Stream &stream, const Tensor &in, const LoraWeight &weight,
+                      const LoraRows &rows, const Tensor &terms, PendingLora *pending);
+
+// Whether lora_norm_cuda and lora_swiglu_cuda support an input of in_features.
+bool can_fuse_lora(const device::Stream &stream, const LoraWeight &weight, DType dtype,
+                   int64_t in_features);
+
+// residual f32 [m, in] += pending, normed = its RMS norm, and t of the n_parts weights into terms.
+struct LoraNorm {
+    const Tensor &residual, &weight, &normed;
+    float epsilon;
+};
+void lora_norm_cuda(const device::Stream &stream, const LoraNorm &norm, const PendingLora &pending,
+                    const LoraWeight *const *weights, int n_parts, const LoraRows &rows,
+                    const Tensor &terms);
+
+// gate.out = up * silu(gate), each with B t of its terms of lora_norm_cuda; t of down (null: none)
+// into down_terms.
+void lora_swiglu_cuda(const device::Stream &stream, const LoraPart *gate_up, const LoraRows &rows,
+                      const Tensor &terms, const LoraWeight *down, const Tensor &down_terms,
+                      PendingLora *pending);
 
 } // namespace llaisys::ops

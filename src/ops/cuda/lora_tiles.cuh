@@ -63,20 +63,58 @@ struct LoraArgs {
     }
 };
 
-// grid_dependency_wait() and launch_dependents(), once. Tiles, rows and adapters may be read before:
-// the first kernel of a step waits for them before it launches dependents. Every thread must call
-// it, because the kernel after this one relies on the wait.
+constexpr int kLoraColumnTiles = 6; // of 8 ranks, summed at a time by shrink and norm
+
+inline LoraArgs lora_args(const LoraRows &rows, const Tensor &terms, int64_t splits) {
+    LoraArgs args{};
+    args.m = rows.rows.size(0);
+    args.splits = int(splits);
+    args.rows = rows.rows.as<int32_t>();
+    args.tiles = reinterpret_cast<const LoraTile *>(rows.tiles.as<int32_t>());
+    args.t = terms.as<float>();
+    return args;
+}
+
+// out null: t only.
+inline void add_lora_part(LoraArgs *args, const LoraWeight &weight, const Tensor *out) {
+    LoraKernelPart &part = args->parts[args->n_parts++];
+    part.a = reals(weight.a);
+    part.b = reals(weight.b);
+    part.slots = weight.slots.as<int32_t>();
+    part.n = int(weight.out_features());
+    if (out != nullptr) {
+        part.out = reals(*out);
+        part.ldo = out->stride(0);
+    }
+    args->k = int(weight.in_features());
+    args->max_rank = int(weight.max_rank());
+    args->column_blocks =
+        int(ceil_div(int64_t(args->n_parts) * args->max_rank, 8 * kLoraColumnTiles));
+}
+
+// 16-row parts of a tile of m rows.
+inline int lora_tile_parts(int64_t m) { return int(ceil_div(lora_tile_rows(m), kLoraMmaRows)); }
+
+inline int64_t lora_tiles_of(const LoraRows &rows) { return rows.tiles.size(0) - 1; }
+
+// launch_dependents() at the start of a kernel and grid_dependency_wait() once. Tiles, rows and
+// adapters may be read before: the first kernel of a step waits for them before it launches
+// dependents. Every thread must call it, because the kernel after this one relies on the wait.
 struct LoraWait {
     bool is_done = false;
 
+    __device__ __forceinline__ LoraWait() { launch_dependents(); }
     __device__ __forceinline__ void operator()() {
         if (!is_done) {
             grid_dependency_wait();
-            launch_dependents();
             is_done = true;
         }
     }
 };
+
+__device__ __forceinline__ void prefetch_l2(const void *p) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
 
 __device__ __forceinline__ uint4 load_16_or_zero(const void *p, bool is_valid) {
     return is_valid ? *static_cast<const uint4 *>(p) : make_uint4(0, 0, 0, 0);
@@ -199,20 +237,113 @@ __device__ __forceinline__ void unpack_8(const Vector8 &bits, bool is_f32, float
         }
     }
 }
+template <typename T> __device__ __forceinline__ uint4 pack_8(const float (&values)[8]) {
+    return make_uint4(pack_pair<T>(values[0], values[1]), pack_pair<T>(values[2], values[3]),
+                      pack_pair<T>(values[4], values[5]), pack_pair<T>(values[6], values[7]));
+}
 template <typename T>
 __device__ __forceinline__ void store_8(const Reals &to, int64_t at, const float (&values)[8]) {
-    uint4 bits;
     if (to.dtype == LLAISYS_DTYPE_F32) {
         auto *p = reinterpret_cast<float4 *>(static_cast<float *>(to.data) + at);
         p[0] = make_float4(values[0], values[1], values[2], values[3]);
         p[1] = make_float4(values[4], values[5], values[6], values[7]);
         return;
     }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        reinterpret_cast<uint32_t *>(&bits)[i] = pack_pair<T>(values[2 * i], values[2 * i + 1]);
-    }
-    *reinterpret_cast<uint4 *>(static_cast<T *>(to.data) + at) = bits;
+    *reinterpret_cast<uint4 *>(static_cast<T *>(to.data) + at) = pack_8<T>(values);
 }
+
+// t of 16 rows of a tile, for all warps of a block: partial sums of the terms in shared memory.
+template <int Parts> struct LoraTileTerms {
+    // [groups, 16, n_parts * rank]: a group of threads sums every groups-th term.
+    static constexpr int kValues = kLoraMmaRows * int(kLoraFusedRank) * Parts;
+    __align__(16) float sums[kValues];
+
+    static __device__ __forceinline__ int groups(int n_columns) {
+        return max(1, 4 * kLoraThreads / (kLoraMmaRows * n_columns));
+    }
+    // Of the rows from index `at` of the tile on. __syncthreads() before operand().
+    __device__ __forceinline__ void load(const LoraArgs &args, const LoraTile &tile, int at) {
+        const int n_columns = args.n_parts * tile.rank, n_groups = groups(n_columns);
+        const int size = kLoraMmaRows * n_columns;
+        const int64_t stride = args.m * args.n_parts * args.max_rank;
+        for (int i = 4 * threadIdx.x; i < n_groups * size; i += 4 * kLoraThreads) {
+            const int group = i / size, row = i % size / n_columns, column = i % n_columns;
+            const int part = column / tile.rank;
+            float4 sum = make_float4(0, 0, 0, 0);
+            if (at + row < tile.count) {
+                const float *from =
+                    args.sums(0, tile.first + at + row, part) + column - part * tile.rank;
+#pragma unroll 8
+                for (int s = group; s < args.splits; s += n_groups) {
+                    add_4(sum, *reinterpret_cast<const float4 *>(from + s * stride));
+                }
+            }
+            *reinterpret_cast<float4 *>(sums + i) = sum;
+        }
+    }
+    // Operand of expand: 16 ranks from `column` on.
+    template <typename T>
+    __device__ __forceinline__ void operand(int n_columns, int column, float scale,
+                                            uint32_t (&operand)[4], int n_groups) const {
+        const int lane = threadIdx.x % kWarpSize, g = lane / 4, q = lane % 4;
+        const float *from = sums + g * n_columns + column + 4 * q;
+        float4 low = make_float4(0, 0, 0, 0), high = low;
+        for (int i = 0; i < n_groups; ++i) {
+            add_4(low, *reinterpret_cast<const float4 *>(from));
+            add_4(high, *reinterpret_cast<const float4 *>(from + 8 * n_columns));
+            from += kLoraMmaRows * n_columns;
+        }
+        lora_operand<T>(scale, low, high, operand);
+    }
+    template <typename T>
+    __device__ __forceinline__ void operand(int n_columns, int column, float scale,
+                                            uint32_t (&result)[4]) const {
+        operand<T>(n_columns, column, scale, result, groups(n_columns));
+    }
+};
+
+// Sums of the warps of a block: 16 rows, 8 * Tiles ranks.
+template <int Tiles> struct LoraWarpSums {
+    static constexpr int kColumns = 8 * Tiles;
+    float sums[kLoraWarps][kLoraMmaRows][kColumns + 2];
+
+    __device__ __forceinline__ void put(const float (&acc)[4], int c) {
+        const int warp = threadIdx.x / kWarpSize, lane = threadIdx.x % kWarpSize;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            *reinterpret_cast<float2 *>(&sums[warp][lane / 4 + 8 * half][8 * c + 2 * (lane % 4)]) =
+                make_float2(acc[2 * half], acc[2 * half + 1]);
+        }
+    }
+    // The sum over the warps; after __syncthreads().
+    __device__ __forceinline__ float get(int row, int column) const {
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < kLoraWarps; ++w) {
+            sum += sums[w][row][column];
+        }
+        return sum;
+    }
+    // Stores the term `split` of the ranks from `first` on, counted over all parts, of the rows from
+    // index `at` of the tile on. Synchronizes the block.
+    __device__ __forceinline__ void store(const LoraArgs &args, const LoraTile &tile, int at,
+                                          int split, int first, const float (&acc)[Tiles][4]) {
+#pragma unroll
+        for (int c = 0; c < Tiles; ++c) {
+            put(acc[c], c);
+        }
+        __syncthreads();
+        for (int i = threadIdx.x; i < kLoraMmaRows * kColumns; i += kLoraThreads) {
+            const int row = i / kColumns, column = first + i % kColumns;
+            const int part = column / tile.rank;
+            if (part >= args.n_parts || at + row >= tile.count) {
+                continue;
+            }
+            args.sums(split, tile.first + at + row, part)[column - part * tile.rank] =
+                get(row, i % kColumns);
+        }
+        __syncthreads();
+    }
+};
 
 } // namespace llaisys::ops::cuda
