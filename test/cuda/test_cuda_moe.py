@@ -167,7 +167,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(streams: dict[str, Stream])
 # (gate and up, down); the last ones have no fast kernel
 QUANTISED = [
     ("q4_k", "q6_k"), ("q4_1", "q8_0"), ("i4_g128", "i4_g32"), ("f8 by row", "f8 by row"),
-    ("f8 by block", "q5_k"), ("q2_k", "i8_g128"), ("q4_0 q5_0", "q4_0"), ("bf16", "q8_0"),
+    ("f8 by block", "q5_k"), ("q2_k", "i8_g128"), ("q4_0+q5_0", "q4_0"), ("bf16", "q8_0"),
 ]  # fmt: skip
 # (tokens, experts of a token, experts): few tokens, tiles of 16 and 64 pairs
 QUANTISED_TOKENS = [(1, 1, 2), (1, 8, 16), (4, 2, 5), (3, 10, 12), (5, 2, 14), (150, 4, 6)]
@@ -193,7 +193,7 @@ def test_quantised_experts_match_dequantised_ones(
     if down in ("i4_g32", "q4_0", "q8_0"):
         inner = 160
     shapes = [(inner, hidden), (inner, hidden), (hidden, inner)]
-    kinds = [*(outer.split() * 2)[:2], down]
+    kinds = [*(outer.split("+") * 2)[:2], down]
     ids, weights = experts_of(n, k, experts)
     made = [random_experts(kind, experts, *s) for kind, s in zip(kinds, shapes, strict=True)]
 
