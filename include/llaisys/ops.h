@@ -114,7 +114,8 @@ LLAISYS_API int32_t llaisysKvStore(llaisysStream_t stream, llaisysTensor_t cache
  * d] strided; k_cache, v_cache [n_slots, kv_heads, d], heads a multiple of kv_heads; q_rows,
  * begin, end i32 [n]; tables i32 [rows, width]. All real, or both caches of 8 bits as written
  * by llaisysKvStore; accumulation in f32; an empty list gives zeros. Tiles are aligned to entry
- * numbers, so that the result of a token depends only on its own list. */
+ * numbers, so that the result of a token depends only on its own list. v_cache NULL: the values are
+ * the first dv of each key (latent attention), and out is [n, heads, dv]; not with 8 bits. */
 LLAISYS_API int32_t llaisysAttention(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q,
                                      llaisysTensor_t k_cache, llaisysTensor_t v_cache,
                                      llaisysTensor_t q_rows, llaisysTensor_t begin,

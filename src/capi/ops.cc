@@ -321,11 +321,13 @@ ops::AttentionLists lists_of(llaisysTensor_t q_rows, llaisysTensor_t begin, llai
 void attend(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q, llaisysTensor_t k_cache,
             llaisysTensor_t v_cache, const ops::AttentionLists &lists, float scale,
             float soft_cap = 0.0f, llaisysTensor_t sinks = nullptr) {
-    const ops::KvLayer kv = ops::slot_major(tensor_of(k_cache, "attention: k_cache"),
-                                            tensor_of(v_cache, "attention: v_cache"));
-    ops::attention(stream_of(stream), tensor_of(out, "attention: out"),
-                   tensor_of(q, "attention: q"), kv, lists, scale, soft_cap,
-                   sinks != nullptr ? &tensor_of(sinks, "attention: sinks") : nullptr);
+    const Tensor &keys = tensor_of(k_cache, "attention: k_cache");
+    const Tensor &result = tensor_of(out, "attention: out");
+    const ops::KvLayer kv = v_cache != nullptr
+                                ? ops::slot_major(keys, tensor_of(v_cache, "attention: v_cache"))
+                                : ops::slot_major(keys, result.ndim() == 3 ? result.size(2) : 0);
+    ops::attention(stream_of(stream), result, tensor_of(q, "attention: q"), kv, lists, scale,
+                   soft_cap, sinks != nullptr ? &tensor_of(sinks, "attention: sinks") : nullptr);
 }
 
 } // namespace

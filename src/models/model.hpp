@@ -33,8 +33,10 @@ struct KvSpec {
     int64_t n_heads = 0; // key/value heads of this rank
     int64_t head_dim = 0;
     DType dtype = LLAISYS_DTYPE_INVALID; // default; the caller may choose another
-    // f32 [head_dim / 2] or [n_layers, head_dim / 2]: rotates keys in a context shift
+    // f32 [d / 2] or [n_layers, d / 2]: rotates the last d values of keys in a context shift
     Tensor inv_freq;
+    // 0: values have a tensor of their own. Otherwise they are the first value_dim of each key.
+    int64_t value_dim = 0;
 };
 
 // Properties of a model, fixed at construction.

@@ -34,7 +34,12 @@ int64_t head_stride(DType dtype, int64_t head_dim) {
 }
 
 KvLayer slot_major(const Tensor &k, const Tensor &v) {
-    return {k.size(0), k.size(1), k.size(2) - head_stride(k.dtype(), 0), k, v};
+    const int64_t d = k.size(2) - head_stride(k.dtype(), 0);
+    return {k.size(0), k.size(1), d, k, v, d};
+}
+
+KvLayer slot_major(const Tensor &k, int64_t value_dim) {
+    return {k.size(0), k.size(1), k.size(2), k, Tensor(), value_dim};
 }
 
 void check_kv(const Checks &check, const KvLayer &kv) {
@@ -51,9 +56,25 @@ void check_kv(const Checks &check, const KvLayer &kv) {
         check.shape(name, cache, {kv.n_slots, kv.n_heads, kv.head_stride()});
     };
     check_cache("k_cache", kv.k);
-    check_cache("v_cache", kv.v);
+    if (kv.has_values()) {
+        check_cache("v_cache", kv.v);
+    } else if (is_eight_bits(kv.k)) {
+        fail(LLAISYS_ERROR_UNSUPPORTED, check.op, ": k_cache: got dtype ", name_of(kv.k.dtype()),
+             " for keys that contain the values, expected f32, f16 or bf16");
+    } else if (kv.value_dim < 1 || kv.value_dim > kv.head_dim) {
+        fail(LLAISYS_ERROR_INVALID, check.op, ": k_cache: got values of ", kv.value_dim,
+             ", expected 1 to the ", kv.head_dim, " of a key");
+    }
     if (is_eight_bits(kv.k)) {
         check_eight_bits(check, kv);
+    }
+}
+
+void check_has_values(const Checks &check, const KvLayer &kv) {
+    if (!kv.has_values()) {
+        fail(LLAISYS_ERROR_INVALID, check.op,
+             ": got rows of values, expected none: the keys of "
+             "this cache contain the values");
     }
 }
 

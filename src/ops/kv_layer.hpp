@@ -28,17 +28,26 @@ struct KvLayer {
     int64_t n_slots = 0;
     int64_t n_heads = 0;
     int64_t head_dim = 0;
-    Tensor k; // [n_slots, n_heads, head_stride]
-    Tensor v; // the same shape and dtype
+    Tensor k;              // [n_slots, n_heads, head_stride]
+    Tensor v;              // the same shape and dtype; undefined: the first value_dim of each key
+    int64_t value_dim = 0; // of a value; head_dim if v is defined
 
+    bool has_values() const { return v.defined(); } // beside the keys
+    // The tensor that holds the values.
+    const Tensor &values() const { return has_values() ? v : k; }
     int64_t head_stride() const { return ops::head_stride(k.dtype(), head_dim); }
 };
 
 // The CPU and CUDA layout of tensors [n_slots, n_heads, head_stride]; the operators check them.
 KvLayer slot_major(const Tensor &k, const Tensor &v);
+// Keys that contain their values: the first value_dim of each. Not with 8 bits.
+KvLayer slot_major(const Tensor &k, int64_t value_dim);
 
 // Throws naming "k_cache" or "v_cache".
 void check_kv(const Checks &check, const KvLayer &kv);
+
+// Throws when the keys contain the values.
+void check_has_values(const Checks &check, const KvLayer &kv);
 
 // Rows stored to or loaded from slots: [n, n_heads, head_dim] real, or 8-bit rows of the dtype and
 // layout of a cache of n slots: [n, n_heads, head_stride], contiguous.

@@ -12,6 +12,7 @@ struct AttentionCase {
     Tensor q; // [n, heads, d]
     Tensor k; // [n_slots, kv_heads, d]
     Tensor v;
+    int64_t value_dim = 0; // above 0: values are the first value_dim of each key, and v is k
     ops::AttentionLists lists;
     float scale;
 };
@@ -25,6 +26,7 @@ inline int64_t slot_of(const ops::AttentionLists &lists, int64_t row, int64_t e)
 inline void check_attention(const AttentionCase &c, const Tensor &out, double tolerance = 2e-5) {
     const int64_t heads = c.q.size(1);
     const int64_t d = c.q.size(2);
+    const int64_t value_dim = out.size(2);
     const int64_t group = heads / c.k.size(1);
     for (int64_t i = 0; i < c.q.size(0); ++i) {
         const int64_t row = c.lists.q_rows.as<int32_t>()[i];
@@ -32,7 +34,7 @@ inline void check_attention(const AttentionCase &c, const Tensor &out, double to
         const int64_t end = c.lists.end.as<int32_t>()[i];
         for (int64_t h = 0; h < heads; ++h) {
             std::vector<double> weights;
-            std::vector<double> sums(static_cast<size_t>(d), 0.0);
+            std::vector<double> sums(static_cast<size_t>(value_dim), 0.0);
             double max = -kInf;
             double total = 0;
             for (int64_t e = begin; e < end; ++e) {
@@ -46,11 +48,11 @@ inline void check_attention(const AttentionCase &c, const Tensor &out, double to
             for (int64_t e = begin; e < end; ++e) {
                 const double weight = std::exp(weights[size_t(e - begin)] - max);
                 total += weight;
-                for (int64_t x = 0; x < d; ++x) {
+                for (int64_t x = 0; x < value_dim; ++x) {
                     sums[size_t(x)] += weight * get3(c.v, slot_of(c.lists, row, e), h / group, x);
                 }
             }
-            for (int64_t x = 0; x < d; ++x) {
+            for (int64_t x = 0; x < value_dim; ++x) {
                 const double expected = end > begin ? sums[size_t(x)] / total : 0.0;
                 check_close("attention", get3(out, i, h, x), expected,
                             tolerance + unit_of(out.dtype()) * std::abs(expected));
@@ -110,8 +112,11 @@ inline AttentionCase attention_case(const AttentionSizes &s, DType q_dtype, DTyp
 }
 
 inline Tensor run_attention(const Stream &stream, const AttentionCase &c, DType out_dtype = kF32) {
-    const Tensor out = random_strided(c.q.shape(), out_dtype);
-    ops::attention(stream, out, c.q, ops::slot_major(c.k, c.v), c.lists, c.scale);
+    const int64_t value_dim = c.value_dim > 0 ? c.value_dim : c.q.size(2);
+    const Tensor out = random_strided({c.q.size(0), c.q.size(1), value_dim}, out_dtype);
+    const ops::KvLayer kv =
+        c.value_dim > 0 ? ops::slot_major(c.k, c.value_dim) : ops::slot_major(c.k, c.v);
+    ops::attention(stream, out, c.q, kv, c.lists, c.scale);
     return out;
 }
 

@@ -71,6 +71,31 @@ TEST(attention_gives_a_token_the_same_bits_in_any_batch) {
     });
 }
 
+TEST(attention_reads_values_from_the_keys) {
+    const auto latent = [](AttentionCase c, int64_t value_dim) {
+        c.v = c.k;
+        c.value_dim = value_dim;
+        return c;
+    };
+    for_each_isa([&] {
+        for (DType kv : kReal) {
+            for (const Stream *stream : {&one_thread(), &two_threads()}) {
+                for (const AttentionCase &c :
+                     {latent(attention_case(1, 65, 1, 16, 1, 40, 16, kF32, kv), 32),
+                      latent(attention_case(2, 70, 9, 3, 1, 576, 16, kF32, kv), 512),
+                      latent(attention_case(1, 1100, 2, 4, 2, 35, 7, kF32, kv), 24)}) {
+                    check_attention(c, run_attention(*stream, c));
+                }
+            }
+        }
+        check_any_batch(latent(attention_case(3, 300, 37, 4, 1, 72, 16, kF32, kF32), 64));
+    });
+    const AttentionCase c = attention_case(1, 20, 2, 4, 1, 8, 4, kF32, kF32);
+    const Tensor out = Tensor::create({2, 4, 9}, kF32);
+    CHECK_THROWS(ops::attention(one_thread(), out, c.q, ops::slot_major(c.k, 9), c.lists, 1.0f),
+                 "attention", "values of 9", "the 8 of a key");
+}
+
 TEST(attention_rejects_bad_arguments) {
     const Stream &s = one_thread();
     const AttentionCase good = attention_case(2, 20, 2, 4, 2, 8, 4, kF32, kF32);

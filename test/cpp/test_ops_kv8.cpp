@@ -265,6 +265,38 @@ TEST(storage_in_eight_bits_copies_bytes_and_quantises_what_it_rotates) {
     }
 }
 
+TEST(storage_of_keys_that_contain_the_values) {
+    const int64_t d = 20; // 12 values, 8 rotated
+    const Tensor inv_freq = random_tensor({4}, kF32);
+    runtime::KvStorage storage(one_thread(), 2, 6, 1, d, LLAISYS_DTYPE_BF16, inv_freq, 12);
+    CHECK(storage.bytes() == 2 * 6 * d * 2); // layers, slots, values of a key, bytes of each
+    const Tensor rows = random_tensor({6, 1, d}, LLAISYS_DTYPE_BF16);
+    for (const ops::KvLayer &layer : storage.layers()) {
+        ops::kv_store(one_thread(), layer, rows, nullptr, all_slots(6));
+    }
+    const ops::KvLayer &layer = storage.layers()[1];
+    const int32_t src[] = {0};
+    const int32_t dst[] = {5};
+    storage.copy_slots(one_thread(), src, dst, 1);
+    CHECK(same_bits(layer.k.slice(0, 5, 6), rows.slice(0, 0, 1)));
+    const int32_t slots[] = {2};
+    const int64_t delta[] = {3};
+    storage.shift_slots(one_thread(), slots, delta, 1);
+    for (int64_t x = 0; x < 12; ++x) { // values are not rotated
+        CHECK(get3(layer.k, 2, 0, x) == get3(rows, 2, 0, x));
+    }
+    for (int64_t x = 0; x < 4; ++x) {
+        const double angle = 3 * get(inv_freq, x);
+        const double low = get3(rows, 2, 0, 12 + x);
+        const double high = get3(rows, 2, 0, 16 + x);
+        check_close("shift", get3(layer.k, 2, 0, 12 + x),
+                    low * std::cos(angle) - high * std::sin(angle), 1e-2);
+    }
+    CHECK_THROWS(ops::kv_store(one_thread(), layer, rows, &rows, all_slots(6)), "contain");
+    CHECK_THROWS(runtime::KvStorage(one_thread(), 1, 4, 1, d, kI8, inv_freq, 12), "kv_cache_dtype",
+                 "i8");
+}
+
 TEST(caches_in_eight_bits_are_checked) {
     const Stream &s = one_thread();
     const Tensor values = random_tensor({1, 2, 8}, kF32);

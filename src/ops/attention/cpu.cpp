@@ -45,7 +45,8 @@ struct Call {
     int64_t kv_heads;
     int64_t group; // query heads of one KV head
     int64_t d;
-    int64_t ldo;                     // d rounded up to whole panels
+    int64_t value_dim;
+    int64_t ldo;                     // value_dim rounded up to whole panels
     int64_t max_rows;                // of one KV head in a block
     int64_t heads;                   // largest number of KV heads of an item
     int64_t head_stride;             // cache elements from one KV head to the next
@@ -156,6 +157,7 @@ AttentionTask make_task(const cpu::Kernels &kernels, const Call &call, const Blo
     task.n_tokens = block.n_tokens;
     task.group = call.group;
     task.d = call.d;
+    task.value_dim = call.value_dim;
     task.ldo = call.ldo;
     task.state_stride = head_floats(call);
     task.begin = call.lists.begin.as<int32_t>() + block.first_token;
@@ -202,11 +204,11 @@ void write_out(const cpu::Kernels &kernels, const Call &call, const Block &block
                 sum += std::exp(call.sinks[(first_head + h) * call.group + r % call.group] -
                                 state.m[r]);
             }
-            kernels.scale_in_place(row, sum == 0.0f ? 0.0f : 1.0f / sum, call.d);
+            kernels.scale_in_place(row, sum == 0.0f ? 0.0f : 1.0f / sum, call.value_dim);
             cpu::finish(
                 kernels,
                 head_row(call, call.out, block, r / call.group, first_head + h, r % call.group),
-                call.out.dtype(), row, call.d);
+                call.out.dtype(), row, call.value_dim);
         }
     }
 }
@@ -300,7 +302,7 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
     Call call = {out,
                  q,
                  kv.k,
-                 kv.v,
+                 kv.values(),
                  lists,
                  scale,
                  soft_cap,
@@ -308,7 +310,8 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
                  kv_heads,
                  group,
                  q.size(2),
-                 cpu::round_up(q.size(2), cpu::kPanel),
+                 kv.value_dim,
+                 cpu::round_up(kv.value_dim, cpu::kPanel),
                  tokens * group,
                  1,
                  kv.head_stride(),

@@ -51,19 +51,20 @@ ReferenceCache reference_cache(const Tensor &cache) {
 struct ReferenceArgs {
     cuda::Reals q, out;
     ReferenceCache k, v;
-    int64_t d;
+    int64_t d, value_dim;
     float scale;
     float soft_cap; // 0: none
 };
 
 __global__ void attention_reference_kernel(AttentionArgs args, ReferenceArgs reference) {
-    extern __shared__ float outs[]; // [warp][d]
+    extern __shared__ float outs[]; // [warp][value_dim]
     __shared__ float max_of[kReferenceWarps], sum_of[kReferenceWarps];
     const int token = blockIdx.x;
     const int head = blockIdx.y;
     const int lane = threadIdx.x % kWarpSize;
     const int warp = threadIdx.x / kWarpSize;
     const int64_t d = reference.d;
+    const int64_t value_dim = reference.value_dim;
     const int32_t *table = args.table_of(token);
     const int end = args.end[token];
     float acc[kReferenceColumns] = {};
@@ -90,7 +91,7 @@ __global__ void attention_reference_kernel(AttentionArgs args, ReferenceArgs ref
         max = now;
 #pragma unroll
         for (int j = 0; j < kReferenceColumns; ++j) {
-            if (lane + j * kWarpSize < d) {
+            if (lane + j * kWarpSize < value_dim) {
                 acc[j] = acc[j] * rescale +
                          weight * (value_scale * reference.v.load(at + lane + j * kWarpSize));
             }
@@ -98,8 +99,8 @@ __global__ void attention_reference_kernel(AttentionArgs args, ReferenceArgs ref
     }
 #pragma unroll
     for (int j = 0; j < kReferenceColumns; ++j) {
-        if (lane + j * kWarpSize < d) {
-            outs[warp * d + lane + j * kWarpSize] = acc[j];
+        if (lane + j * kWarpSize < value_dim) {
+            outs[warp * value_dim + lane + j * kWarpSize] = acc[j];
         }
     }
     if (lane == 0) {
@@ -111,12 +112,12 @@ __global__ void attention_reference_kernel(AttentionArgs args, ReferenceArgs ref
     for (int w = 0; w < kReferenceWarps; ++w) {
         top = fmaxf(top, max_of[w]);
     }
-    for (int64_t i = threadIdx.x; i < d; i += kReferenceWarps * kWarpSize) {
+    for (int64_t i = threadIdx.x; i < value_dim; i += kReferenceWarps * kWarpSize) {
         float value = 0;
         float total = 0;
         for (int w = 0; w < kReferenceWarps && top != -INFINITY; ++w) {
             const float rescale = expf(max_of[w] - top);
-            value += outs[w * d + i] * rescale;
+            value += outs[w * value_dim + i] * rescale;
             total += sum_of[w] * rescale;
         }
         if (args.sinks != nullptr) {
@@ -128,18 +129,23 @@ __global__ void attention_reference_kernel(AttentionArgs args, ReferenceArgs ref
 }
 
 void run_reference(const device::CudaStream &stream, const AttentionArgs &args, const Tensor &out,
-                   const Tensor &q, const Tensor &k, const Tensor &v, float scale, float soft_cap) {
+                   const Tensor &q, const KvLayer &kv, float scale, float soft_cap) {
     const int64_t d = q.size(2);
     if (d > kReferenceColumns * kWarpSize) {
         fail(LLAISYS_ERROR_UNSUPPORTED, "attention: heads of ", d, " values, at most ",
              kReferenceColumns * kWarpSize, " on this device");
     }
-    const ReferenceArgs reference{
-        cuda::reals(q), cuda::reals(out), reference_cache(k), reference_cache(v), d,
-        scale,          soft_cap};
+    const ReferenceArgs reference{cuda::reals(q),
+                                  cuda::reals(out),
+                                  reference_cache(kv.k),
+                                  reference_cache(kv.values()),
+                                  d,
+                                  kv.value_dim,
+                                  scale,
+                                  soft_cap};
     const dim3 grid(unsigned(q.size(0)), unsigned(q.size(1)));
     cuda::launch(stream, attention_reference_kernel, grid, kReferenceWarps * kWarpSize,
-                 size_t(kReferenceWarps * d) * sizeof(float), false, args, reference);
+                 size_t(kReferenceWarps * kv.value_dim) * sizeof(float), false, args, reference);
 }
 
 // The kernels of a head_dim; null: none on this device.
@@ -214,7 +220,7 @@ void attention_cuda(const device::Stream &stream, const Tensor &out, const Tenso
     args.out_token = out.stride(0);
     args.out_head = out.stride(1);
     args.k = kv.k.data();
-    args.v = kv.v.data();
+    args.v = kv.values().data();
     const bool is_bytes = is_eight_bits(kv.k.dtype());
     if (is_bytes) {
         args.k_scales = cuda::kv_bytes(kv.k).aligned_scales();
@@ -239,13 +245,13 @@ void attention_cuda(const device::Stream &stream, const Tensor &out, const Tenso
     const DType dtype = q.dtype();
     device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     const bool has_cache = is_bytes ? args.group <= cuda::max_byte_group(d)
-                                    : kv.k.dtype() == dtype && kv.v.dtype() == dtype;
+                                    : kv.k.dtype() == dtype && kv.values().dtype() == dtype;
     const bool is_fast = dtype != LLAISYS_DTYPE_F32 && has_cache && out.dtype() == dtype &&
-                         args.group <= 16 && scale > 0 && is_16_byte_aligned(q) &&
-                         is_16_byte_aligned(out);
+                         args.group <= 16 && scale > 0 && kv.value_dim == d &&
+                         is_16_byte_aligned(q) && is_16_byte_aligned(out);
     const LaunchAttention launch = is_fast ? kernels_of(cuda_stream, d) : nullptr;
     if (launch == nullptr) {
-        return run_reference(cuda_stream, args, out, q, kv.k, kv.v, scale, soft_cap);
+        return run_reference(cuda_stream, args, out, q, kv, scale, soft_cap);
     }
     const cuda::AttentionLaunch all{cuda_stream, args, dtype, n, kv.n_slots, nullptr};
     if (cuda_stream.is_exact) {

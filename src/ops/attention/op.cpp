@@ -53,9 +53,9 @@ void attention(const device::Stream &stream, const Tensor &out, const Tensor &q,
     check.real_rows("q", q, 3);
     const int64_t n = q.size(0);
     const int64_t d = q.size(2);
-    check.real_output("out", out, 3);
-    check.shape("out", out, {n, q.size(1), d});
     check_kv(check, kv);
+    check.real_output("out", out, 3);
+    check.shape("out", out, {n, q.size(1), kv.value_dim});
     if (kv.head_dim != d) {
         fail(LLAISYS_ERROR_INVALID, "attention: k_cache: got heads of ", kv.head_dim,
              ", expected those of q, ", d);

@@ -47,7 +47,7 @@ inline void load_tile(const AttentionTask &task, const TilePlaces &places,
     load_keys(task, places, scratch.keys, fetch);
     if (!is_direct(task)) {
         widen_entries(task.v_cache, task.v_dtype, places, places.first - places.tile,
-                      places.last - places.tile, task.d, task.ldo, scratch.values);
+                      places.last - places.tile, task.value_dim, task.ldo, scratch.values);
     }
     if (has_scales(task)) {
         if constexpr (!kScoresAreScaled) {

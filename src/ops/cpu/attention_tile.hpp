@@ -65,11 +65,12 @@ public:
             rows_[e] = k + offset[e] * k_size;
             rows_[n + e] = v + offset[e] * v_size;
         }
+        const int64_t n_rows = k == v ? n : 2 * n; // the keys may contain the values
         bytes_ = task.n_heads * task.head_stride * larger(k_size, v_size);
         row_ = rows_;
-        end_ = rows_ + 2 * n;
+        end_ = rows_ + n_rows;
         due_ = 0;
-        pace_ = (2 * n * bytes_ + steps - 1) / steps;
+        pace_ = (n_rows * bytes_ + steps - 1) / steps;
     }
 
     // Prefetch what is due after n more steps.
@@ -123,7 +124,7 @@ template <typename Keys> struct AsFloats {
 // Few rows read keys and values directly from the cache; many rows share a widened copy of the
 // tile.
 inline bool is_direct(const AttentionTask &task) {
-    return task.n_tokens * task.group <= kMaxTileRows && task.d == task.ldo;
+    return task.n_tokens * task.group <= kMaxTileRows && task.value_dim == task.ldo;
 }
 
 // 8-bit values are used as integers: key scales multiply scores, value scales multiply weights.

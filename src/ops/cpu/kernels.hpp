@@ -87,13 +87,14 @@ struct AttentionTask {
     int64_t n_tokens;
     int64_t group;
     int64_t d;
-    int64_t ldo;          // d rounded up to whole panels
+    int64_t value_dim;    // at most d
+    int64_t ldo;          // value_dim rounded up to whole panels
     int64_t head_stride;  // cache elements from one KV head to the next
     int64_t state_stride; // floats from the state of one head to the next
     const int32_t *begin; // [n_tokens]: range of visible entries
     const int32_t *end;   // [n_tokens]
     const void *k_cache;  // first KV head of slot 0; slots are slot_stride elements apart
-    const void *v_cache;
+    const void *v_cache;  // the keys themselves if they contain the values
     DType k_dtype; // i8: each head's d bytes are followed by their scale; v_dtype is i8 as well
     DType v_dtype;
     int64_t slot_stride;

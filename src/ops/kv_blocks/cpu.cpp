@@ -13,6 +13,9 @@ void kv_blocks_cpu(const device::Stream &stream, KvDirection direction, const Kv
         for (int64_t i = first; i < last; ++i) {
             std::byte *slot = host.data + host_slots[i] * host.slot_stride_bytes;
             for (const Tensor *cache : {&kv.k, &kv.v}) {
+                if (!cache->defined()) {
+                    continue; // the keys contain the values
+                }
                 std::byte *block = cpu::row_of(*cache, blocks[i] * block_size);
                 if (direction == KvDirection::to_host) {
                     std::memcpy(slot, block, bytes);

@@ -86,7 +86,7 @@ void kv_blocks_cuda(const device::Stream &stream, KvDirection direction, const K
         Moves moves;
         std::copy_n(blocks + first, count, moves.blocks);
         std::copy_n(host_slots + first, count, moves.host_slots);
-        const dim3 grid(unsigned(count), 2);
+        const dim3 grid(unsigned(count), kv.has_values() ? 2 : 1);
         if (is_bytes) {
             cuda::launch(device::cuda_stream_of(stream), bytes_kernel, grid, kThreads, 0, true,
                          direction == KvDirection::to_host, cuda::kv_bytes(kv.k),
@@ -95,7 +95,7 @@ void kv_blocks_cuda(const device::Stream &stream, KvDirection direction, const K
             continue;
         }
         cuda::launch(device::cuda_stream_of(stream), kernel, grid, kThreads, 0, true,
-                     direction == KvDirection::to_host, kv.k.data(), kv.v.data(), host.data,
+                     direction == KvDirection::to_host, kv.k.data(), kv.values().data(), host.data,
                      host.slot_stride_bytes, words, moves);
     }
 }

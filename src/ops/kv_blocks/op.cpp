@@ -22,7 +22,7 @@ void kv_blocks(const device::Stream &stream, KvDirection direction, const KvLaye
     const Checks check{"kv_blocks", stream};
     check_kv(check, kv);
     check.writable("k_cache", kv.k);
-    check.writable("v_cache", kv.v);
+    check.writable("v_cache", kv.values());
     check_numbers("blocks", blocks, n, kv.n_slots / block_size);
     check_numbers("host_slots", host_slots, n, host.n_slots);
     switch (stream.type()) {

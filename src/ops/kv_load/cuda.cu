@@ -53,8 +53,8 @@ void kv_load_cuda(const device::Stream &stream, const Tensor &k, const Tensor *v
     const Tensor &values = v != nullptr ? *v : k;
     if (!is_eight_bits(kv.k.dtype())) {
         cuda::launch(cuda_stream, kv_load_kernel, grid, kThreads, 0, true, cuda::reals(k),
-                     cuda::reals(v), cuda::reals(kv.k), cuda::reals(kv.v), slots.as<int32_t>(),
-                     kv.n_heads * kv.head_dim);
+                     cuda::reals(v), cuda::reals(kv.k), cuda::reals(kv.values()),
+                     slots.as<int32_t>(), kv.n_heads * kv.head_dim);
     } else if (is_eight_bits(k.dtype())) {
         cuda::launch(cuda_stream, kv_load_raw_kernel, grid, kThreads, 0, true,
                      cuda::KvByteRows{cuda::kv_bytes(k), cuda::kv_bytes(kv.k)},

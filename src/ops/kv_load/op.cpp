@@ -18,6 +18,7 @@ void kv_load(const device::Stream &stream, const Tensor &k, const Tensor *v, con
     };
     check_output("k", k);
     if (v != nullptr) {
+        check_has_values(check, kv);
         check_output("v", *v);
     }
     check.vector("slots", slots, LLAISYS_DTYPE_I32, k.size(0));

@@ -97,7 +97,7 @@ void kv_store_cuda(const device::Stream &stream, const KvLayer &kv, const Tensor
     const Tensor &values = v != nullptr ? *v : k;
     if (!is_eight_bits(kv.k.dtype())) {
         cuda::launch(cuda_stream, kv_store_kernel, grid, kThreads, 0, true, rows_of(kv.k, k),
-                     rows_of(kv.v, values), slots.as<int32_t>(), kv.n_slots, kv.n_heads,
+                     rows_of(kv.values(), values), slots.as<int32_t>(), kv.n_slots, kv.n_heads,
                      kv.head_dim);
     } else if (is_eight_bits(k.dtype())) {
         cuda::launch(cuda_stream, kv_store_raw_kernel, grid, kThreads, 0, true,

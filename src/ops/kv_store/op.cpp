@@ -10,12 +10,13 @@ void kv_store(const device::Stream &stream, const KvLayer &kv, const Tensor &k, 
     const Checks check{"kv_store", stream};
     check_kv(check, kv);
     check.writable("k_cache", kv.k);
-    check.writable("v_cache", kv.v);
+    check.writable("v_cache", kv.values());
     check.device("values", k);
     check.ndim("values", k, 3);
     const int64_t n = k.size(0);
     check_kv_rows(check, "values", k, kv, n);
     if (v != nullptr) {
+        check_has_values(check, kv);
         check_kv_rows(check, "values", *v, kv, n);
     }
     check.vector("slots", slots, LLAISYS_DTYPE_I32, n);

@@ -8,7 +8,7 @@ namespace {
 
 int64_t layer_bytes(const KvStorage &storage, int64_t block_size) {
     const ops::KvLayer &layer = storage.layers().front();
-    return 2 * (layer.k.bytes() / layer.n_slots) * block_size;
+    return (layer.has_values() ? 2 : 1) * (layer.k.bytes() / layer.n_slots) * block_size;
 }
 
 } // namespace

@@ -20,11 +20,13 @@ Tensor create(const device::Stream &stream, const Shape &shape, DType dtype) {
 
 // Small pages: most caches never fill, and with huge pages the first token would touch 2 MiB of
 // keys and of values in every layer.
-ops::KvLayer make_layer(const device::Stream &stream, const Shape &shape, DType dtype) {
-    const ops::KvLayer layer =
-        ops::slot_major(create(stream, shape, dtype), create(stream, shape, dtype));
+ops::KvLayer make_layer(const device::Stream &stream, const Shape &shape, DType dtype,
+                        int64_t value_dim) {
+    const Tensor keys = create(stream, shape, dtype);
+    const ops::KvLayer layer = value_dim > 0 ? ops::slot_major(keys, value_dim)
+                                             : ops::slot_major(keys, create(stream, shape, dtype));
     if (stream.type() == LLAISYS_DEVICE_CPU) {
-        for (const Tensor &cache : {layer.k, layer.v}) {
+        for (const Tensor &cache : {layer.k, layer.values()}) {
             device::use_small_pages(cache.data(), size_t(cache.bytes()));
         }
     }
@@ -34,11 +36,18 @@ ops::KvLayer make_layer(const device::Stream &stream, const Shape &shape, DType 
 } // namespace
 
 KvStorage::KvStorage(const device::Stream &stream, int64_t n_layers, int64_t n_slots,
-                     int64_t n_heads, int64_t head_dim, DType dtype, Tensor inv_freq)
+                     int64_t n_heads, int64_t head_dim, DType dtype, Tensor inv_freq,
+                     int64_t value_dim)
     : dtype_(dtype), inv_freq_(std::move(inv_freq)) {
+    if (value_dim > 0 && ops::is_eight_bits(dtype)) {
+        fail(LLAISYS_ERROR_UNSUPPORTED,
+             "kv_cache_dtype must be f32, f16 or bf16 for a model with "
+             "latent attention, got ",
+             name_of(dtype));
+    }
+    const Shape shape{n_slots, n_heads, ops::head_stride(dtype, head_dim)};
     for (int64_t layer = 0; layer < n_layers; ++layer) {
-        layers_.push_back(
-            make_layer(stream, {n_slots, n_heads, ops::head_stride(dtype, head_dim)}, dtype));
+        layers_.push_back(make_layer(stream, shape, dtype, value_dim));
     }
     const DType computed_on = is_activation(dtype) ? dtype : kWide;
     shift_rows_ = create(stream, {kShiftRows, n_heads, head_dim}, computed_on);
@@ -50,7 +59,7 @@ int64_t KvStorage::bytes() const {
     int64_t bytes = 0;
     for (const ops::KvLayer &layer : layers_) {
         bytes += layer.k.storage()->bytes();
-        bytes += layer.v.storage() != layer.k.storage() ? layer.v.storage()->bytes() : 0;
+        bytes += layer.has_values() ? layer.v.storage()->bytes() : 0;
     }
     return bytes;
 }
@@ -67,10 +76,12 @@ void KvStorage::copy_slots(const device::Stream &stream, const int32_t *src, con
     const int64_t width = ops::head_stride(dtype_, shift_rows_.size(2)); // raw bytes
     const Shape shape{n, shift_rows_.size(1), width};
     const Tensor k = create(stream, shape, dtype_);
-    const Tensor v = create(stream, shape, dtype_);
+    const bool has_values = layers_.empty() || layers_.front().has_values();
+    const Tensor v = has_values ? create(stream, shape, dtype_) : Tensor();
+    const Tensor *values = has_values ? &v : nullptr;
     for (const ops::KvLayer &layer : layers_) {
-        ops::kv_load(stream, k, &v, layer, sources);
-        ops::kv_store(stream, layer, k, &v, targets);
+        ops::kv_load(stream, k, values, layer, sources);
+        ops::kv_store(stream, layer, k, values, targets);
     }
 }
 
@@ -86,7 +97,10 @@ void KvStorage::shift_slots(const device::Stream &stream, const int32_t *slots,
         for (size_t i = 0; i < layers_.size(); ++i) {
             const ops::KvLayer &layer = layers_[i];
             ops::kv_load(stream, rows, nullptr, layer, targets);
-            ops::rope(stream, rows, rows, angles, ops::layer_frequencies(inv_freq_, int64_t(i)));
+            const Tensor inv_freq = ops::layer_frequencies(inv_freq_, int64_t(i));
+            const Tensor rotated =
+                rows.slice(2, layer.head_dim - 2 * inv_freq.size(0), layer.head_dim);
+            ops::rope(stream, rotated, rotated, angles, inv_freq);
             ops::kv_store(stream, layer, rows, nullptr, targets);
         }
     }

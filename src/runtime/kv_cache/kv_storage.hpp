@@ -1,4 +1,5 @@
-// The bytes of the KV cache, one pair of tensors per layer, allocated once. Owners of slots are
+// The bytes of the KV cache, one pair of tensors per layer (one tensor where the keys contain the
+// values), allocated once. Owners of slots are
 // tracked elsewhere; the memory layout of a slot is private to this class and the device's kernels.
 #pragma once
 
@@ -10,9 +11,10 @@ namespace llaisys::runtime {
 
 class KvStorage {
 public:
-    // inv_freq: f32 [head_dim / 2] or [n_layers, head_dim / 2], the rotary frequencies of the keys.
+    // inv_freq: f32 [d / 2] or [n_layers, d / 2], the rotary frequencies of the last d values of a
+    // key. value_dim: 0, or the keys contain the values, their first value_dim; not with 8 bits.
     KvStorage(const device::Stream &stream, int64_t n_layers, int64_t n_slots, int64_t n_heads,
-              int64_t head_dim, DType dtype, Tensor inv_freq);
+              int64_t head_dim, DType dtype, Tensor inv_freq, int64_t value_dim = 0);
 
     const std::vector<ops::KvLayer> &layers() const { return layers_; }
     int64_t bytes() const;

@@ -27,7 +27,7 @@ KvStorage make_storage(const device::Stream &stream, const models::KvSpec &spec,
                        const RunnerOptions &options) {
     const DType dtype = options.kv_dtype != LLAISYS_DTYPE_INVALID ? options.kv_dtype : spec.dtype;
     return KvStorage(stream, spec.n_layers, options.n_slots, spec.n_heads, spec.head_dim, dtype,
-                     spec.inv_freq);
+                     spec.inv_freq, spec.value_dim);
 }
 
 // The only sequence of a token.
