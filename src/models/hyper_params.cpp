@@ -1,5 +1,6 @@
 #include "models/hyper_params.hpp"
 
+#include "models/decoder/latent_attention.hpp"
 #include "models/decoder/moe.hpp"
 
 #include <cmath>
@@ -73,18 +74,24 @@ Tensor float_tensor(const float *values, const Shape &shape, const ModelPlacemen
     return tensor;
 }
 
-// Inverse frequencies: f32 [nlayer, dh / 2] from layer_inv_freqs, or [dh / 2] divided by
-// rope_divisors.
+// Values of a head that RoPE rotates, those with frequency 0 included.
+size_t rotary_dim(const LlaisysDecoderMeta &meta) {
+    return meta.kv_rank > 0 ? meta.rope_dim : meta.dh;
+}
+
+// Inverse frequencies of d = rotary_dim values: f32 [nlayer, d / 2] from layer_inv_freqs, or
+// [d / 2] divided by rope_divisors.
 Tensor rotary_frequencies(const LlaisysDecoderMeta &meta, const ModelPlacement &placement) {
     if (meta.layer_inv_freqs != nullptr) {
         return float_tensor(meta.layer_inv_freqs, {int64_t(meta.nlayer), int64_t(meta.dh / 2)},
                             placement);
     }
-    std::vector<float> frequencies(meta.dh / 2);
+    const size_t d = rotary_dim(meta);
+    std::vector<float> frequencies(d / 2);
     for (size_t i = 0; i < frequencies.size(); ++i) {
         const double divisor = meta.rope_divisors != nullptr ? meta.rope_divisors[i] : 1.0;
         const double frequency =
-            std::pow(double(meta.theta), -2.0 * double(i) / double(meta.dh)) / divisor;
+            std::pow(double(meta.theta), -2.0 * double(i) / double(d)) / divisor;
         frequencies[i] = float(frequency);
     }
     return float_tensor(frequencies.data(), {int64_t(frequencies.size())}, placement);
@@ -114,7 +121,8 @@ const LlaisysDecoderMeta &check_hyper_params(const LlaisysDecoderMeta &meta) {
         require(meta.layer_windows[i] >= 0, "meta.layer_windows[", i,
                 "] must not be negative, got ", meta.layer_windows[i]);
     }
-    for (size_t i = 0; meta.rope_divisors != nullptr && i < meta.dh / 2; ++i) {
+    check_latent(meta);
+    for (size_t i = 0; meta.rope_divisors != nullptr && i < rotary_dim(meta) / 2; ++i) {
         require(std::isfinite(meta.rope_divisors[i]) && meta.rope_divisors[i] > 0,
                 "meta.rope_divisors[", i, "] must be finite and above 0, got ",
                 meta.rope_divisors[i]);
@@ -149,8 +157,8 @@ LlaisysDecoderMeta shard_meta(const LlaisysDecoderMeta &meta, const ModelPlaceme
                 "=", value / ranks, " device_id=", placement.device_id);
     };
     check("nh", meta.nh);
-    const bool has_copies =
-        placement.replicate_kv_heads && meta.nkvh < ranks && ranks % meta.nkvh == 0;
+    const bool has_copies = meta.kv_rank > 0 || (placement.replicate_kv_heads &&
+                                                 meta.nkvh < ranks && ranks % meta.nkvh == 0);
     if (!has_copies) {
         check("nkvh", meta.nkvh);
     }
@@ -179,8 +187,16 @@ ModelSpec spec_of(LlaisysModelType type, const LlaisysDecoderMeta &meta,
                   const ModelPlacement &placement) {
     ModelSpec spec;
     spec.type = type;
-    spec.kv = {int64_t(meta.nlayer), int64_t(meta.nkvh), int64_t(meta.dh), meta.dtype,
-               rotary_frequencies(meta, placement)};
+    spec.kv = {int64_t(meta.nlayer),
+               int64_t(meta.nkvh),
+               int64_t(meta.dh),
+               meta.dtype,
+               rotary_frequencies(meta, placement),
+               0};
+    if (meta.kv_rank > 0) {
+        spec.kv.head_dim = int64_t(meta.kv_rank + meta.rope_dim);
+        spec.kv.value_dim = int64_t(meta.kv_rank);
+    }
     spec.input_vocabulary = int64_t(meta.voc);
     spec.vocabulary = meta.has_no_head != 0 ? 1 : spec.input_vocabulary;
     spec.token_types = int64_t(meta.n_token_types);

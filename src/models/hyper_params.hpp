@@ -14,7 +14,8 @@ LlaisysDecoderMeta without_pointers(LlaisysDecoderMeta meta);
 
 // The sizes of one rank: attention heads, key/value heads and intermediate size divided by the
 // number of ranks. Throws when one is not divisible. With replicate_kv_heads, ranks that are a
-// multiple of the key/value heads hold one each: rank r has head r * nkvh / ranks.
+// multiple of the key/value heads hold one each: rank r has head r * nkvh / ranks. Latent attention
+// has its one head on every rank.
 LlaisysDecoderMeta shard_meta(const LlaisysDecoderMeta &meta, const ModelPlacement &placement);
 
 // Scale of the attention scores.

@@ -16,6 +16,7 @@ from reference_models import random_tokens, reference_logits, save
 from test_cuda_ops import Side
 from test_cuda_quantised import random_weight
 
+from llaisys import LLM, SamplingParams
 from llaisys.libllaisys.handles import Stream
 from llaisys.models.base import AdapterOptions
 from llaisys.models.decoder import weight_dtype
@@ -269,6 +270,40 @@ def test_logits(name: str, sizes: dict[str, Any], tmp_path: Path) -> None:
         else:  # rounding selects another expert for a few tokens
             distance = np.linalg.norm(got - expected, axis=1) / np.linalg.norm(expected, axis=1)
             assert np.median(distance) < 0.1
+
+
+# DeepSeek-V2-Lite, and heads that are no multiple of a tile.
+@pytest.mark.parametrize("heads", [16, 20])
+def test_latent_attention_of_real_head_sizes(heads: int, tmp_path: Path) -> None:
+    model = make_moe_model(
+        "deepseek_v2", hidden_size=128, num_attention_heads=heads, num_key_value_heads=heads,
+        kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+        first_k_dense_replace=3,
+    )  # fmt: skip
+    directory = save(model, tmp_path)
+    tokens = random_tokens(41, VOCAB)
+    expected = reference_logits(model, tokens)
+    largest = float(np.abs(expected).max())
+    for dtype, tolerance in (("f32", 1e-4), ("bf16", 0.15)):
+        got = chunked_cuda_logits(directory, tokens, dtype)
+        assert np.abs(got - expected).max() < tolerance * largest, dtype
+    check_exact_tokens(directory)
+
+
+def check_exact_tokens(directory: Path) -> None:
+    """With `exact` the tokens and logprobs in bf16 do not depend on the batch."""
+    prompts = [random_tokens(length, VOCAB, length) for length in (5, 33, 18)]
+    params = SamplingParams(
+        temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False, logprobs=2
+    )
+    with LLM(
+        str(directory), device="cuda", dtype="bf16", max_model_len=64, num_kv_blocks=40, exact=True,
+        enable_prefix_caching=False,
+    ) as llm:  # fmt: skip
+        together = [output.outputs[0] for output in llm.generate(prompts, params)]
+        alone = [llm.generate([prompt], params)[0].outputs[0] for prompt in prompts]
+    assert [a.token_ids for a in together] == [a.token_ids for a in alone]
+    assert [a.logprobs for a in together] == [a.logprobs for a in alone]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -373,6 +373,15 @@ ATTENTION = [
     ((17, 1030), 1, 8, 2, 256, 16, 0),
     ((900,), 1, 16, 1, 256, 16, 0),
     ((300, 65), 90, 4, 1, 256, 16, 128),
+    # latent attention: (key, value) size, the value is part of the key
+    ((5, 130, 1), 1, 16, 1, (576, 512), 16, 0),
+    ((1100, 700, 31), 1, 16, 1, (576, 512), 16, 0),
+    ((3000,), 1, 128, 1, (576, 512), 16, 0),
+    ((65, 300), 1, 7, 1, (576, 512), 1, 100),
+    ((300, 77), 40, 16, 1, (576, 512), 16, 100),
+    ((260, 31), 70, 20, 1, (576, 512), 16, 0),
+    ((90,), 9, 80, 1, (576, 512), 16, 0),
+    ((40, 7), 3, 5, 1, (40, 32), 4, 0),
 ]
 if IS_SMALL:
     ATTENTION = [case for case in ATTENTION if sum(case[0]) * case[1] * case[2] < 3000]
@@ -406,15 +415,17 @@ def test_attention(
             seen.append((row, max(0, end - window) if window else 0, end))
     seen.append((0, 3, 3) if lengths[0] > 3 else (0, 1, 1))  # empty range
     rows, begin, end = np.array(seen, np.int32).T
+    is_latent = isinstance(d, tuple)
+    d, value_dim = d if is_latent else (d, d)
     q = normal(len(seen), heads, d)
     sinks = (normal(heads) * 2 + 1).astype(np.float32)
     k, v = normal(n_blocks * block, kv_heads, d, seed=1), normal(n_blocks * block, kv_heads, d)
 
     def body(side: Side) -> Array:
-        out = side.empty(q.shape, dtype)
+        out = side.empty((len(seen), heads, value_dim), dtype)
         side.run(
             "AttentionSinks" if variant else "Attention", out, side.strided(q, dtype, 8),
-            side.tensor(k, dtype), side.tensor(v, dtype),
+            side.tensor(k, dtype), None if is_latent else side.tensor(v, dtype),
             *(side.tensor(t, "i32") for t in (rows, begin, end, tables)),
             *([side.tensor(sinks, "f32") if "sinks" in variant else None] if variant else []),
             block, 0.1, *([0.5 if "cap" in variant else 0.0] if variant else []),

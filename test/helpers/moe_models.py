@@ -27,6 +27,25 @@ _SIZES: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "moe_intermediate_size": 36,
+    "n_shared_experts": 2,
+}
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.707,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
 # name -> (prefix of the classes, changes to the config)
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": (
@@ -95,6 +114,26 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
                              "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
                              "original_max_position_embeddings": 32}},
     ),
+    "deepseek_v2": (  # V2-Lite: queries are one product
+        "DeepseekV2", {**_LATENT, "q_lora_rank": None, "n_routed_experts": 6,
+                       "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+                       "routed_scaling_factor": 1.3},
+    ),
+    "deepseek_v2-groups": (
+        "DeepseekV2", {**_LATENT, "q_lora_rank": 20, "n_routed_experts": 8,
+                       "num_experts_per_tok": 3, "topk_method": "group_limited_greedy",
+                       "n_group": 4, "topk_group": 2, "rope_parameters": _YARN},
+    ),
+    "deepseek_v3": (
+        "DeepseekV3", {**_LATENT, "q_lora_rank": 24, "n_routed_experts": 8,
+                       "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+                       "first_k_dense_replace": 1, "n_shared_experts": 1,
+                       "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.7}},
+    ),
+    "glm4_moe_lite": (
+        "Glm4MoeLite", {**_LATENT, "q_lora_rank": 24, "n_routed_experts": 8,
+                        "num_experts_per_tok": 3, "rope_interleave": False, "v_head_dim": 28},
+    ),
     "granitemoe": (
         "GraniteMoe",
         {"num_local_experts": 6, "num_experts_per_tok": 2, "embedding_multiplier": 3.0,
@@ -106,6 +145,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 def make_moe_model(name: str, seed: int = 0, **changes: Any) -> Any:
     """A model in f32 with weights large enough for clearly different logits."""
     prefix, own = MODELS[name]
+    if "kv_lora_rank" in own:
+        changes.pop("head_dim", None)  # the sum of its parts
     config = getattr(transformers, f"{prefix}Config")(**{**_SIZES, **own, **changes})
     torch.manual_seed(seed)
     model = getattr(transformers, f"{prefix}ForCausalLM")(config)

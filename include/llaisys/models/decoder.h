@@ -82,6 +82,13 @@ typedef struct LlaisysDecoderMeta {
     int32_t has_positions;    /* the model has pos_embed */
     int32_t has_embed_norm;   /* the model has embed_norm_w */
     size_t n_token_types;     /* rows of type_embed; 0: none */
+    /* Latent attention (DeepSeek). kv_rank 0: none. Otherwise nkvh is 1, the KV cache has kv_rank +
+     * rope_dim values per token and layer, and rope_divisors has rope_dim / 2 entries. */
+    size_t kv_rank;       /* latent values of a token */
+    size_t q_rank;        /* of the queries' down-projection; 0: queries are one product */
+    size_t rope_dim;      /* last values of a query head that are rotated, below dh */
+    size_t v_dim;         /* value head size */
+    float latent_epsilon; /* of attn_q_a_norm_w and attn_kv_a_norm_w */
 } LlaisysDecoderMeta;
 
 /* Slots. The model owns a handle in a slot; one handle may be in several slots (tied embeddings)
@@ -138,6 +145,15 @@ typedef struct LlaisysDecoderWeights {
     llaisysTensor_t embed_norm_b; /* [hs], optional */
     llaisysTensor_t *attn_post_norm_b; /* [hs], of a layer norm; optional */
     llaisysTensor_t *mlp_post_norm_b;  /* [hs], of a layer norm; optional */
+    /* With kv_rank, instead of attn_k_w and attn_v_w. attn_q_w is then [nh * dh, q_rank] if there is
+     * a q_rank, and attn_o_w is [hs, nh * v_dim]. */
+    llaisysTensor_t *attn_q_a_w;       /* [q_rank, hs], with q_rank */
+    llaisysTensor_t *attn_q_a_norm_w;  /* [q_rank], with q_rank */
+    llaisysTensor_t *attn_kv_a_w;      /* [kv_rank + rope_dim, hs] */
+    llaisysTensor_t *attn_kv_a_norm_w; /* [kv_rank] */
+    llaisysTensor_t *attn_k_b_w;       /* [nh * kv_rank, dh - rope_dim]: latent to keys, transposed
+                                        * for each head */
+    llaisysTensor_t *attn_v_b_w;       /* [nh * v_dim, kv_rank]: latent to values */
 } LlaisysDecoderWeights;
 
 #endif

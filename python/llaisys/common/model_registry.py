@@ -53,6 +53,10 @@ MODEL_REGISTRY: dict[str, str] = {
     "bert": "llaisys.models.decoder:DecoderAdapter",
     "roberta": "llaisys.models.decoder:DecoderAdapter",
     "xlm-roberta": "llaisys.models.decoder:DecoderAdapter",
+    "deepseek_v2": "llaisys.models.decoder:DecoderAdapter",
+    "deepseek_v3": "llaisys.models.decoder:DecoderAdapter",
+    "kimi_k2": "llaisys.models.decoder:DecoderAdapter",
+    "glm4_moe_lite": "llaisys.models.decoder:DecoderAdapter",
     "mock": "llaisys.models.mock:MockAdapter",
 }
 

@@ -61,6 +61,11 @@ class LlaisysDecoderMeta(Structure):
         ("has_positions", c_int32),
         ("has_embed_norm", c_int32),
         ("n_token_types", c_size_t),
+        ("kv_rank", c_size_t),
+        ("q_rank", c_size_t),
+        ("rope_dim", c_size_t),
+        ("v_dim", c_size_t),
+        ("latent_epsilon", c_float),
     )
 
 
@@ -111,4 +116,10 @@ class LlaisysDecoderWeights(Structure):
         ("embed_norm_b", c_void_p),
         ("attn_post_norm_b", c_void_p),
         ("mlp_post_norm_b", c_void_p),
+        ("attn_q_a_w", c_void_p),
+        ("attn_q_a_norm_w", c_void_p),
+        ("attn_kv_a_w", c_void_p),
+        ("attn_kv_a_norm_w", c_void_p),
+        ("attn_k_b_w", c_void_p),
+        ("attn_v_b_w", c_void_p),
     )

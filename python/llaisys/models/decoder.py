@@ -36,6 +36,7 @@ from llaisys.models.families.decoder_tensors import (
     weight_field,
 )
 from llaisys.models.families.experts import Experts
+from llaisys.models.families.latent import EPSILON, HEAD_WEIGHTS
 from llaisys.models.families.model_config import ModelConfig, decoder_config
 from llaisys.models.load_quantization import CHOICES, ON_CPU, quantise, quantised_dtype
 from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
@@ -69,6 +70,9 @@ class DecoderAdapter(NativeAdapter):
         dtype = options.kv_cache_dtype
         dtype = dtype_of(config, options) if dtype == "auto" else dtype
         parallel = options.parallel
+        if config.latent is not None:  # one entry for all heads, on every rank
+            _check_latent(options)
+            return config.num_layers * kv_head_bytes(dtype, config.latent.entry)
         copies = parallel.kv_copies(config.num_kv_heads)
         heads = config.num_kv_heads * copies // parallel.tensor_parallel_size  # of this rank
         return 2 * config.num_layers * heads * kv_head_bytes(dtype, config.head_dim)
@@ -81,8 +85,11 @@ class DecoderAdapter(NativeAdapter):
         size = DTYPE_BYTES[dtype_of(config, options)]
         weights = sum(weight_bytes(checkpoint, options).values())
         heads = config.num_heads + config.num_kv_heads
+        attention = 2 * heads * config.head_dim
+        if config.latent is not None:
+            attention = config.latent.row(config.num_heads)
         row = 4 * config.hidden_size + size * (
-            config.hidden_size + 2 * heads * config.head_dim + 2 * config.intermediate_size
+            config.hidden_size + attention + 2 * config.intermediate_size
         )
         if config.experts is not None:  # one row per expert of a token
             experts = config.experts
@@ -104,6 +111,8 @@ class DecoderAdapter(NativeAdapter):
         config = decoder_config(checkpoint)
         if config.encoder is not None:
             raise invalid_value("enable_lora", config.model_type, "off for an encoder")
+        if config.latent is not None:
+            raise invalid_value("max_loras", max_loras, "0 for a model with latent attention")
         parallel, per_rank = options.parallel, 0
         copies = parallel.kv_copies(config.num_kv_heads)
         for linear in base_linears(config).values():
@@ -125,9 +134,11 @@ class DecoderAdapter(NativeAdapter):
             limit = f"at most {meta.maxseq}, the positions that the model supports"
             raise invalid_value("max_model_len", options.max_model_len, limit)
         widths = (config.experts.inner, config.experts.shared_inner) if config.experts else (0, 0)
-        check_divisibility(
-            *(config.num_heads, config.num_kv_heads, config.intermediate_size, options, widths)
-        )
+        kv_heads = config.num_kv_heads
+        if config.latent is not None:
+            _check_latent(options)
+            kv_heads = config.num_heads  # its one key/value head is replicated
+        check_divisibility(*(config.num_heads, kv_heads, config.intermediate_size, options, widths))
         has_own_type = config.model_type in MODEL_TYPES  # others have the generic type "decoder"
         adapter = cls(config.model_type if has_own_type else "decoder", meta, options)
         adapter.eos_token_ids = config.eos_token_ids
@@ -220,16 +231,24 @@ def _tensor_loads(checkpoint: Checkpoint, options: AdapterOptions) -> list[_Tens
     return found
 
 
+def _check_latent(options: AdapterOptions) -> None:
+    """Raise for a KV dtype that latent attention does not support."""
+    if options.kv_cache_dtype in ("q8", "fp8"):
+        limit = "auto, f32, f16 or bf16 for a model with latent attention"
+        raise invalid_value("kv_cache_dtype", options.kv_cache_dtype, limit)
+
+
 def keeps_blocks(options: AdapterOptions) -> bool:
     """Whether quantised tensors of the checkpoint stay quantised."""
     return options.dtype == "auto"
 
 
 def _is_plain(name: str, options: AdapterOptions) -> bool:
-    """Whether kernels for this tensor support no quantised dtype: experts on a GPU, and tables of
-    positions and token types."""
+    """Whether kernels for this tensor support no quantised dtype: experts and heads on a GPU, and
+    tables of positions and token types."""
     field = weight_field(name)[0]
-    return field in TABLE_FIELDS or (options.device != "cpu" and field in STACKED_FIELDS)
+    is_stacked = field in (*STACKED_FIELDS, *HEAD_WEIGHTS)
+    return field in TABLE_FIELDS or (options.device != "cpu" and is_stacked)
 
 
 def kept_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> str | None:
@@ -345,8 +364,11 @@ def weight_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> dict[str, i
         if len(shape) == 1 or (is_lookup_table and dtype not in QUANTISED_DTYPES):
             size = prod(shape) * DTYPE_BYTES[dtype]
         else:
-            is_stacked = load.targets[0][0] in STACKED_FIELDS
-            count = config.experts.count if config.experts and is_stacked else 1
+            field, count = load.targets[0][0], 1
+            if config.experts and field in STACKED_FIELDS:
+                count = config.experts.count
+            elif field in HEAD_WEIGHTS:
+                count = config.num_heads // options.parallel.tensor_parallel_size
             size = count * linear_weight_bytes(dtype, shape[0] // count, shape[1], options.device)
         sizes[name] = sizes.get(name, 0) + size
     return sizes
@@ -455,6 +477,10 @@ def decoder_meta(config: ModelConfig, dtype: str, max_model_len: int) -> Llaisys
     if config.encoder is not None:
         meta.is_bidirectional = meta.has_no_head = meta.has_positions = meta.has_embed_norm = 1
         meta.n_token_types = config.encoder.token_types
+    if config.latent is not None:
+        meta.kv_rank, meta.q_rank = config.latent.rank, config.latent.q_rank
+        meta.rope_dim, meta.v_dim = config.latent.rope_dim, config.latent.value_dim
+        meta.latent_epsilon = EPSILON
     return meta
 
 
@@ -476,6 +502,11 @@ def _set_rope(meta: LlaisysDecoderMeta, config: ModelConfig, length: int) -> Non
     divisors = [1.0] * (rotary_dim // 2)
     if scaling is not None:
         divisors = scaling.divisors(config.rope_theta, rotary_dim, length)
+    if config.latent is not None and scaling is not None:
+        arrays.attach_float(meta, "rope_divisors", divisors)
+        meta.rope_factor = scaling.attention_factor
+    if config.latent is not None:
+        return
     is_whole = rotary_dim == config.head_dim and not layout.layers_without
     if is_whole and layout.window_theta is None:
         if scaling is not None:

@@ -14,8 +14,12 @@ _TABLES = ("model.embed_tokens.weight", "lm_head.weight", "in_embed", "out_embed
 # int8 with int4 on the CPU, as in llama.cpp's mixed quantizations.
 _WIDER = (".down_proj.weight",)
 
-# Routers and gates of shared experts: small, and a rounded score selects another expert.
-_PLAIN = (".mlp.gate.weight", ".shared_expert_gate.weight")
+# Routers and gates of shared experts: small, and a rounded score selects another expert. The
+# up-projections of latent attention: small, one product per head.
+_PLAIN = (
+    *(".mlp.gate.weight", ".shared_expert_gate.weight"),
+    *(".self_attn.k_b_proj.weight", ".self_attn.v_b_proj.weight"),
+)
 
 
 def quantised_dtype(

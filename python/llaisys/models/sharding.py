@@ -17,7 +17,7 @@ from llaisys.models.loading.shard import Shard
 SHARD_DIMENSIONS = {
     "attn_q_w": 0, "attn_q_b": 0, "attn_k_w": 0, "attn_k_b": 0, "attn_v_w": 0, "attn_v_b": 0,
     "attn_o_w": 1, "mlp_gate_w": 0, "mlp_up_w": 0, "mlp_up_b": 0, "mlp_down_w": 1,
-    "attn_sinks_w": 0,
+    "attn_sinks_w": 0, "attn_k_b_w": 0, "attn_v_b_w": 0,
     "moe_gate_w": 0, "moe_up_w": 0, "moe_gate_b": 0, "moe_up_b": 0, "moe_down_w": 1,
     "shared_gate_w": 0, "shared_up_w": 0, "shared_down_w": 1,
 }  # fmt: skip

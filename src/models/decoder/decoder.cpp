@@ -30,7 +30,7 @@ DecoderModel::DecoderModel(const DecoderKind &kind, const LlaisysDecoderMeta &me
                 placement),
       group_(placement.group), meta_(without_pointers(shard_meta(meta, placement))),
       scale_(attention_scale(meta)), layers_(meta.nlayer),
-      moe_(shard_meta(meta, placement), placement.group) {
+      moe_(shard_meta(meta, placement), placement.group), latent_(meta_) {
     const int64_t ranks = group_->size();
     if (placement.vocab_parallel_head && ranks > 1) {
         const int64_t vocabulary = int64_t(meta_.voc);
@@ -108,21 +108,26 @@ void DecoderModel::register_slots(const DecoderKind &kind) {
     add("attn_norm_b", &weights_.attn_norm_b, {hidden}, true);
     add("attn_post_norm_w", &weights_.attn_post_norm_w, {hidden}, !has_norms_after);
     add("attn_post_norm_b", &weights_.attn_post_norm_b, {hidden}, true);
-    add_linear("attn_q_w", &weights_.attn_q_w, {q_size, hidden}, &Layer::q, &Layer::qkv);
-    add("attn_q_b", &weights_.attn_q_b, {q_size}, true);
-    add_linear("attn_k_w", &weights_.attn_k_w, {kv_size, hidden}, &Layer::k, &Layer::qkv);
-    add("attn_k_b", &weights_.attn_k_b, {kv_size}, true);
-    add_linear("attn_v_w", &weights_.attn_v_w, {kv_size, hidden}, &Layer::v, &Layer::qkv);
-    add("attn_v_b", &weights_.attn_v_b, {kv_size}, true);
-    add_linear("attn_o_w", &weights_.attn_o_w, {hidden, q_size}, &Layer::o);
+    add_linear("attn_o_w", &weights_.attn_o_w, {hidden, int64_t(meta_.nh) * value_dim()},
+               &Layer::o);
     add("attn_o_b", &weights_.attn_o_b, {hidden}, true);
-    const bool has_row_norms = meta_.has_row_norms != 0;
-    const bool are_norms_optional = !kind.needs_head_norms && !has_row_norms;
-    const int64_t head = int64_t(meta_.dh);
-    add("attn_q_norm_w", &weights_.attn_q_norm_w, {has_row_norms ? q_size : head},
-        are_norms_optional);
-    add("attn_k_norm_w", &weights_.attn_k_norm_w, {has_row_norms ? kv_size : head},
-        are_norms_optional);
+    if (latent_.is_used()) {
+        latent_.register_slots(&weights_, &table_, &packed_);
+    } else {
+        add_linear("attn_q_w", &weights_.attn_q_w, {q_size, hidden}, &Layer::q, &Layer::qkv);
+        add("attn_q_b", &weights_.attn_q_b, {q_size}, true);
+        add_linear("attn_k_w", &weights_.attn_k_w, {kv_size, hidden}, &Layer::k, &Layer::qkv);
+        add("attn_k_b", &weights_.attn_k_b, {kv_size}, true);
+        add_linear("attn_v_w", &weights_.attn_v_w, {kv_size, hidden}, &Layer::v, &Layer::qkv);
+        add("attn_v_b", &weights_.attn_v_b, {kv_size}, true);
+        const bool has_row_norms = meta_.has_row_norms != 0;
+        const bool are_norms_optional = !kind.needs_head_norms && !has_row_norms;
+        const int64_t head = int64_t(meta_.dh);
+        add("attn_q_norm_w", &weights_.attn_q_norm_w, {has_row_norms ? q_size : head},
+            are_norms_optional);
+        add("attn_k_norm_w", &weights_.attn_k_norm_w, {has_row_norms ? kv_size : head},
+            are_norms_optional);
+    }
     add("attn_sinks_w", &weights_.attn_sinks_w, {int64_t(meta_.nh)}, meta_.has_sinks == 0);
     add("mlp_norm_w", &weights_.mlp_norm_w, {hidden}, !has_norms_before || meta_.is_parallel != 0);
     add("mlp_norm_b", &weights_.mlp_norm_b, {hidden}, true);
@@ -150,14 +155,15 @@ DecoderModel::Activations DecoderModel::allocate_activations(runtime::Workspace 
                                                              int64_t n, int64_t n_outputs) const {
     const int64_t hidden = int64_t(meta_.hs);
     const int64_t inner = int64_t(meta_.di);
-    const int64_t q_size = int64_t(meta_.nh * meta_.dh);
-    const int64_t kv_size = int64_t(meta_.nkvh * meta_.dh);
+    const int64_t q_size = latent_.is_used() ? 0 : int64_t(meta_.nh * meta_.dh);
+    const int64_t kv_size = latent_.is_used() ? 0 : int64_t(meta_.nkvh * meta_.dh);
     const DType dtype = activation_dtype();
     Activations act;
+    act.latent = latent_.allocate(workspace, n, dtype);
     act.moe = moe_.allocate(workspace, n, dtype, table_.device() == LLAISYS_DEVICE_CPU);
     act.residual = workspace.allocate({n, hidden}, LLAISYS_DTYPE_F32);
     act.normed = workspace.allocate({n, hidden}, dtype);
-    act.attn_out = workspace.allocate({n, int64_t(meta_.nh), int64_t(meta_.dh)}, dtype);
+    act.attn_out = workspace.allocate({n, int64_t(meta_.nh), value_dim()}, dtype);
     const int64_t head_rows = std::min(kHeadRows, n_outputs);
     if (head_columns_ > 0 && head_rows > 0) {
         act.own_logits = workspace.allocate({head_rows, head_columns_}, LLAISYS_DTYPE_F32);
@@ -167,8 +173,7 @@ DecoderModel::Activations DecoderModel::allocate_activations(runtime::Workspace 
     const int64_t last_rows = std::min(kLastRows, n_outputs);
     if (last_rows > 0) {
         act.last_residual = workspace.allocate({last_rows, hidden}, LLAISYS_DTYPE_F32);
-        act.last_attn_out =
-            workspace.allocate({last_rows, int64_t(meta_.nh), int64_t(meta_.dh)}, dtype);
+        act.last_attn_out = workspace.allocate({last_rows, int64_t(meta_.nh), value_dim()}, dtype);
     }
     if (lora_.n_slots() > 0) {
         act.lora = workspace.allocate({lora_.scratch(n)}, LLAISYS_DTYPE_F32);
@@ -237,9 +242,7 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
             if (is_last && !has_outputs) {
                 return; // a prompt chunk without outputs: only its keys and values are needed
             }
-            ops::attention(stream, act.attn_out, act.q.view(act.attn_out.shape()), attention.kv[i],
-                           attention.lists_of(i), scale_, meta_.attention_soft_cap,
-                           tensor_at(weights_.attn_sinks_w, i));
+            attend(stream, i, attention, act);
             if (is_last && selects_output_rows(input)) {
                 tail = select_output_rows(stream, input, act, &residual);
                 lora_rows = lora_rows != nullptr ? &input.last_lora : nullptr;
@@ -280,10 +283,10 @@ DecoderModel::Activations DecoderModel::select_output_rows(const device::Stream 
     selected.gate = act.gate.slice(0, 0, n);
     selected.up = act.up.slice(0, 0, n);
     selected.moe = act.moe.first(n, moe_.experts_per_token());
-    const int64_t width = act.q.size(1);
+    const int64_t width = int64_t(meta_.nh) * value_dim();
     ops::embedding(stream, selected.residual, input.last_rows, residual->sum);
     ops::embedding(stream, selected.attn_out.view({n, width}), input.last_rows,
-                   act.attn_out.view(act.q.shape()));
+                   act.attn_out.view({act.attn_out.size(0), width}));
     residual->sum = selected.residual;
     return selected;
 }
@@ -399,6 +402,11 @@ void DecoderModel::embed(const device::Stream &stream, const ModelInput &input,
 void DecoderModel::project(const device::Stream &stream, size_t i, const ModelInput &input,
                            const AttentionMetadata &attention, const Activations &act,
                            ops::Residual *residual) const {
+    const ops::Placement placement{input.positions, inv_freqs_[i], attention.slots, attention.kv[i],
+                                   or_one(meta_.rope_factor)};
+    if (latent_.is_used()) {
+        return latent_.project(stream, i, residual, attn_norm(i, act), placement, act.latent);
+    }
     const Layer &layer = layers_[i];
     const ops::HeadNorms head_norms{tensor_at(weights_.attn_q_norm_w, i),
                                     tensor_at(weights_.attn_k_norm_w, i)};
@@ -406,10 +414,21 @@ void DecoderModel::project(const device::Stream &stream, size_t i, const ModelIn
                          {&layer.q.weight, tensor_at(weights_.attn_q_b, i), &act.q},
                          {&layer.k.weight, tensor_at(weights_.attn_k_b, i), &act.k},
                          {&layer.v.weight, tensor_at(weights_.attn_v_b, i), &act.v}, head_norms,
-                         {input.positions, inv_freqs_[i], attention.slots, attention.kv[i],
-                          or_one(meta_.rope_factor)},
+                         placement,
                          lora(i, {LoraTarget::q, LoraTarget::k, LoraTarget::v},
                               input.lora.rows.defined() ? &input.lora : nullptr, act));
+}
+
+void DecoderModel::attend(const device::Stream &stream, size_t i,
+                          const AttentionMetadata &attention, const Activations &act) const {
+    const ops::KvLayer &kv = attention.kv[i];
+    if (latent_.is_used()) {
+        return latent_.attend(stream, i, act.attn_out, kv, attention.lists_of(i), scale_,
+                              act.latent);
+    }
+    ops::attention(stream, act.attn_out, act.q.view(act.attn_out.shape()), kv,
+                   attention.lists_of(i), scale_, meta_.attention_soft_cap,
+                   tensor_at(weights_.attn_sinks_w, i));
 }
 
 void DecoderModel::mlp_input(const device::Stream &stream, size_t i, const ops::Norm &norm,
@@ -441,8 +460,9 @@ void DecoderModel::feed_forward(const device::Stream &stream, size_t i, const Ac
     if (meta_.is_parallel != 0) { // both read the residual stream before either adds to it
         mlp_input(stream, i, attn_norm(i, act), act, lora_rows, residual);
     }
-    add_product(stream, residual, attended.view({attended.size(0), act.q.size(1)}), layer.o.weight,
-                tensor_at(weights_.attn_o_b, i),
+    add_product(stream, residual,
+                attended.view({attended.size(0), attended.size(1) * attended.size(2)}),
+                layer.o.weight, tensor_at(weights_.attn_o_b, i),
                 {weights_.attn_post_norm_w[i], weights_.attn_post_norm_b[i]}, act.normed,
                 lora(i, {LoraTarget::o}, lora_rows, act));
     if (moe_.has(i)) {
@@ -519,6 +539,9 @@ int64_t DecoderModel::lora_bytes(int64_t n_slots, int64_t max_rank) const {
 }
 
 void DecoderModel::reserve_lora(const device::Stream &stream, int64_t n_slots, int64_t max_rank) {
+    if (n_slots > 0 && latent_.is_used()) {
+        fail(LLAISYS_ERROR_UNSUPPORTED, "LoRA adapters are not supported with latent attention");
+    }
     lora_ = LoraSlots(); // release the memory first
     if (n_slots > 0) {
         lora_ =

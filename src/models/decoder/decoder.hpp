@@ -8,6 +8,7 @@
 // of logits per step.
 #pragma once
 
+#include "models/decoder/latent_attention.hpp"
 #include "models/decoder/lora_slots.hpp"
 #include "models/decoder/moe.hpp"
 #include "models/slot_model.hpp"
@@ -58,7 +59,7 @@ private:
         Tensor q;        // [n, nh * dh]
         Tensor k;        // [n, nkvh * dh]
         Tensor v;        // [n, nkvh * dh]
-        Tensor attn_out; // [n, nh, dh]
+        Tensor attn_out; // [n, nh, dh or v_dim]
         Tensor gate;     // [n, di]
         Tensor up;       // [n, di]
         // Vocabulary-parallel head: at most kHeadRows rows of logits at a time, f32.
@@ -67,10 +68,11 @@ private:
         Tensor aux_hidden; // f32 [n, hs]; only with aux_hidden_layers_
         // Rows selected by select_output_rows, at most kLastRows.
         Tensor last_residual; // f32 [rows, hs]
-        Tensor last_attn_out; // [rows, nh, dh]
+        Tensor last_attn_out; // [rows, nh, dh or v_dim]
         MoeLayers::Buffers moe;
-        Tensor lora;     // f32, scratch of ops::lora; only with LoRA slots
-        Tensor embedded; // f32 [n, hs]: rows of pos_embed or type_embed
+        LatentAttention::Buffers latent; // instead of q, k and v
+        Tensor lora;                     // f32, scratch of ops::lora; only with LoRA slots
+        Tensor embedded;                 // f32 [n, hs]: rows of pos_embed or type_embed
     };
     static constexpr int64_t kHeadRows = 32;
     static constexpr int64_t kLastRows = 512;
@@ -97,6 +99,7 @@ private:
     // Norm of layer `index` before attention, or before the MLP. Without one: NormKind::none.
     ops::Norm attn_norm(size_t index, const Activations &act) const;
     ops::Norm mlp_norm(size_t index, const Activations &act) const;
+    int64_t value_dim() const { return int64_t(latent_.is_used() ? meta_.v_dim : meta_.dh); }
     LoraShapes lora_shapes() const;
     // The adapters of products over one input; rows null: none.
     ops::Lora lora(size_t layer, std::initializer_list<LoraTarget> targets,
@@ -105,6 +108,8 @@ private:
     void project(const device::Stream &stream, size_t index, const ModelInput &input,
                  const AttentionMetadata &attention, const Activations &act,
                  ops::Residual *residual) const;
+    void attend(const device::Stream &stream, size_t index, const AttentionMetadata &attention,
+                const Activations &act) const;
     // Whether the last layer computes only output rows after its keys and values are stored; the
     // activations of those rows.
     bool selects_output_rows(const ModelInput &input) const;
@@ -138,6 +143,7 @@ private:
     std::vector<int32_t> aux_hidden_layers_; // -1: after the last norm
     std::vector<Layer> layers_;
     MoeLayers moe_;
+    LatentAttention latent_;
     std::vector<Tensor> inv_freqs_; // of each layer
     LoraSlots lora_;
     runtime::PackedWeight head_;

@@ -7,6 +7,8 @@
 //                                        long
 //    batch-invariant streams             cuda_decode.cuh for every token, with a fixed split
 //  8-bit caches of the same sizes        cuda_bytes.cuh
+//  keys of 576 that contain values of    cuda_latent.cuh
+//  512, 16 bits, one KV head, no sinks
 //  everything else (f32, other sizes)    attention_reference_kernel below: one block per token and
 //                                        head, one warp per fourth key
 #include "ops/attention/cuda.hpp"
@@ -246,10 +248,16 @@ void attention_cuda(const device::Stream &stream, const Tensor &out, const Tenso
     device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     const bool has_cache = is_bytes ? args.group <= cuda::max_byte_group(d)
                                     : kv.k.dtype() == dtype && kv.values().dtype() == dtype;
-    const bool is_fast = dtype != LLAISYS_DTYPE_F32 && has_cache && out.dtype() == dtype &&
-                         args.group <= 16 && scale > 0 && kv.value_dim == d &&
-                         is_16_byte_aligned(q) && is_16_byte_aligned(out);
-    const LaunchAttention launch = is_fast ? kernels_of(cuda_stream, d) : nullptr;
+    const bool has_mma = dtype != LLAISYS_DTYPE_F32 && has_cache && out.dtype() == dtype &&
+                         scale > 0 && is_16_byte_aligned(q) && is_16_byte_aligned(out);
+    const bool is_latent = has_mma && !kv.has_values() && kv.n_heads == 1 && soft_cap == 0 &&
+                           args.sinks == nullptr && d == cuda::kLatentDim &&
+                           kv.value_dim == cuda::kLatentValues &&
+                           cuda::has_latent_attention(cuda_stream);
+    const bool is_fast = has_mma && args.group <= 16 && kv.value_dim == d;
+    const LaunchAttention launch = is_latent ? cuda::launch_latent_attention
+                                   : is_fast ? kernels_of(cuda_stream, d)
+                                             : nullptr;
     if (launch == nullptr) {
         return run_reference(cuda_stream, args, out, q, kv, scale, soft_cap);
     }

@@ -120,6 +120,12 @@ void launch_attention_112(const AttentionLaunch &launch);
 void launch_attention_192(const AttentionLaunch &launch);
 void launch_attention_256(const AttentionLaunch &launch);
 
+// Keys of kLatentDim values that contain kLatentValues values, for one KV head (cuda_latent.cu).
+constexpr int kLatentDim = 576;
+constexpr int kLatentValues = 512;
+bool has_latent_attention(const device::CudaStream &stream); // enough shared memory
+void launch_latent_attention(const AttentionLaunch &launch);
+
 // Shared memory per block that the largest of these needs: head_dim 256.
 constexpr int kLargeHeadSmem = 160 << 10;
 

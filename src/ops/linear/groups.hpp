@@ -83,8 +83,8 @@ inline cpu::LinearTask group_task(const LinearGroup &group, const GroupChunk &ch
     task.bias =
         part.bias != nullptr ? cpu::at(part.bias->data(), part.bias->dtype(), first) : nullptr;
     task.bias_dtype = part.bias != nullptr ? part.bias->dtype() : LLAISYS_DTYPE_F32;
-    task.out =
-        cpu::at(cpu::row_of(*part.out, group.first + chunk.first_row), part.out->dtype(), first);
+    const int64_t row = group.first - group.out_first + chunk.first_row;
+    task.out = cpu::at(cpu::row_of(*part.out, row), part.out->dtype(), first);
     task.out_dtype = part.out->dtype();
     task.ldo = part.out->stride(0);
     return task;

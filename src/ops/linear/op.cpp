@@ -165,11 +165,11 @@ void linear_groups(const device::Stream &stream, const Tensor &in, const int32_t
         for (int p = 0; p < n_parts; ++p) {
             const LinearPart &part = groups[g].parts[p];
             check_part(check, part, part.out != nullptr ? part.out->size(0) : 0, in.size(1));
-            if (groups[g].first < 0 || groups[g].count < 0 ||
-                groups[g].first + groups[g].count > part.out->size(0)) {
-                fail(LLAISYS_ERROR_INVALID, check.op, ": group ", g, ": got rows ", groups[g].first,
-                     " to ", groups[g].first + groups[g].count, ", expected rows of out, ",
-                     part.out->size(0));
+            const int64_t first = groups[g].first - groups[g].out_first;
+            if (groups[g].out_first < 0 || first < 0 || groups[g].count < 0 ||
+                first + groups[g].count > part.out->size(0)) {
+                fail(LLAISYS_ERROR_INVALID, check.op, ": group ", g, ": got rows ", first, " to ",
+                     first + groups[g].count, ", expected rows of out, ", part.out->size(0));
             }
         }
     }

@@ -54,16 +54,17 @@ struct LinearPart {
 void linear(const device::Stream &stream, const Tensor &in, const LinearPart *parts, int n_parts,
             const Tensor *rows = nullptr);
 
-// Products of one range of rows with weights of its own: the tokens of one expert.
+// Products of one range of rows with weights of its own: the tokens of one expert or of one head.
 struct LinearGroup {
-    int64_t first; // output rows [first, first + count)
+    int64_t first; // rows [first, first + count)
     int64_t count;
-    const LinearPart *parts; // n_parts; out is the whole output, bias that of the group
+    const LinearPart *parts; // n_parts; bias is that of the group
+    int64_t out_first = 0;   // the row of the group's outputs that is row 0 of `out`
 };
 
-// Grouped linear: for each group and part, out[r] = in[rows[r]] * weight^T + bias for the rows r of
-// the group, in one parallel region; rows null: in[r]. The weights of part p have one format in all groups. A row's
-// result depends on that row and its weight only. CPU.
+// Grouped linear: for each group and part, out[r - out_first] = in[rows[r]] * weight^T + bias for the
+// rows r of the group, in one parallel region; rows null: in[r]. The weights of part p have one
+// format in all groups. A row's result depends on that row and its weight only. CPU.
 void linear_groups(const device::Stream &stream, const Tensor &in, const int32_t *rows,
                    const LinearGroup *groups, int64_t n_groups, int n_parts);
 

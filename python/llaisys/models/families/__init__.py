@@ -8,6 +8,7 @@ from typing import Any
 
 from llaisys.models.families.cohere import COHERE, COHERE2
 from llaisys.models.families.cwm import CWM
+from llaisys.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
 from llaisys.models.families.dots1 import DOTS1
 from llaisys.models.families.encoder import BERT, ROBERTA, XLM_ROBERTA
 from llaisys.models.families.ernie4_5 import ERNIE4_5
@@ -52,6 +53,7 @@ FAMILIES: dict[str, Family] = {
         *(EXAONE4, ERNIE4_5, SEED_OSS, HELIUM, OLMO3, MINISTRAL, VAULTGEMMA, CWM),
         *(DOTS1, SOLAR_OPEN, MINIMAX_M2, EXAONE_MOE, ERNIE4_5_MOE),
         *(BERT, ROBERTA, XLM_ROBERTA),
+        *(DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2, GLM4_MOE_LITE),
     )
 }
 

@@ -21,6 +21,7 @@ from llaisys.models.families.experts import (
     expert_source,
     no_experts,
 )
+from llaisys.models.families.latent import ReadLatent, no_latent
 from llaisys.models.families.model_config import ModelConfig
 from llaisys.models.families.rope import (
     RopeScaling,
@@ -79,6 +80,7 @@ class DecoderFamily(Family):
     rope_layout: ReadLayout = llama_layout
     experts: ReadExperts = no_experts
     expert_names: ExpertNames = ExpertNames()
+    latent: ReadLatent = no_latent  # latent attention
     names: TensorNames = TensorNames()
     defaults: Mapping[str, Any] = field(default_factory=dict)  # of keys missing in config.json
     bias_key: str = "attention_bias"  # of config.json, for attention_bias None
@@ -111,7 +113,7 @@ class DecoderFamily(Family):
             if found is not None:
                 return found
         norm_add = 1.0 if self.adds_one_to_norms and not is_gguf else 0.0
-        return source_of(name, config, self.names, norm_add)
+        return source_of(name, config, self.names, norm_add, is_gguf)
 
     def permuted_heads(self, name: str, config: ModelConfig) -> int | None:
         if not self.is_permuted_in_gguf:
@@ -126,13 +128,13 @@ class DecoderFamily(Family):
         layers = fields.integer("num_hidden_layers", 1, MAX_LAYERS)
         heads = fields.integer("num_attention_heads", 1, MAX_HEADS)
         vocab = fields.integer("vocab_size", 1, MAX_VOCAB)
-        default_head_dim = self.default_head_dim
-        if default_head_dim is None:
-            if not fields.has("head_dim") and hidden % heads:
-                raise fields.fail("hidden_size", f"{hidden} is not a multiple of {heads} heads")
-            default_head_dim = hidden // heads
-        head_dim = fields.integer("head_dim", 2, MAX_HEAD_DIM, default_head_dim)
-        keys, sizes = Keys(fields, ""), Sizes(hidden, layers, heads, head_dim)
+        keys = Keys(fields, "")
+        latent = self.latent(keys)
+        if latent is None:
+            head_dim, kv_heads = self._head_sizes(fields, hidden, heads)
+        else:
+            head_dim, kv_heads = latent.head_dim, 1
+        sizes = Sizes(hidden, layers, heads, head_dim)
         variant, layout = self.variant(keys, sizes), self.rope_layout(keys, sizes)
         experts = self.experts(keys, sizes)
         self._reject_others(fields, variant.mlp_bias)
@@ -153,7 +155,7 @@ class DecoderFamily(Family):
             hidden_size=hidden,
             num_layers=layers,
             num_heads=heads,
-            num_kv_heads=fields.integer("num_key_value_heads", 1, MAX_HEADS, heads),
+            num_kv_heads=kv_heads,
             head_dim=head_dim,
             intermediate_size=_dense_inner(
                 fields.integer("intermediate_size", 1, MAX_INTERMEDIATE), experts, layers
@@ -178,9 +180,20 @@ class DecoderFamily(Family):
             variant=variant,
             rope=layout,
             experts=experts,
+            latent=latent,
         )
         result.check(fields.where)
         return result
+
+    def _head_sizes(self, fields: Fields, hidden: int, heads: int) -> tuple[int, int]:
+        """(head size, key/value heads) of config.json."""
+        default = self.default_head_dim
+        if default is None:
+            if not fields.has("head_dim") and hidden % heads:
+                raise fields.fail("hidden_size", f"{hidden} is not a multiple of {heads} heads")
+            default = hidden // heads
+        head_dim = fields.integer("head_dim", 2, MAX_HEAD_DIM, default)
+        return head_dim, fields.integer("num_key_value_heads", 1, MAX_HEADS, heads)
 
     def config_from_gguf(self, contents: GgufContents) -> ModelConfig:
         if not self.has_gguf_files:
@@ -199,9 +212,15 @@ class DecoderFamily(Family):
         vocab = tensors[EMBEDDING].shape[0]
         if vocab > MAX_VOCAB:
             raise ModelLoadError(f"{where}: 'token_embd.weight' has {vocab} rows")
-        head_dim = _head_dim(fields, arch, hidden, heads, self.has_partial_rotary)
+        keys = Keys(fields, arch)
+        latent = self.latent(keys)
+        if latent is None:
+            head_dim = _head_dim(fields, arch, hidden, heads, self.has_partial_rotary)
+            kv_heads = fields.integer(f"{arch}.attention.head_count_kv", 1, MAX_HEADS, heads)
+        else:
+            head_dim, kv_heads = latent.head_dim, 1
         layers = fields.integer(f"{arch}.block_count", 1, MAX_LAYERS)
-        keys, sizes = Keys(fields, arch), Sizes(hidden, layers, heads, head_dim)
+        sizes = Sizes(hidden, layers, heads, head_dim)
         variant, layout = self.variant(keys, sizes), self.rope_layout(keys, sizes)
         experts = self.experts(keys, sizes)
         theta = fields.number(f"{arch}.rope.freq_base", 1e-3, 1e12, 10000.0)
@@ -223,7 +242,7 @@ class DecoderFamily(Family):
             hidden_size=hidden,
             num_layers=layers,
             num_heads=heads,
-            num_kv_heads=fields.integer(f"{arch}.attention.head_count_kv", 1, MAX_HEADS, heads),
+            num_kv_heads=kv_heads,
             head_dim=head_dim,
             intermediate_size=_dense_inner(
                 fields.integer(f"{arch}.feed_forward_length", 1, MAX_INTERMEDIATE), experts, layers
@@ -247,6 +266,7 @@ class DecoderFamily(Family):
             variant=variant,
             rope=layout,
             experts=experts,
+            latent=latent,
         )
         result.check(where)
         return result

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from llaisys.models.families.latent import KV_B, latent_source
 from llaisys.models.families.model_config import ModelConfig
 from llaisys.models.loading.tensor_source import TensorSource
 
@@ -20,7 +21,7 @@ class WeightSpec:
     hf: str  # name within a layer, without '.weight'
     gguf: str
     field: str  # of LlaisysDecoderWeights, without '_w'
-    shape: tuple[str, ...]  # of 'hidden', 'inner', 'vocab', 'heads', 'q', 'kv', 'q_norm', ...
+    shape: tuple[str, ...]  # of the sizes in `tensors`
     bias: str = ""  # field or property of ModelConfig: has a bias
     only_if: str = ""  # field or property of ModelConfig: has this weight
     layers: str = ""  # 'dense' | 'experts': layers with this weight; '': all
@@ -31,13 +32,31 @@ _LAYER = (
     WeightSpec(
         "input_layernorm", "attn_norm", "attn_norm", ("hidden",), "norm_bias", "has_attn_norm"
     ),
-    WeightSpec("self_attn.q_proj", "attn_q", "attn_q", ("q", "hidden"), "attention_bias"),
-    WeightSpec("self_attn.k_proj", "attn_k", "attn_k", ("kv", "hidden"), "attention_bias"),
-    WeightSpec("self_attn.v_proj", "attn_v", "attn_v", ("kv", "hidden"), "attention_bias"),
+    WeightSpec(
+        *("self_attn.q_proj", "attn_q", "attn_q", ("q", "hidden"), "attention_bias"), "has_q_proj"
+    ),
+    WeightSpec(
+        *("self_attn.k_proj", "attn_k", "attn_k", ("kv", "hidden"), "attention_bias"), "has_kv_proj"
+    ),
+    WeightSpec(
+        *("self_attn.v_proj", "attn_v", "attn_v", ("kv", "hidden"), "attention_bias"), "has_kv_proj"
+    ),
+    *(
+        WeightSpec(f"self_attn.{hf}", gguf, field, shape, only_if=only_if)
+        for hf, gguf, field, shape, only_if in (
+            ("q_a_proj", "attn_q_a", "attn_q_a", ("q_rank", "hidden"), "has_q_rank"),
+            ("q_a_layernorm", "attn_q_a_norm", "attn_q_a_norm", ("q_rank",), "has_q_rank"),
+            ("q_b_proj", "attn_q_b", "attn_q", ("q", "q_rank"), "has_q_rank"),
+            ("kv_a_proj_with_mqa", "attn_kv_a_mqa", "attn_kv_a", ("entry", "hidden"), "has_latent"),
+            ("kv_a_layernorm", "attn_kv_a_norm", "attn_kv_a_norm", ("rank",), "has_latent"),
+            ("k_b_proj", "attn_k_b", "attn_k_b", ("head_ranks", "nope"), "has_latent"),
+            ("v_b_proj", "attn_v_b", "attn_v_b", ("values", "rank"), "has_latent"),
+        )
+    ),
     WeightSpec("self_attn.q_norm", "attn_q_norm", "attn_q_norm", ("q_norm",), only_if="qk_norm"),
     WeightSpec("self_attn.k_norm", "attn_k_norm", "attn_k_norm", ("k_norm",), only_if="qk_norm"),
     WeightSpec(SINKS, "attn_sinks", "attn_sinks", ("heads",), only_if="has_sinks"),
-    WeightSpec("self_attn.o_proj", "attn_output", "attn_o", ("hidden", "q"), "output_bias"),
+    WeightSpec("self_attn.o_proj", "attn_output", "attn_o", ("hidden", "values"), "output_bias"),
     WeightSpec(
         *("self_attn.post_norm", "post_attention_norm", "attn_post_norm", ("hidden",)),
         *("has_post_bias", "has_post_norms"),
@@ -112,7 +131,16 @@ def tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         "kv": config.num_kv_heads * config.head_dim,
         "q_norm": config.head_dim,
         "k_norm": config.head_dim,
+        "values": config.num_heads * config.value_dim,
     }
+    if config.latent is not None:
+        sizes |= {
+            "q_rank": config.latent.q_rank,
+            "rank": config.latent.rank,
+            "entry": config.latent.entry,
+            "head_ranks": config.num_heads * config.latent.rank,
+            "nope": config.latent.nope_dim,
+        }
     experts = config.experts
     if experts is not None:
         sizes |= {
@@ -161,6 +189,7 @@ class TensorNames:
     has_fused_qkv: bool = False  # self_attn.qkv_proj has the rows of q, k and v
     has_fused_gate_up: bool = False  # mlp.gate_up_proj has the rows of gate and up
     has_sinks: bool = False
+    has_latent: bool = False  # tensors of latent attention
 
 
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -188,15 +217,28 @@ def name_from_gguf(
                 return f"{layer}.{spec.hf}.{kind}"
         if f"{match[2]}.{kind}" == _SCORE_BIAS[1]:
             return f"{layer}.{_SCORE_BIAS[0]}"
-    known = {"qk_norm": has_qk_norm, "has_sinks": names.has_sinks}
+    known = {
+        "qk_norm": has_qk_norm,
+        "has_sinks": names.has_sinks,
+        "has_latent": names.has_latent,
+        "has_q_rank": names.has_latent,
+    }
+    if names.has_latent and match[2] == "attn_kv_b":  # its two parts are not stored apart
+        return f"{layer}.{KV_B}.{kind}"
     for spec in _LAYER:
         if spec.gguf == match[2] and known.get(spec.only_if, True):
             return f"{layer}.{names.hf.get(spec.hf, spec.hf)}.{kind}"
     return None
 
 
-def source_of(name: str, config: ModelConfig, names: TensorNames, norm_add: float) -> TensorSource:
+def source_of(
+    name: str, config: ModelConfig, names: TensorNames, norm_add: float, is_gguf: bool
+) -> TensorSource:
     """Where the tensor `name` of the model is in the files. `norm_add`: added to norm weights."""
+    if config.latent is not None:
+        heads, is_interleaved = config.num_heads, config.rope.is_interleaved
+        found = latent_source(name, config.latent, heads, is_interleaved, is_gguf)
+        return found or TensorSource(name)
     is_norm = name.endswith("norm.weight")
     add = norm_add if is_norm else 0.0
     if name in _GLOBAL:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.families.experts import Experts
+from llaisys.models.families.latent import Latent
 from llaisys.models.families.rope import RopeScaling
 from llaisys.models.families.variant import RopeLayout, Variant
 from llaisys.models.loading.checkpoint import Checkpoint
@@ -50,8 +51,9 @@ class ModelConfig(CheckpointConfig):
     rope: RopeLayout = RopeLayout()
     experts: Experts | None = None  # None: every MLP is dense
     encoder: Encoder | None = None  # None: a decoder
+    latent: Latent | None = None  # latent attention: num_kv_heads is 1
 
-    # The properties from here to has_gate determine which tensors a layer has.
+    # The properties from here to has_shared_gate determine which tensors a layer has.
     @property
     def has_attn_norm(self) -> bool:
         return self.variant.norm_position in ("before", "both")
@@ -99,6 +101,27 @@ class ModelConfig(CheckpointConfig):
     @property
     def has_shared_gate(self) -> bool:
         return self.experts is not None and self.experts.has_shared_gate
+
+    @property
+    def has_latent(self) -> bool:
+        return self.latent is not None
+
+    @property
+    def has_kv_proj(self) -> bool:
+        return self.latent is None
+
+    @property
+    def has_q_rank(self) -> bool:
+        return self.latent is not None and self.latent.q_rank > 0
+
+    @property
+    def has_q_proj(self) -> bool:
+        return not self.has_q_rank
+
+    @property
+    def value_dim(self) -> int:
+        """Size of a value head."""
+        return self.head_dim if self.latent is None else self.latent.value_dim
 
     @property
     def rotary_dim(self) -> int:

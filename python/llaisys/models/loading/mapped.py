@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import prod
 
 import numpy as np
 
@@ -66,12 +67,14 @@ def _rows_of(source: TensorSource, values: Array) -> Array:
         planes = planes.swapaxes(1, 2)
     start, stop = source.rows or (0, planes.shape[1])
     chosen = planes[:, start : stop : source.step]
+    if source.columns is not None:
+        chosen = chosen[:, :, slice(*source.columns)]
     return chosen.reshape(-1, *chosen.shape[2:])
 
 
 def _planes_of(record: TensorRecord, source: TensorSource) -> list[TensorRecord]:
     """The records of the planes of a tensor, each with the rows of the source."""
-    rows, columns = record.shape[-2:]
+    rows, columns = prod(record.shape[:-1]) // source.planes, record.shape[-1]
     flat = replace(record, shape=(source.planes * rows, columns))
     start, stop = source.rows or (0, rows)
     return [flat.rows(Shard(0, p * rows + start, p * rows + stop)) for p in range(source.planes)]
@@ -140,6 +143,8 @@ class MappedCheckpoint(Checkpoint):
             found += _planes_of(record, source)
         if shard is None:
             return found
+        if shard.parts != len(found):
+            return None
         return [record.rows(Shard(0, shard.start, shard.stop)) for record in found]
 
     def read(self, name: str, dtype: str) -> Array:
@@ -166,11 +171,12 @@ class MappedCheckpoint(Checkpoint):
         return convert(values, "f32", dtype)
 
     def block_type(self, name: str) -> str | None:
-        return self.inner.block_type(self._find(name).name)
+        source = self._find(name)
+        return None if source.is_transposed else self.inner.block_type(source.name)
 
     def read_blocks(self, name: str, shard: Shard | None = None) -> TensorBlocks | None:
         source = self._find(name)
-        if source.is_changed:
+        if source.is_changed or source.is_transposed:
             return None
         if source.is_stacked or source.is_row:
             return self._stacked_blocks(name, source, shard)
@@ -188,13 +194,15 @@ class MappedCheckpoint(Checkpoint):
         names = _names_of(source)
         shape = self.inner.shape(source.name)
         expected = 3 if source.planes > 1 and not source.is_vector else 2
+        if source.planes > 1 and len(shape) == expected - 1 and shape[0] % source.planes == 0:
+            shape = (source.planes, shape[0] // source.planes, *shape[1:])
         if len(shape) != expected or (source.planes > 1 and shape[0] != source.planes):
             raise ModelLoadError(
                 f"{self.where}: tensor {source.name!r} has shape {list(shape)}, the config "
                 f"requires {source.planes} experts in {expected} dimensions"
             )
         for part in names:
-            if self.inner.shape(part) != shape:
+            if source.parts and self.inner.shape(part) != shape:
                 raise ModelLoadError(
                     f"{self.where}: tensor {part!r} has shape {list(self.inner.shape(part))}, "
                     f"{source.name!r} has {list(shape)}"
@@ -209,6 +217,8 @@ class MappedCheckpoint(Checkpoint):
                     f"requires at least {source.rows[1]} rows"
                 )
             rows = len(range(*source.rows, source.step))
+        if source.columns is not None:
+            columns = source.columns[1] - source.columns[0]
         total = rows * source.planes * len(names)
         return (total,) if source.is_vector else (total, columns)
 

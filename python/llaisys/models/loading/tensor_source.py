@@ -17,12 +17,14 @@ class TensorSource:
     head_order: tuple[int, ...] | None = None
     add: float = 0.0  # to every element
     scale: float = 1.0  # of every element, after `add`
-    # Stacked weights of experts, as one matrix. parts: tensors whose rows are stacked; name is the
-    # first of them. planes: the tensor is [planes, rows, columns], and `rows` are those of each.
+    # Stacked weights of experts or heads, as one matrix. parts: tensors whose rows are stacked;
+    # name is the first of them. planes: the tensor is [planes, rows, columns] or [planes * rows,
+    # columns], and `rows` are those of each.
     parts: tuple[str, ...] = ()
     planes: int = 1
     step: int = 1  # of `rows` in planes: gate and up in turn
     is_transposed: bool = False  # planes are [columns, rows]
+    columns: tuple[int, int] | None = None  # [start, stop) of the columns of transposed planes
     is_vector: bool = False  # [planes, rows], as one vector: stacked biases
     is_row: bool = False  # a vector [n] or a matrix [1, n], as a matrix
     otherwise: TensorSource | None = None  # if the checkpoint has no tensor `name`
