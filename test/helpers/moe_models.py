@@ -36,7 +36,7 @@ _LATENT: dict[str, Any] = {
     "moe_intermediate_size": 36,
     "n_shared_experts": 2,
 }
-_YARN: dict[str, Any] = {
+YARN: dict[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
     "factor": 4.0,
@@ -122,13 +122,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2-groups": (
         "DeepseekV2", {**_LATENT, "q_lora_rank": 20, "n_routed_experts": 8,
                        "num_experts_per_tok": 3, "topk_method": "group_limited_greedy",
-                       "n_group": 4, "topk_group": 2, "rope_parameters": _YARN},
+                       "n_group": 4, "topk_group": 2, "rope_parameters": YARN},
     ),
     "deepseek_v3": (
         "DeepseekV3", {**_LATENT, "q_lora_rank": 24, "n_routed_experts": 8,
                        "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
                        "first_k_dense_replace": 1, "n_shared_experts": 1,
-                       "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 0.7}},
+                       "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 0.7}},
     ),
     "glm4_moe_lite": (
         "Glm4MoeLite", {**_LATENT, "q_lora_rank": 24, "n_routed_experts": 8,
@@ -183,8 +183,51 @@ _GGUF_NAMES = {
     "mlp.shared_expert.up_proj": "ffn_up_shexp",
     "mlp.shared_expert.down_proj": "ffn_down_shexp",
     "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_experts.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_experts.up_proj": "ffn_up_shexp",
+    "mlp.shared_experts.down_proj": "ffn_down_shexp",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
 }
 _PLAIN = ("ffn_gate_inp", "ffn_gate_inp_shexp")  # stored as f32
+
+
+def _rounded(values: Any, qtype: gguf.GGMLQuantizationType) -> Any:
+    blocks = gguf.quantize(values.reshape(-1, values.shape[-1]), qtype)
+    return np.array(gguf.dequantize(blocks, qtype)).reshape(values.shape)
+
+
+def _add_latent(writer: gguf.GGUFWriter, config: Any) -> None:
+    """The metadata of DeepSeek, as llama.cpp's converter writes it."""
+    rank, rope_dim = config.kv_lora_rank, config.qk_rope_head_dim
+    writer.add_head_count_kv(1)
+    writer.add_key_length(rank + rope_dim)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + rope_dim)
+    writer.add_value_length_mla(config.v_head_dim)
+    writer.add_kv_lora_rank(rank)
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    if config.model_type == "deepseek_v3":
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+    rope = config.rope_parameters
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
 
 
 def write_moe_gguf(model: Any, path: Path, arch: str, kind: str = "Q8_0") -> None:
@@ -200,13 +243,18 @@ def write_moe_gguf(model: Any, path: Path, arch: str, kind: str = "Q8_0") -> Non
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if arch == "deepseek2":
+        _add_latent(writer, config)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     writer.add_rope_freq_base(given["rope_parameters"]["rope_theta"])
     writer.add_rope_dimension_count(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    experts = given.get("num_local_experts") or given["num_experts"]
+    experts = (
+        given.get("n_routed_experts") or given.get("num_local_experts") or given["num_experts"]
+    )
     writer.add_expert_count(experts)
     writer.add_expert_used_count(config.num_experts_per_tok)
     if "moe_intermediate_size" in given:
@@ -223,9 +271,7 @@ def write_moe_gguf(model: Any, path: Path, arch: str, kind: str = "Q8_0") -> Non
         for name, parameter in model.state_dict().items():
             values = parameter.numpy().copy()
             if values.ndim > 1 and not name.endswith((".mlp.gate.weight", "expert_gate.weight")):
-                plain = gguf.quantize(values.reshape(-1, values.shape[-1]), qtype)
-                rounded = np.array(gguf.dequantize(plain, qtype)).reshape(values.shape)
-                parameter.copy_(torch.from_numpy(rounded))
+                parameter.copy_(torch.from_numpy(_rounded(values, qtype)))
             plain_names = {"model.embed_tokens.weight": "token_embd.weight",
                            "model.norm.weight": "output_norm.weight",
                            "lm_head.weight": "output.weight"}  # fmt: skip
@@ -237,6 +283,19 @@ def write_moe_gguf(model: Any, path: Path, arch: str, kind: str = "Q8_0") -> Non
                     add(target, values, parameter)
                 continue
             _, _, layer, rest = name.split(".", 3)
+            if rest == "mlp.gate.e_score_correction_bias":
+                writer.add_tensor(f"blk.{layer}.exp_probs_b.bias", values)
+                continue
+            if rest == "self_attn.kv_b_proj.weight":
+                heads = values.reshape(config.num_attention_heads, -1, values.shape[-1])
+                key = heads[:, : config.qk_nope_head_dim].transpose(0, 2, 1).copy()
+                value = heads[:, config.qk_nope_head_dim :].copy()
+                add(f"blk.{layer}.attn_k_b.weight", key, parameter)
+                add(f"blk.{layer}.attn_v_b.weight", value, parameter)
+                parts = [_rounded(key, qtype).transpose(0, 2, 1), _rounded(value, qtype)]
+                whole = np.concatenate(parts, axis=1).reshape(values.shape)
+                parameter.copy_(torch.from_numpy(whole))
+                continue
             if rest == "mlp.experts.gate_up_proj":
                 inner = values.shape[1] // 2
                 add(f"blk.{layer}.ffn_gate_exps.weight", values[:, :inner], parameter)

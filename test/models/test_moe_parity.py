@@ -15,11 +15,14 @@ from family_parity import (
     check_prompts_chunks_and_batches,
     greedy_tokens,
 )
-from moe_models import MODELS, VOCAB, make_moe_model, write_moe_gguf
+from moe_models import MODELS, VOCAB, YARN, make_moe_model, write_moe_gguf
 from reference_models import BLOCK, Piece, opened, random_tokens, reference_logits, run_block, save
 
 from llaisys import LLM, SamplingParams
-from llaisys.common.errors import ModelLoadError
+from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.common.parallel import ParallelConfig
+from llaisys.models.base import AdapterOptions
+from llaisys.models.decoder import DecoderAdapter
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.shard import Shard
 
@@ -40,10 +43,33 @@ def test_logits_of_prompts_chunks_and_batches(pair: tuple[Any, Path]) -> None:
 
 
 def test_greedy_tokens_alone_batched_and_with_prefix_cache(pair: tuple[Any, Path]) -> None:
-    check_greedy_tokens(*pair, VOCAB, 64 if pair[0].config.model_type == "gpt_oss" else 24)
+    is_long = pair[0].config.model_type in ("gpt_oss", "deepseek_v2", "deepseek_v3")
+    check_greedy_tokens(*pair, VOCAB, 64 if is_long else 24)
 
 
-@pytest.mark.parametrize("name", ["qwen2_moe", "mixtral"])
+def test_latent_attention_caches_one_entry_per_token_and_layer(tmp_path: Path) -> None:
+    """The sizes of DeepSeek-V2-Lite: 576 values of 2 bytes."""
+    model = make_moe_model(
+        "deepseek_v2", num_attention_heads=16, kv_lora_rank=512, qk_rope_head_dim=64,
+        num_hidden_layers=2,
+    )  # fmt: skip
+    directory = save(model, tmp_path)
+    entry, tokens = 576 * 2, 4 * BLOCK
+    with open_checkpoint(directory) as checkpoint:
+        for ranks in (1, 2):
+            options = AdapterOptions(
+                dtype="bf16", parallel=ParallelConfig(tensor_parallel_size=ranks)
+            )
+            assert DecoderAdapter.kv_bytes_per_token(checkpoint, options) == 2 * entry
+        with pytest.raises(InvalidInputError, match=r"kv_cache_dtype.*latent attention"):
+            DecoderAdapter.kv_bytes_per_token(checkpoint, AdapterOptions(kv_cache_dtype="q8"))
+        with pytest.raises(InvalidInputError, match=r"max_loras.*latent attention"):
+            DecoderAdapter.lora_bytes(checkpoint, AdapterOptions(), 1, 8)
+    with opened(directory, kv_cache_capacity_tokens=tokens, dtype="bf16") as adapter:
+        assert adapter.native.kv_stats().bytes == 2 * entry * tokens
+
+
+@pytest.mark.parametrize("name", ["qwen2_moe", "mixtral", "deepseek_v2", "deepseek_v3"])
 def test_tensor_parallel_ranks_give_the_same_tokens(name: str, tmp_path: Path) -> None:
     model = make_moe_model(name)
     directory = save(model, tmp_path)
@@ -60,9 +86,17 @@ GGUF_SIZES = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 160}
 GGUF_CHANGES = {
     "qwen3_moe": {"moe_intermediate_size": 32},
     "qwen2_moe": {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 64},
+    "deepseek_v2": {"moe_intermediate_size": 32, "qk_nope_head_dim": 32},
+    "deepseek_v3": {
+        "moe_intermediate_size": 32,
+        "qk_nope_head_dim": 32,
+        "q_lora_rank": 32,
+        "rope_parameters": YARN,
+    },
 }
 ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "mixtral": "llama",
-                 "olmoe": "olmoe"}  # fmt: skip
+                 "olmoe": "olmoe", "deepseek_v2": "deepseek2",
+                 "deepseek_v3": "deepseek2"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

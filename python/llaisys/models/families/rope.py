@@ -323,14 +323,20 @@ def _yarn(fields: Fields, section: Fields, theta: float) -> YarnRopeScaling:
 
 
 def _yarn_from_gguf(fields: Fields, arch: str, factor: float, theta: float) -> YarnRopeScaling:
-    """As in llama.cpp: the file's attention factors multiply the factor of the paper."""
+    """As in llama.cpp: the file's attention factors multiply the factor of the paper. With a
+    `yarn_log_multiplier` (DeepSeek) that factor applies to whole products, not to rotated values.
+    """
     prefix = f"{arch}.rope.scaling"
+    is_latent = fields.has(f"{arch}.attention.kv_lora_rank")
+    multiplier = fields.number(f"{prefix}.yarn_log_multiplier", 0.0, 1e6, 0.0)
     for name, neutral in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
+        if is_latent and name == "yarn_log_multiplier":
+            continue
         found = fields.number(f"{prefix}.{name}", -1e6, 1e6, neutral)
         if found != neutral and not (name == "yarn_ext_factor" and found < 0):  # negative: default
             raise fields.fail(f"{prefix}.{name}", f"is {found}; only {neutral} is supported")
     context = fields.integer(f"{arch}.context_length", 1, MAX_POSITIONS)
-    attention = _mscale(factor)
+    attention = 1.0 if is_latent and multiplier else _mscale(factor)
     for name in ("attn_factor", "yarn_attn_factor"):
         attention *= fields.number(f"{prefix}.{name}", 1e-3, 1e3, 1.0)
     return _checked(
