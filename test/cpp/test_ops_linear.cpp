@@ -3,6 +3,7 @@
 #include "ops_reference.hpp"
 
 #include "ops/cpu/tile_kernels.hpp"
+#include "ops/head_linear/op.hpp"
 #include "ops/linear/op.hpp"
 
 using namespace ops_test;
@@ -52,6 +53,43 @@ void check_linear(const LinearCase &c, const Tensor &out, const int32_t *rows) {
 }
 
 } // namespace
+
+TEST(head_linear_matches_reference) {
+    for (const DType dtype : {kF32, LLAISYS_DTYPE_BF16, LLAISYS_DTYPE_F16}) {
+        for (const int64_t n : {1, 5, 40}) {
+            const int64_t heads = 3, n_out = 37, k = 20;
+            const Tensor weight = random_tensor({heads * n_out, k}, dtype);
+            const ops::ExpertWeights packed =
+                ops::ExpertWeights::pack(two_threads(), weight, heads);
+            // Parts of wider rows, as queries and results of latent attention are.
+            const Tensor in = random_tensor({n, heads, k + 4}, kF32).slice(2, 4, k + 4);
+            const Tensor out = random_tensor({n, heads, n_out + 3}, kF32).slice(2, 0, n_out);
+            ops::head_linear(two_threads(), out, in, packed);
+            for (int64_t t = 0; t < n; ++t) {
+                for (int64_t h = 0; h < heads; ++h) {
+                    for (int64_t o = 0; o < n_out; ++o) {
+                        double sum = 0;
+                        for (int64_t i = 0; i < k; ++i) {
+                            sum +=
+                                get3(in, t, h, i) * get3(weight.view({heads, n_out, k}), h, o, i);
+                        }
+                        check_close("head_linear", get3(out, t, h, o), sum, 1e-4);
+                    }
+                }
+            }
+            const Tensor one = Tensor::create({1, heads, n_out}, kF32); // the same bits alone
+            ops::head_linear(one_thread(), one, in.slice(0, n - 1, n), packed);
+            for (int64_t h = 0; h < heads; ++h) {
+                CHECK(get3(one, 0, h, 5) == get3(out, n - 1, h, 5));
+            }
+        }
+    }
+    const ops::ExpertWeights packed =
+        ops::ExpertWeights::pack(one_thread(), random_tensor({6, 4}, kF32), 2);
+    CHECK_THROWS(ops::head_linear(one_thread(), Tensor::create({1, 2, 3}, kF32),
+                                  random_tensor({1, 3, 4}, kF32), packed),
+                 "head_linear", "in", "[1, 3, 4]", "[1, 2, 4]");
+}
 
 TEST(linear_matches_reference_over_odd_sizes) {
     for_each_isa([] {

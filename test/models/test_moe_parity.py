@@ -172,3 +172,43 @@ def test_a_missing_expert_is_named(tmp_path: Path) -> None:
     save_file({k: v for k, v in load_file(path).items() if k != name}, path)
     with pytest.raises(ModelLoadError, match=re.escape(repr(name))), opened(directory):
         pass
+
+
+def test_fp8_blocks_of_latent_attention_equal_their_values(tmp_path: Path) -> None:
+    """As DeepSeek-V3 is published: e4m3 with a scale per block of 128 x 128."""
+    import json
+    import shutil
+
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    size = 128
+    names = ("hidden_size", "intermediate_size", "moe_intermediate_size", "q_lora_rank")
+    model = make_moe_model(
+        "deepseek_v3", **dict.fromkeys(names, size), kv_lora_rank=size, num_attention_heads=8,
+        num_key_value_heads=8,
+    )  # fmt: skip
+    plain = save(model, tmp_path / "plain")
+    quantised = tmp_path / "fp8"
+    shutil.copytree(plain, quantised)
+    stored, values = {}, {}
+    for name, weight in load_file(str(plain / "model.safetensors")).items():
+        stored[name] = values[name] = weight
+        if weight.ndim == 2 and "_proj" in name:
+            rows, columns = weight.shape
+            scales = torch.rand(-(-rows // size), -(-columns // size)) / 8 + 0.01
+            wide = scales.repeat_interleave(size, 0)[:rows]
+            wide = wide.repeat_interleave(size, 1)[:, :columns]
+            stored[name] = (weight / wide).to(torch.float8_e4m3fn)
+            stored[f"{name}_scale_inv"] = scales
+            values[name] = stored[name].float() * wide
+    save_file(values, str(plain / "model.safetensors"))
+    save_file(stored, str(quantised / "model.safetensors"))
+    config = json.loads((quantised / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "weight_block_size": [size, size]}
+    (quantised / "config.json").write_text(json.dumps(config))
+    tokens, found = random_tokens(37, VOCAB), []
+    for directory in (plain, quantised):
+        with opened(directory, kv_cache_capacity_tokens=4 * BLOCK, max_model_len=60) as adapter:
+            found.append(run_block(adapter, [Piece(0, tokens)], {0: [0, 1, 2]}))
+    np.testing.assert_array_equal(found[0], found[1])

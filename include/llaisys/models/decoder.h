@@ -1,5 +1,6 @@
 /* Hyper-parameters and weight slots of the decoder families: Qwen2, Llama (without q/k/v biases),
- * Qwen3 (with norms of q and k), Gemma (norms before and after a block) and others. The mock model
+ * Qwen3 (with norms of q and k), Gemma (norms before and after a block), DeepSeek (latent attention)
+ * and others. The mock model
  * uses the same hyper-parameters and only in_embed. */
 #ifndef LLAISYS_MODELS_DECODER_H
 #define LLAISYS_MODELS_DECODER_H

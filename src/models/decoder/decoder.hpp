@@ -1,6 +1,7 @@
 // The decoder of Qwen2, Llama, Qwen3, Gemma and other families. They differ in optional weights
 // (q/k/v biases of Qwen2, q and k norms of Qwen3), norms, multipliers, rotary frequencies and
 // attention windows, which come with the weights and the meta.
+// Attention is that of Llama, or latent attention (latent_attention.hpp).
 //
 // Tensor parallelism: every rank holds all embeddings and norms. q, k, v, gate and up are
 // column-parallel (sharded by output), o and down row-parallel (sharded by input), each followed by

@@ -50,6 +50,7 @@ struct Call {
     int64_t max_rows;                // of one KV head in a block
     int64_t heads;                   // largest number of KV heads of an item
     int64_t head_stride;             // cache elements from one KV head to the next
+    int64_t slot_stride;             // from one slot to the next
     const cpu::ByteAttention *bytes; // null: keys are widened
     int64_t head_groups() const { return (kv_heads + heads - 1) / heads; }
     int64_t heads_of(int64_t item) const {
@@ -168,7 +169,7 @@ AttentionTask make_task(const cpu::Kernels &kernels, const Call &call, const Blo
     task.v_cache = cpu::at(call.v_cache.data(), call.v_cache.dtype(), skipped);
     task.k_dtype = call.k_cache.dtype();
     task.v_dtype = call.v_cache.dtype();
-    task.slot_stride = call.kv_heads * call.head_stride;
+    task.slot_stride = call.slot_stride;
     task.table = call.lists.tables.as<int32_t>() + block.list * call.lists.tables.size(1);
     task.limit = block.end;
     task.block_size = call.lists.block_size;
@@ -285,6 +286,18 @@ int64_t heads_together(const Call &call, int64_t chunks, int threads) {
     return heads;
 }
 
+// Parts of the query heads of a single KV head, each processed as if it had a KV head of its own:
+// as few as give every thread a chunk. 1: they stay together.
+int64_t head_parts(const Call &call, int64_t chunks, int threads) {
+    int64_t parts = 1;
+    while (call.kv_heads == 1 && parts * chunks < threads && parts < call.group) {
+        do {
+            ++parts;
+        } while (call.group % parts != 0);
+    }
+    return parts;
+}
+
 } // namespace
 
 void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor &q,
@@ -315,6 +328,7 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
                  tokens * group,
                  1,
                  kv.head_stride(),
+                 kv_heads * kv.head_stride(),
                  kv.k.dtype() == LLAISYS_DTYPE_I8 ? cpu::byte_attention() : nullptr};
     make_blocks(call, blocks);
 
@@ -322,6 +336,13 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
     int64_t n_spans = 1;
     for (const Block &block : blocks) {
         n_spans = std::max(n_spans, block.n_spans());
+    }
+    const int64_t parts = head_parts(call, int64_t(blocks.size()) * n_spans, pool.size());
+    if (parts > 1) {
+        call.kv_heads = parts;
+        call.group = group / parts;
+        call.max_rows = tokens * call.group;
+        call.head_stride = 0;
     }
     call.heads = heads_together(call, int64_t(blocks.size()) * n_spans, pool.size());
     const int64_t items = int64_t(blocks.size()) * call.head_groups();

@@ -66,7 +66,7 @@ public:
             rows_[n + e] = v + offset[e] * v_size;
         }
         const int64_t n_rows = k == v ? n : 2 * n; // the keys may contain the values
-        bytes_ = task.n_heads * task.head_stride * larger(k_size, v_size);
+        bytes_ = larger(task.n_heads * task.head_stride, task.d) * larger(k_size, v_size);
         row_ = rows_;
         end_ = rows_ + n_rows;
         due_ = 0;

@@ -156,6 +156,11 @@ DEEPSEEK_V3 = replace(
     experts=deepseek_v3_experts,
     has_gguf_files=False,  # they have the architecture of V2
     gguf_architecture="",
+    defaults={**DEEPSEEK_V2.defaults, "first_k_dense_replace": 3},
 )
 KIMI_K2 = replace(DEEPSEEK_V3, name="kimi_k2")
-GLM4_MOE_LITE = replace(DEEPSEEK_V3, name="glm4_moe_lite")
+GLM4_MOE_LITE = replace(
+    DEEPSEEK_V3,
+    name="glm4_moe_lite",
+    defaults={**DEEPSEEK_V2.defaults, "first_k_dense_replace": 1, "rms_norm_eps": 1e-5},
+)
