@@ -114,7 +114,10 @@ def test_valid_call_succeeds(function: str) -> None:
         op(function, *build(native, function).values())
 
 
-@pytest.mark.parametrize(("function", "argument"), TENSORS)
+# NULL: the keys contain the values.
+@pytest.mark.parametrize(
+    ("function", "argument"), [case for case in TENSORS if case != ("Attention", "v_cache")]
+)
 def test_null(function: str, argument: str) -> None:
     text = error_of(function, argument, lambda native, shape, dtype: None)
     assert f": {argument} is NULL" in text
