@@ -28,8 +28,9 @@ void check_latent(const LlaisysDecoderMeta &meta) {
             "meta.latent_epsilon must be finite and above 0, got ", meta.latent_epsilon);
     require(meta.nkvh == 1, "meta.nkvh must be 1 with meta.kv_rank, got ", meta.nkvh);
     require(meta.layer_inv_freqs == nullptr && meta.has_row_norms == 0 &&
-                meta.attention_soft_cap == 0,
-            "meta.kv_rank does not support layer_inv_freqs, has_row_norms and attention_soft_cap");
+                meta.attention_soft_cap == 0 && meta.has_sinks == 0,
+            "meta.kv_rank does not support layer_inv_freqs, has_row_norms, attention_soft_cap and "
+            "has_sinks");
 }
 
 LatentAttention::LatentAttention(const LlaisysDecoderMeta &meta)

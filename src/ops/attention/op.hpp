@@ -60,8 +60,7 @@ struct AttentionLists {
 };
 
 // out [n, heads, kv.value_dim]. soft_cap: a score s becomes soft_cap * tanh(s / soft_cap); 0: none.
-// sinks f32 [heads]: exp(sink)
-// is added to the softmax denominator of a head; null: none.
+// sinks f32 [heads]: exp(sink) is added to the softmax denominator of a head; null: none.
 void attention(const device::Stream &stream, const Tensor &out, const Tensor &q, const KvLayer &kv,
                const AttentionLists &lists, float scale, float soft_cap = 0.0f,
                const Tensor *sinks = nullptr);
