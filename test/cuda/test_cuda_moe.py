@@ -276,7 +276,7 @@ def test_logits(name: str, sizes: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize("heads", [16, 20])
 def test_latent_attention_of_real_head_sizes(heads: int, tmp_path: Path) -> None:
     model = make_moe_model(
-        "deepseek_v2", hidden_size=128, num_attention_heads=heads, num_key_value_heads=heads,
+        "deepseek_v2", hidden_size=8 * heads, num_attention_heads=heads, num_key_value_heads=heads,
         kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
         first_k_dense_replace=3,
     )  # fmt: skip

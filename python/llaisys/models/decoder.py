@@ -232,9 +232,7 @@ def _tensor_loads(checkpoint: Checkpoint, options: AdapterOptions) -> list[_Tens
 
 
 def _check_latent(options: AdapterOptions) -> None:
-    """Raise for a device or a KV dtype that latent attention does not support."""
-    if options.device != "cpu":
-        raise invalid_value("device", options.device, "cpu for a model with latent attention")
+    """Raise for a KV dtype that latent attention does not support."""
     if options.kv_cache_dtype in ("q8", "fp8"):
         limit = "auto, f32, f16 or bf16 for a model with latent attention"
         raise invalid_value("kv_cache_dtype", options.kv_cache_dtype, limit)
