@@ -104,6 +104,28 @@ def test_products_match_dequantised_weights(
                 assert error < LIMIT, (m, activation, error)
 
 
+@pytest.mark.parametrize("columns", [32, 96, 768, 2144, 3584, 7424])
+@pytest.mark.parametrize("kind", ["q4_1", "q8_0", "q4_k", "q5_k", "q6_k", *GROUPED, *F8])
+def test_products_of_tensor_cores(kind: str, columns: int, streams: dict[str, Stream]) -> None:
+    """Multiples of 16 outputs: up to 96 rows of x at a time."""
+    group = 256 if kind.endswith("_k") else 32 if kind.endswith(("_0", "_1", "_g32")) else 128
+    columns = -(-columns // group) * group
+    with Side("cuda", streams["cuda"]) as side:
+        for rows in (16, 272, 2112):
+            dtype, blocks, values = random_weight(kind, rows, columns)
+            exact = values.astype(np.float64)
+            weight = quantised(side, dtype, blocks, columns)
+            for m in (1, 3, 8, 9, 16, 17, 33, 64, 70, 96, 97, 256) if rows == 272 else (2, 40):
+                tensor, out = side.tensor(normal(m, columns), "bf16"), side.empty((m, rows), "f32")
+                side.run("Linear", tensor, None, 1, handle_array([weight]), None,
+                         handle_array([out]))  # fmt: skip
+                expected = side.array(tensor).astype(np.float64) @ exact.T
+                error = relative_error(side.array(out), expected)
+                # e4m3 rows of x have 4 significant bits.
+                has_e4m3_x = kind in F8 and m > 96 and (kind == F8[0] or columns == 128)
+                assert error < (4e-2 if has_e4m3_x else LIMIT), (rows, m, error)
+
+
 def test_adjacent_parts_and_biases(streams: dict[str, Stream]) -> None:
     """Parts of different formats, with and without a bias."""
     columns = 1024

@@ -63,6 +63,12 @@ template <typename T> struct AtomLayout {
     }
 };
 
+// The same for adjacent quantised weights, as row indices.
+struct AtomRows {
+    int64_t group, atom, head;     // rows from a group, atom or head to the next
+    int64_t atoms_per_head, count; // units; count 0: not supported
+};
+
 // Items per unit, 1 to 8, that minimize the work of the most loaded SM. The epilogue of a unit
 // counts as two items.
 inline int choose_unit_items(const device::CudaStream &stream, int64_t count) {
@@ -99,6 +105,7 @@ template <typename T> struct LinearEpilogue {
     AtomLayout<T> atoms() const {
         return {w, 8 * k, 16 * k, 16 * k, n / 16, n % 16 == 0 ? n / 16 : 0};
     }
+    AtomRows atom_rows() const { return {8, 16, 16, n / 16, n % 16 == 0 ? n / 16 : 0}; }
     __host__ __device__ int64_t count() const { return (n + 1) / 2; }
     __device__ __forceinline__ int64_t output(int unit, int group, int i) const {
         return (int64_t(unit) * 2 + group) * items + i;

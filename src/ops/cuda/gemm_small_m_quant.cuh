@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kQuantConsumers + kBulkProducerWarps * kWarpSi
                               QuantConfig shape) {
 #if __CUDA_ARCH__ >= 900
     constexpr int kSegment = int(quant_segment(Codes));
-    extern __shared__ __align__(128) unsigned char shared[];
+    extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t full = smem_address(shared) + shape.barriers_at;
     const uint32_t empty = full + uint32_t(shape.n_stages) * 8;
     const int lane = threadIdx.x % kWarpSize;

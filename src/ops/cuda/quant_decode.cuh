@@ -137,11 +137,6 @@ __device__ __forceinline__ void decode_16(const QuantBits<Codes> &in, const Quan
     }
 }
 
-// Two values as e4m3, the first in the low byte; saturates.
-__device__ __forceinline__ uint16_t e4m3_pair(float low, float high) {
-    return __nv_cvt_float2_to_fp8x2(make_float2(low, high), __NV_SATFINITE, __NV_E4M3);
-}
-
 // The same values in f32, times `scale`.
 template <QuantCodes Codes>
 __device__ __forceinline__ void decode_16_floats(const QuantBits<Codes> &in,

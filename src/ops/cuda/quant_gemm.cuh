@@ -1,8 +1,14 @@
-// GEMMs with quantised weights: selection by the codes. The kernels of an epilogue are instantiated
-// once per codes (LLAISYS_QUANT_GEMM), in files of their own, because they compile slowly.
+// GEMMs with quantised weights: selection by the codes and the number of rows. The kernels of an
+// epilogue are instantiated once per codes (LLAISYS_QUANT_GEMM, LLAISYS_QUANT_TMA), in files of
+// their own, because they compile slowly.
+//
+//   up to 96 rows (int8: 32), bf16, compute capability 9.0, not int4 with groups of 16 or up to 16
+//   rows: gemm_tma_quant.cuh
+//   up to 16 rows otherwise: gemm_small_m_quant.cuh
 #pragma once
 
 #include "ops/cuda/gemm_small_m_quant.cuh"
+#include "ops/cuda/gemm_tma_quant.cuh"
 
 namespace llaisys::ops::cuda {
 
@@ -10,10 +16,35 @@ namespace llaisys::ops::cuda {
 template <typename T, QuantCodes Codes, bool MayStream, typename Epilogue>
 void quant_gemm_of(const device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w,
                    const Epilogue &epilogue);
+// run_gemm_tma_quant
+template <QuantCodes Codes, typename Epilogue>
+void quant_tma_of(device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w, int planes,
+                  const Epilogue &epilogue);
+
+// Whether quant_gemm uses gemm_tma_quant.cuh.
+template <typename T, typename Epilogue>
+bool uses_gemm_tma_quant(const device::CudaStream &stream, const QuantMatrix &w, int64_t m,
+                         int64_t k, const Epilogue &epilogue) {
+    const bool is_slower = w.layout.codes == QuantCodes::int4 && m <= kQuantMaxM;
+    return std::is_same_v<T, bf16> && !is_slower &&
+           can_gemm_tma_quant(stream, w.layout, epilogue.atom_rows(), m, k);
+}
 
 template <typename T, bool MayStream, typename Epilogue>
-void quant_gemm(const device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w,
+void quant_gemm(device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w,
                 const Epilogue &epilogue) {
+    if constexpr (std::is_same_v<T, bf16>) {
+        if (uses_gemm_tma_quant<T>(stream, w, in.m, in.k, epilogue)) {
+            switch (w.layout.codes) {
+            case QuantCodes::int4:
+                return quant_tma_of<QuantCodes::int4>(stream, in, w, 2, epilogue);
+            case QuantCodes::int8:
+                return quant_tma_of<QuantCodes::int8>(stream, in, w, 2, epilogue);
+            case QuantCodes::f8:
+                return quant_tma_of<QuantCodes::f8>(stream, in, w, 2, epilogue);
+            }
+        }
+    }
     switch (w.layout.codes) {
     case QuantCodes::int4:
         return quant_gemm_of<T, QuantCodes::int4, MayStream>(stream, in, w, epilogue);
@@ -30,6 +61,14 @@ void quant_gemm(const device::CudaStream &stream, const GemmInput &in, const Qua
         const device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w,               \
         const Epilogue<T> &epilogue) {                                                             \
         run_gemm_small_m_quant<T, Codes, MayStream>(stream, in, w, epilogue);                      \
+    }
+
+#define LLAISYS_QUANT_TMA(Codes, Epilogue)                                                         \
+    template <>                                                                                    \
+    void quant_tma_of<Codes, Epilogue<bf16>>(device::CudaStream & stream, const GemmInput &in,     \
+                                             const QuantMatrix &w, int planes,                     \
+                                             const Epilogue<bf16> &epilogue) {                     \
+        run_gemm_tma_quant<Codes>(stream, in, w, planes, epilogue);                                \
     }
 
 } // namespace llaisys::ops::cuda

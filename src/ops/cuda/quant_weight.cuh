@@ -1,13 +1,14 @@
 // Packed quantised weights for the kernels of operators; implemented by ops/linear.
 #pragma once
 
+#include "ops/cuda/gemm_epilogue.cuh"
 #include "ops/cuda/quant_decode.cuh"
 #include "ops/linear/op.hpp"
 
 namespace llaisys::ops {
 
-// Most rows of a product that are multiplied 16 at a time.
-constexpr int64_t kQuantPassRows = 64;
+// Most rows of a product that are multiplied 16 at a time, and 96 at a time.
+constexpr int64_t kQuantPassRows = 64, kQuantTmaPassRows = 96;
 
 // A weight, and those that follow it in memory, as the operand of a kernel.
 inline cuda::QuantMatrix quant_matrix_of(const LinearWeight &weight) {
@@ -20,8 +21,14 @@ inline cuda::QuantMatrix quant_matrix_of(const LinearWeight &weight) {
 // Whether weight b follows weight a in memory, in the same layout.
 bool is_next_quantised(const LinearWeight &a, const LinearWeight &b);
 
-// Whether products of m rows read the weight as it is.
-bool reads_quantised(const device::Stream &stream, const LinearWeight &weight, int64_t m);
+// Whether products of m rows in `dtype` read the weight as it is.
+bool reads_quantised(const device::Stream &stream, const LinearWeight &weight, int64_t m,
+                     DType dtype);
+
+// out = x * weights^T for n adjacent rows of f8 weights from `weight` on, where x is quantised to
+// e4m3 rows; false where that is not supported. dtype: of input.x, and of the normalized rows.
+bool multiply_f8_rows(const device::Stream &stream, const cuda::GemmInput &input, DType dtype,
+                      const LinearWeight &weight, int64_t n, const Tensor &out);
 
 // The weights in `dtype`, one after another, in memory of the stream that the next call overwrites;
 // false unless all are quantised and together have a moderate size. Kernels that read them must be

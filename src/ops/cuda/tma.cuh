@@ -65,6 +65,32 @@ CUtensorMap make_tensor_map(const T *data, const int64_t (&sizes)[Rank],
     return map;
 }
 
+// Tensor map of bytes. strides: in bytes, of all dimensions but the first. tile: extent in all
+// dimensions.
+template <int Rank>
+CUtensorMap make_byte_map(const unsigned char *data, const int64_t (&sizes)[Rank],
+                          const int64_t (&strides)[Rank - 1], const uint32_t (&tile)[Rank],
+                          CUtensorMapSwizzle swizzle) {
+    cuuint64_t all_sizes[Rank], bytes[Rank - 1];
+    cuuint32_t extent[Rank], ones[Rank];
+    for (int i = 0; i < Rank; ++i) {
+        all_sizes[i] = cuuint64_t(sizes[i]);
+        extent[i] = tile[i];
+        ones[i] = 1;
+    }
+    for (int i = 0; i < Rank - 1; ++i) {
+        bytes[i] = cuuint64_t(strides[i]);
+    }
+    CUtensorMap map{};
+    const CUresult status = encode_tensor_map()(
+        &map, CU_TENSOR_MAP_DATA_TYPE_UINT8, Rank, const_cast<unsigned char *>(data), all_sizes,
+        bytes, extent, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    ensure(status == CUDA_SUCCESS, "cuTensorMapEncodeTiled: status ", int(status), " for ",
+           sizes[0], " bytes, ", sizes[1], " rows");
+    return map;
+}
+
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *map, int column, int row,
                                          int plane, uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900

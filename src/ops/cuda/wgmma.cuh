@@ -172,6 +172,35 @@ LLAISYS_WGMMA(bf16, "bf16")
 LLAISYS_WGMMA(f16, "f16")
 #endif
 
+// acc[64, N] (+)= a[64, 32] * b[N, 32]^T, N 8 to 96, e4m3, K-major: tiles of 128 columns of bytes.
+// a is in shared memory, or in registers (mma.m16n8k32 layout).
+#define LLAISYS_WGMMA_E4M3(N, COLUMNS, A, B, ACCUMULATES, A0, A1, A2, A3, B4, ACCUMULATES4)        \
+    static __device__ __forceinline__ void k_major(float (&d)[N], uint64_t a, uint64_t b,          \
+                                                   int accumulates) {                              \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATES ", 0;\n"                      \
+                     "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k32.f32.e4m3.e4m3"               \
+                     " {" LLAISYS_REGS_##N "}, " A ", " B ", p, 1, 1;\n}"                          \
+                     : LLAISYS_ACC_##N(d)                                                          \
+                     : "l"(a), "l"(b), "r"(accumulates));                                          \
+    }                                                                                              \
+    static __device__ __forceinline__ void k_major(float (&d)[N], const uint32_t (&a)[4],          \
+                                                   uint64_t b, int accumulates) {                  \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATES4 ", 0;\n"                     \
+                     "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k32.f32.e4m3.e4m3"               \
+                     " {" LLAISYS_REGS_##N "}, {" A0 "," A1 "," A2 "," A3 "}, " B4 ", p, 1, 1;\n}" \
+                     : LLAISYS_ACC_##N(d)                                                          \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulates));      \
+    }
+
+struct WgmmaE4m3 { // to be called by code for 90a only
+    LLAISYS_WGMMA_E4M3(4, "8", "%4", "%5", "%6", "%4", "%5", "%6", "%7", "%8", "%9")
+    LLAISYS_WGMMA_E4M3(8, "16", "%8", "%9", "%10", "%8", "%9", "%10", "%11", "%12", "%13")
+    LLAISYS_WGMMA_E4M3(16, "32", "%16", "%17", "%18", "%16", "%17", "%18", "%19", "%20", "%21")
+    LLAISYS_WGMMA_E4M3(32, "64", "%32", "%33", "%34", "%32", "%33", "%34", "%35", "%36", "%37")
+    LLAISYS_WGMMA_E4M3(48, "96", "%48", "%49", "%50", "%48", "%49", "%50", "%51", "%52", "%53")
+};
+
+#undef LLAISYS_WGMMA_E4M3
 #undef LLAISYS_WGMMA
 #undef LLAISYS_WGMMA_K_MAJOR
 #undef LLAISYS_REGS_4

@@ -9,9 +9,9 @@
 // With LoRA adapters the norm is a kernel of its own and the products are stored: ops/lora adds to
 // them before biases, RoPE and KV store, or with SwiGLU.
 //
-// With quantised weights: up to 16 rows gemm_small_m_quant.cuh with the same prologue and epilogues;
-// above, a norm kernel, linear, and a kernel for the rest while linear reads the weights as they are
-// (ops/linear); otherwise they are converted to 16 bits first.
+// With quantised weights: up to 96 rows quant_gemm.cuh with the same epilogues; above, a norm kernel,
+// linear, and a kernel for the rest while linear reads the weights as they are (ops/linear), where the
+// norm kernel of f8 weights quantises its rows; otherwise they are converted to 16 bits first.
 //
 // Bound: weight reads up to 64 rows, L2 to SM bandwidth above.
 #include "ops/decoder_layer/cuda.hpp"
@@ -85,33 +85,54 @@ cuda::GemmInput gemm_input(const device::Stream &stream, const Tensor &residual,
     return in;
 }
 
+cuda::GemmInput residual_input(const Tensor &residual, const Norm &norm) {
+    cuda::GemmInput in{};
+    in.m = int(residual.size(0));
+    in.k = int(residual.size(1));
+    in.residual = residual.as<float>();
+    in.ld_residual = residual.stride(0);
+    in.norm_weight = norm.weight.as<float>();
+    in.epsilon = norm.epsilon;
+    return in;
+}
+
 // One GEMM over adjacent quantised weights; false where it is not supported. The input is normalized
 // by the GEMM, or by a kernel before it when rows are long.
 template <typename T, bool MayStream, typename Epilogue>
 bool run_quantised(const device::Stream &stream, const Tensor &residual, const Norm &norm,
                    const LinearWeight &first, const Epilogue &epilogue) {
-    const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
+    device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
+    const cuda::QuantMatrix weights = quant_matrix_of(first);
     cuda::GemmInput in{};
     in.m = int(residual.size(0));
     in.k = int(residual.size(1));
-    if (in.m > cuda::max_fused_rows(cuda_stream)) {
+    const bool uses_tma = cuda::uses_gemm_tma_quant<T>(cuda_stream, weights, in.m, in.k, epilogue);
+    if (!uses_tma && in.m > cuda::max_fused_rows(cuda_stream)) {
         return false;
     }
-    if (cuda::can_gemm_small_m_quant(cuda_stream, in.m, in.k, true, true) &&
+    if ((uses_tma || cuda::can_gemm_small_m_quant(cuda_stream, in.m, in.k, true, true)) &&
         norm.weight.dtype() == LLAISYS_DTYPE_F32 && is_16_byte_aligned(norm.weight)) {
-        in.residual = residual.as<float>();
-        in.ld_residual = residual.stride(0);
-        in.norm_weight = norm.weight.as<float>();
-        in.epsilon = norm.epsilon;
-    } else if (cuda::can_gemm_small_m_quant(cuda_stream, in.m, in.k, false, !MayStream)) {
+        in = residual_input(residual, norm);
+    } else if (uses_tma ||
+               cuda::can_gemm_small_m_quant(cuda_stream, in.m, in.k, false, !MayStream)) {
         rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
         in.x = norm.normed.data();
         in.ldx = norm.normed.stride(0);
     } else {
         return false;
     }
-    cuda::quant_gemm<T, MayStream>(cuda_stream, in, quant_matrix_of(first), epilogue);
+    cuda::quant_gemm<T, MayStream>(cuda_stream, in, weights, epilogue);
     return true;
+}
+
+// Adjacent f8 weights with e4m3 rows of the normalized input; false where it is not supported.
+bool run_f8_norm(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+                 const LinearWeight &first, int64_t n, const Tensor &out) {
+    if (norm.weight.dtype() != LLAISYS_DTYPE_F32 || !is_16_byte_aligned(norm.weight)) {
+        return false;
+    }
+    return multiply_f8_rows(stream, residual_input(residual, norm), norm.normed.dtype(), first, n,
+                            out);
 }
 
 // Norm kernel, then gemm_tma_m96.cuh; false where it is not supported or not the fastest.
@@ -255,9 +276,12 @@ void attention_input(const device::Stream &stream, Residual *stream_rows, const 
         const cuda::QkvEpilogue<T> epilogue{
             pairs, {weights(q), weights(k), weights(v)}, residual.size(1), 0};
         if (has_blocks(q, k, v)) {
-            if (are_adjacent_quantised(q, k, v) &&
-                run_quantised<T, false>(stream, residual, norm, *q.weight, epilogue)) {
-                return;
+            if (are_adjacent_quantised(q, k, v)) {
+                if (run_quantised<T, false>(stream, residual, norm, *q.weight, epilogue)) {
+                    return;
+                }
+                is_projected = run_f8_norm(stream, residual, norm, *q.weight,
+                                           epilogue.pairs.s.heads() * kv.head_dim, *q.out);
             }
         } else if (n <= cuda::max_fused_rows(cuda_stream)) {
             cuda::run_gemm_small_m<T>(cuda_stream, gemm_input(stream, residual, norm), epilogue);
@@ -354,8 +378,18 @@ bool mlp_input(const device::Stream &stream, const Tensor &residual, const Norm 
     epilogue.ldo = gate.out->stride(0);
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     if (has_blocks(gate)) {
-        return is_next_quantised(*gate.weight, *up.weight) &&
-               run_quantised<T, false>(stream, residual, norm, *gate.weight, epilogue);
+        if (!is_next_quantised(*gate.weight, *up.weight)) {
+            return false;
+        }
+        if (run_quantised<T, false>(stream, residual, norm, *gate.weight, epilogue)) {
+            return true;
+        }
+        if (!is_adjacent(*gate.out, *up.out) ||
+            !run_f8_norm(stream, residual, norm, *gate.weight, 2 * epilogue.n, *gate.out)) {
+            return false;
+        }
+        swiglu(stream, *gate.out, *gate.out, *up.out);
+        return true;
     }
     if (residual.size(0) > cuda::max_fused_rows(cuda_stream)) {
         return run_m96<T>(stream, residual, norm, epilogue,
@@ -390,7 +424,7 @@ void mlp_input_lora(const device::Stream &stream, Residual *residual, const Norm
 template <typename T>
 void head(const device::Stream &stream, const Tensor &logits, const Tensor &residual,
           const Norm &norm, const LinearWeight &weight, const Tensor &rows) {
-    const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
+    device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     const int64_t m = rows.size(0);
     const int64_t k = residual.size(1);
     const int64_t n = weight.out_features;
@@ -437,7 +471,7 @@ bool attention_input_cuda(const device::Stream &stream, Residual *stream_rows, c
     const DType dtype = operand_dtype(q, norm);
     const bool is_quant = has_blocks(q, k, v);
     if (is_quant && residual.size(0) > 0 && is_fast(residual, norm, q) &&
-        !reads_quantised(stream, *q.weight, residual.size(0))) {
+        !reads_quantised(stream, *q.weight, residual.size(0), norm.normed.dtype())) {
         const LinearWeight *const weights[] = {q.weight, k.weight, v.weight};
         LinearWeight wide[3];
         if (!widen_quantised(stream, weights, 3, norm.normed.dtype(), wide)) {
@@ -489,7 +523,8 @@ bool mlp_input_cuda(const device::Stream &stream, Residual *stream_rows, const N
     const Tensor &residual = stream_rows->sum;
     const DType dtype = operand_dtype(gate, norm);
     if ((has_blocks(gate) || has_blocks(up)) && residual.size(0) > 0 &&
-        is_fast(residual, norm, gate) && !reads_quantised(stream, *gate.weight, residual.size(0))) {
+        is_fast(residual, norm, gate) &&
+        !reads_quantised(stream, *gate.weight, residual.size(0), norm.normed.dtype())) {
         const LinearWeight *const weights[] = {gate.weight, up.weight};
         LinearWeight wide[2];
         if (!widen_quantised(stream, weights, 2, norm.normed.dtype(), wide)) {

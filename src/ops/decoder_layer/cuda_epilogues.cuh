@@ -94,6 +94,11 @@ template <typename T> struct QkvEpilogue {
         return {w[0],    s.d / 2 * k,    8 * k,
                 s.d * k, atoms_per_head, are_one ? s.heads() * atoms_per_head : 0};
     }
+    // Of adjacent weights.
+    AtomRows atom_rows() const {
+        const int64_t d = pairs.s.d;
+        return {d / 2, 8, d, d / 16, d % 16 == 0 ? pairs.s.heads() * (d / 16) : 0};
+    }
     __host__ __device__ int64_t count() const { return int64_t(pairs.s.heads()) * (pairs.s.d / 2); }
     __device__ __forceinline__ const T *row(int unit, int group, int i) const {
         const int half = pairs.s.d / 2;
@@ -174,6 +179,7 @@ template <typename T> struct SwigluEpilogue {
     AtomLayout<T> atoms() const {
         return {gate, up - gate, 8 * k, 8 * k, n / 8, n % 8 == 0 ? n / 8 : 0};
     }
+    AtomRows atom_rows() const { return {n, 8, 8, n / 8, n % 8 == 0 ? n / 8 : 0}; }
     __host__ __device__ int64_t count() const { return n; }
     __device__ __forceinline__ const T *row(int unit, int group, int i) const {
         const int64_t at = int64_t(unit) * items + i;

@@ -268,34 +268,56 @@ bool is_fast(const Tensor &in, const Tensor &out) {
            (out.dtype() == LLAISYS_DTYPE_F32 || out.dtype() == in.dtype());
 }
 
-// Whether products of m rows use gemm_small_m_quant.cuh.
-bool uses_passes(const device::Stream &stream, int64_t m, int64_t k) {
+// Rows of x that one product reads: gemm_tma_quant.cuh or gemm_small_m_quant.cuh.
+int64_t pass_rows(const device::Stream &stream, const LinearWeight &weight, int64_t m, int64_t n,
+                  DType dtype) {
+    const cuda::QuantMatrix matrix = quant_matrix_of(weight);
+    const int64_t most = cuda::quant_tma_rows(matrix.layout.codes);
+    cuda::LinearEpilogue<cuda::bf16> epilogue{};
+    epilogue.n = n;
+    const bool has_tma =
+        dtype == LLAISYS_DTYPE_BF16 &&
+        cuda::uses_gemm_tma_quant<cuda::bf16>(device::cuda_stream_of(stream), matrix,
+                                              std::min(m, most), weight.in_features, epilogue);
+    return has_tma ? most : cuda::kQuantMaxM;
+}
+
+// Whether products of m rows read the weights as they are, in passes.
+bool uses_passes(const device::Stream &stream, const LinearWeight &weight, int64_t m, DType dtype) {
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
-    return (m <= kQuantPassRows || cuda_stream.is_exact) &&
-           cuda::can_gemm_small_m_quant(cuda_stream, 1, k, false, false);
+    const int64_t rows = pass_rows(stream, weight, m, weight.out_features, dtype);
+    return (m <= (rows == cuda::kM96MaxM ? kQuantTmaPassRows : kQuantPassRows) ||
+            cuda_stream.is_exact) &&
+           cuda::can_gemm_small_m_quant(cuda_stream, 1, weight.in_features, false, false);
 }
 
 // Whether products of m rows may use e4m3 rows of x.
 bool uses_f8_rows(const device::Stream &stream, const LinearWeight &weight, int64_t m) {
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
-    return m > cuda::kQuantMaxM && weight.scales.defined() && !cuda_stream.is_exact &&
+    return m > cuda::kM96MaxM && weight.scales.defined() && !cuda_stream.is_exact &&
            cuda_stream.products != nullptr && cuda_stream.device_major >= 9 &&
            weight.out_features % 16 == 0;
 }
 
-// out (+)= in * weights^T + bias for n adjacent rows of weights, 16 rows of x at a time.
-void run_passes(const device::Stream &stream, const Tensor &in, const cuda::QuantMatrix &w,
+cuda::GemmInput rows_of_x(const Tensor &in) {
+    cuda::GemmInput input{};
+    input.x = in.data();
+    input.ldx = in.stride(0);
+    input.m = int(in.size(0));
+    input.k = int(in.size(1));
+    return input;
+}
+
+// out (+)= in * weights^T + bias for n adjacent rows of weights, some rows of x at a time.
+void run_passes(const device::Stream &stream, const Tensor &in, const LinearWeight &weight,
                 int64_t n, const Tensor *bias, const Tensor &out, bool adds) {
+    const int64_t rows = pass_rows(stream, weight, in.size(0), n, in.dtype());
     cuda::dispatch_half(in.dtype(), [&](auto type) {
         using T = decltype(type);
-        for (int64_t first = 0; first < in.size(0); first += cuda::kQuantMaxM) {
-            const int64_t last = std::min(first + cuda::kQuantMaxM, in.size(0));
+        for (int64_t first = 0; first < in.size(0); first += rows) {
+            const int64_t last = std::min(first + rows, in.size(0));
             const Tensor to = out.slice(0, first, last);
-            cuda::GemmInput input{};
-            input.x = in.slice(0, first, last).data();
-            input.ldx = in.stride(0);
-            input.m = int(last - first);
-            input.k = int(in.size(1));
+            const cuda::GemmInput input = rows_of_x(in.slice(0, first, last));
             cuda::LinearEpilogue<T> epilogue{};
             epilogue.n = n;
             epilogue.k = in.size(1);
@@ -303,74 +325,34 @@ void run_passes(const device::Stream &stream, const Tensor &in, const cuda::Quan
             epilogue.out = cuda::reals(to);
             epilogue.ldo = to.stride(0);
             epilogue.adds = adds;
-            cuda::quant_gemm<T, true>(device::cuda_stream_of(stream), input, w, epilogue);
+            cuda::quant_gemm<T, true>(device::cuda_stream_of(stream), input,
+                                      quant_matrix_of(weight), epilogue);
         }
     });
 }
 
-// One block per row: q = x / scale in e4m3, scale = largest magnitude / 448.
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    f8_rows_kernel(uint8_t *out, float *scales, const T *in, int64_t ldx, int64_t k) {
-    __shared__ float scratch[kThreads / cuda::kWarpSize];
-    cuda::grid_dependency_wait();
-    cuda::launch_dependents();
-    const auto *from = reinterpret_cast<const uint4 *>(in + blockIdx.x * ldx);
-    auto *to = reinterpret_cast<uint2 *>(out + blockIdx.x * k);
-    const auto value = [](const uint4 &bits, int i) {
-        return cuda::to_float(reinterpret_cast<const T *>(&bits)[i]);
-    };
-    float largest = 0;
-    for (int64_t at = threadIdx.x; at < k / 8; at += kThreads) {
-        const uint4 bits = from[at];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            largest = fmaxf(largest, fabsf(value(bits, i)));
-        }
-    }
-    largest = cuda::block_max<kThreads>(largest, scratch);
-    const float inverse = largest > 0 ? 448.0f / largest : 0.0f;
-    if (threadIdx.x == 0) {
-        scales[blockIdx.x] = largest / 448.0f;
-    }
-    for (int64_t at = threadIdx.x; at < k / 8; at += kThreads) {
-        const uint4 bits = from[at];
-        uint16_t pairs[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            pairs[i] =
-                cuda::e4m3_pair(value(bits, 2 * i) * inverse, value(bits, 2 * i + 1) * inverse);
-        }
-        to[at] =
-            make_uint2(pairs[0] | uint32_t(pairs[1]) << 16, pairs[2] | uint32_t(pairs[3]) << 16);
-    }
-}
-
-// out (+)= in * weights^T + bias with e4m3 rows of x; false without an algorithm.
-bool run_f8_rows(const device::Stream &stream, const Tensor &in, const LinearWeight &weight,
-                 int64_t n, const Tensor &out, bool adds) {
+// out (+)= x * weights^T for n adjacent rows of weights, with e4m3 rows of x; false without an
+// algorithm. dtype: of input.x.
+bool run_f8_rows(const device::Stream &stream, const cuda::GemmInput &input, DType dtype,
+                 const LinearWeight &weight, int64_t n, const Tensor &out, bool adds) {
     device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
-    const int64_t m = in.size(0), k = in.size(1);
-    auto *scales =
-        static_cast<float *>(cuda_stream.scratch.at_least(size_t((m + 63) / 64 * 256 + m * k)));
-    auto *x = reinterpret_cast<uint8_t *>(scales) + (m + 63) / 64 * 256;
-    cuda::dispatch_half(in.dtype(), [&](auto type) {
-        using T = decltype(type);
-        cuda::launch(cuda_stream, f8_rows_kernel<T>, unsigned(m), kThreads, 0, true, x, scales,
-                     reinterpret_cast<const T *>(in.data()), in.stride(0), k);
+    cuda::QuantRows x{};
+    cuda::dispatch_half(dtype, [&](auto type) {
+        x = cuda::quantise_rows<decltype(type)>(cuda_stream, input,
+                                                quant_row_layout(LLAISYS_DTYPE_F8_G128, true), 1);
     });
-    const device::GemmProblem product{m,
+    const device::GemmProblem product{x.m,
                                       n,
-                                      k,
+                                      x.k,
                                       LLAISYS_DTYPE_F8_G128,
-                                      x,
-                                      k,
+                                      x.values,
+                                      x.k,
                                       weight.bytes.data(),
                                       out.data(),
                                       out.stride(0),
                                       out.dtype(),
                                       adds,
-                                      scales,
+                                      x.scales,
                                       weight.scales.as<float>()};
     return cuda_stream.products->run(cuda_stream.stream, product, cuda_stream.has_trials);
 }
@@ -383,13 +365,13 @@ bool run_quantised(const device::Stream &stream, const Tensor &in, const LinearW
         return false;
     }
     if (uses_f8_rows(stream, weight, in.size(0)) && bias == nullptr &&
-        run_f8_rows(stream, in, weight, n, out, adds)) {
+        run_f8_rows(stream, rows_of_x(in), in.dtype(), weight, n, out, adds)) {
         return true;
     }
-    if (!uses_passes(stream, in.size(0), in.size(1))) {
+    if (!uses_passes(stream, weight, in.size(0), in.dtype())) {
         return false;
     }
-    run_passes(stream, in, quant_matrix_of(weight), n, bias, out, adds);
+    run_passes(stream, in, weight, n, bias, out, adds);
     return true;
 }
 
@@ -434,8 +416,15 @@ bool is_next_quantised(const LinearWeight &a, const LinearWeight &b) {
            (!has_scales || b.scales.data() == a.scales.data() + a.scales.bytes());
 }
 
-bool reads_quantised(const device::Stream &stream, const LinearWeight &weight, int64_t m) {
-    return uses_passes(stream, m, weight.in_features) || uses_f8_rows(stream, weight, m);
+bool reads_quantised(const device::Stream &stream, const LinearWeight &weight, int64_t m,
+                     DType dtype) {
+    return uses_passes(stream, weight, m, dtype) || uses_f8_rows(stream, weight, m);
+}
+
+bool multiply_f8_rows(const device::Stream &stream, const cuda::GemmInput &input, DType dtype,
+                      const LinearWeight &weight, int64_t n, const Tensor &out) {
+    return uses_f8_rows(stream, weight, input.m) &&
+           run_f8_rows(stream, input, dtype, weight, n, out, false);
 }
 
 LinearRowLayout quantised_rows_cuda(const Tensor &weight) {
