@@ -74,7 +74,10 @@ def test_kv_store_matches_naive_bytes(streams: dict[str, Stream], dtype: str, d:
     np.testing.assert_array_equal(got, expected.ravel()[split:].view(np.float32))
 
 
-@pytest.mark.parametrize(("case", "variant"), VARIANTS)
+# Latent attention has no 8-bit cache.
+@pytest.mark.parametrize(
+    ("case", "variant"), [entry for entry in VARIANTS if isinstance(entry[0][4], int)]
+)
 @pytest.mark.parametrize("dtype", REALS)
 @pytest.mark.parametrize("kind", FORMATS)
 def test_attention_matches_cpu_over_dequantised_values(
