@@ -47,6 +47,13 @@ GLOBAL = ("in_embed", "out_embed", "out_norm_w")
 OPTIONAL = (
     *("attn_q_b", "attn_k_b", "attn_v_b", "attn_o_b", "attn_q_norm_w", "attn_k_norm_w"),
     *("attn_post_norm_w", "mlp_post_norm_w", "attn_norm_b", "mlp_norm_b", "mlp_up_b", "mlp_down_b"),
+    *("attn_post_norm_b", "mlp_post_norm_b", "attn_sinks_w"),
+)
+# Of encoders and of latent attention.
+UNUSED = (
+    *("out_norm_b", "pos_embed", "type_embed", "embed_norm_w", "embed_norm_b"),
+    *("attn_q_a_w", "attn_q_a_norm_w", "attn_kv_a_w", "attn_kv_a_norm_w", "attn_k_b_w"),
+    "attn_v_b_w",
 )
 
 
@@ -336,8 +343,8 @@ def test_per_layer_slots_are_arrays_of_layers(decoder: Decoder) -> None:
     for field, _ in LlaisysDecoderWeights._fields_:
         if field in GLOBAL:
             assert getattr(slots, field)
-        elif field == "out_norm_b" or field.startswith(("moe_", "shared_")):  # no experts
-            assert getattr(slots, field) is None
+        elif field in UNUSED or field.startswith(("moe_", "shared_")):  # no experts
+            assert getattr(slots, field) is None, field
         else:
             handles = (ctypes.c_void_p * N_LAYERS).from_address(getattr(slots, field))
             assert all(handles) != (field in OPTIONAL)

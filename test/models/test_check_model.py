@@ -33,7 +33,7 @@ def test_first_differing_layer_is_shown(
     save(model, tmp_path)
     reference = check_model._reference
 
-    def changed(path: Path, tokens: object) -> check_model.Streams:
+    def changed(path: Path, tokens: object, is_encoder: bool) -> check_model.Streams:
         with torch.no_grad():
             model.model.layers[1].mlp.down_proj.weight.mul_(1.5)
         save(model, tmp_path / "other")

@@ -146,7 +146,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1; it must be true or false"),
         ({"eos_token_id": 320}, "eos_token_id is 320; it must be an integer from 0 to 319"),
         ({"eos_token_id": ["a"]}, "eos_token_id[0] is 'a'; it must be an integer"),
-        ({"model_type": "gpt9"}, "unknown architecture 'gpt9'; known: cohere, cohere2, "),
+        ({"model_type": "gpt9"}, "unknown architecture 'gpt9'; known: bert, cohere, cohere2, "),
         ({"quantization_config": {"quant_method": "hqq"}}, "quant_method 'hqq' is not supported"),
         ({"quantization_config": {"quant_method": "awq"}}, "bits is missing"),
         ({"quantization_config": GPTQ | {"bits": 3}}, "bits is 3; gptq is read with 4 or 8"),
