@@ -111,11 +111,11 @@ export async function sessions() {
 	return data.map(({ id, title, updated }) => ({ id, title, updated: 1000 * updated }));
 }
 
-/** {title, messages: [{role, content}]}. */
+/** {title, messages: [{role, content}], client_state}; `client_state`: a text of the page, or null. */
 export const readSession = async (id) => (await call(`v1/sessions/${id}`)).json();
 
-/** Replaces the title and the messages of a session. */
-export const writeSession = (id, title, messages) => call(`v1/sessions/${id}`, { method: "PUT", body: { title, messages } });
+/** Replaces the content of a session, as `readSession` returns it. */
+export const writeSession = (id, content) => call(`v1/sessions/${id}`, { method: "PUT", body: content });
 
 export const deleteSession = (id) => call(`v1/sessions/${id}`, { method: "DELETE" });
 

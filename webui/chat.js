@@ -32,7 +32,7 @@ export class Conversations extends Emitter {
 		if (!chat.named && !before.length) chat.title = titleOf(text || files[0].name);
 		chat.draft = "";
 		chat.files = [];
-		return this.#ask(chat, [...before, { role: "user", content: text, files }], before, () => {
+		return this.#ask(chat, [...before, { role: "user", content: text, files, versions: null }], before, () => {
 			chat.draft = [text, chat.draft].filter(Boolean).join("\n\n");
 			chat.files = [...files, ...chat.files];
 			return { kind: "send" };
@@ -46,13 +46,14 @@ export class Conversations extends Emitter {
 			() => ({ kind: "regenerate", index }), versions);
 	}
 
-	/** Replaces a user message and all messages after it. On failure calls `onRestore` with the text. */
+	/** Replaces a user message; the earlier one and all messages after it become a version. On failure calls `onRestore`
+	 * with the text. */
 	edit(chat, index, text, onRestore) {
 		const before = chat.messages;
 		if (!chat.named && index === 0) chat.title = titleOf(text);
 		const { files } = before[index];
-		return this.#ask(chat, [...before.slice(0, index), { role: "user", content: text, files }], before,
-			() => onRestore(text));
+		const message = { role: "user", content: text, files, versions: withAnotherVersion(before, index) };
+		return this.#ask(chat, [...before.slice(0, index), message], before, () => onRestore(text));
 	}
 
 	/** Continues the last answer. */

@@ -2,10 +2,10 @@
 //
 // A chat: {id, title, named, created, updated, settings, messages, draft, files, session, failure}; `files`:
 // attachments of the next message; `session`: its id on the server or null.
-// A user message: {role, content, files: [{name, text}]}.
+// A user message: {role, content, files: [{name, text}], versions}.
 // An answer: {role, content, calls, finish, usage, stats, failure, edited, versions}; `finish` is null during
-// generation. `versions` is null or a list of alternative answers, each with the messages after it (`tail`);
-// the entry of the shown answer is null.
+// generation. `versions` is null or a list of alternative messages, each with the messages after it (`tail`);
+// the entry of the shown message is null.
 
 import { normaliseCalls } from "./tool_calls.js";
 
@@ -32,10 +32,13 @@ export function normaliseChat(raw) {
 }
 
 function normaliseMessages(raw) {
-	return (raw ?? []).filter(({ role }) => ROLES.includes(role)).map((message) => message.role === "user"
-		? { role: "user", content: String(message.content ?? ""), files: normaliseFiles(message.files) }
-		: { ...normaliseAnswer(message), versions: normaliseVersions(message.versions) });
+	return (Array.isArray(raw) ? raw : []).filter((message) => ROLES.includes(message?.role)).map((message) =>
+		({ ...normaliseMessage(message), versions: normaliseVersions(message.versions, message.role) }));
 }
+
+/** A message without its versions. */
+const normaliseMessage = (raw) => raw.role === "user"
+	? { role: "user", content: String(raw.content ?? ""), files: normaliseFiles(raw.files) } : normaliseAnswer(raw);
 
 function normaliseAnswer(raw) {
 	return {
@@ -56,9 +59,9 @@ function numbers(raw) {
 	return raw ? Object.fromEntries(Object.entries(raw).filter(([, value]) => Number.isFinite(value))) : null;
 }
 
-function normaliseVersions(raw) {
+function normaliseVersions(raw, role) {
 	if (!Array.isArray(raw) || raw.filter((version) => !version).length !== 1) return null;
-	return raw.map((version) => version && { ...normaliseAnswer(version), tail: normaliseMessages(version.tail) });
+	return raw.map((version) => version && { ...normaliseMessage({ ...version, role }), tail: normaliseMessages(version.tail) });
 }
 
 function normaliseFiles(raw) {
@@ -69,25 +72,40 @@ function normaliseFiles(raw) {
 /** An empty answer. */
 export const newAnswer = () => ({ ...normaliseAnswer({}), versions: null });
 
-/** The answer at `index` and the messages after it as a version. */
+/** The message at `index` and the messages after it as a version. */
 function asVersion(messages, index) {
-	const { versions: _, ...answer } = messages[index];
-	return { ...answer, tail: messages.slice(index + 1) };
+	const { versions: _, ...message } = messages[index];
+	return { ...message, tail: messages.slice(index + 1) };
 }
 
-/** The versions of the answer at `index` plus an entry for a new one; null when the answer is empty. */
+/** The versions of the message at `index` plus an entry for a new one; null when the message is empty. */
 export function withAnotherVersion(messages, index) {
-	const answer = messages[index];
-	if (!answer?.content) return null;
-	return [...(answer.versions ?? [null]).map((version) => version ?? asVersion(messages, index)), null];
+	const message = messages[index];
+	if (!message?.content && !message?.files?.length) return null;
+	return [...(message.versions ?? [null]).map((version) => version ?? asVersion(messages, index)), null];
 }
 
-/** The messages with version `number` of the answer at `index`. */
+/** The messages with version `number` of the message at `index`. */
 export function showVersion(messages, index, number) {
 	const { versions } = messages[index];
-	const { tail, ...answer } = versions[number];
+	const { tail, ...message } = versions[number];
 	const others = versions.map((version, i) => i === number ? null : version ?? asVersion(messages, index));
-	return [...messages.slice(0, index), { ...answer, versions: others }, ...tail];
+	return [...messages.slice(0, index), { ...message, versions: others }, ...tail];
+}
+
+/** The versions of all messages as a text, null without any; `withVersions` adds them to the same messages. */
+export function versionsOf(messages) {
+	const found = messages.map(({ versions }) => versions ?? 0);
+	return found.some(Boolean) ? JSON.stringify({ versions: found }) : null;
+}
+
+/** The messages of a session with the versions in `text`; unreadable text adds none. */
+export function withVersions(messages, text) {
+	let versions = [];
+	try {
+		versions = JSON.parse(text)?.versions ?? [];
+	} catch { /* written by another client */ }
+	return messages.map((message, i) => ({ ...message, versions: versions[i] }));
 }
 
 /** The content sent to the model: attached files, then the text. */

@@ -65,7 +65,7 @@ export function announce(text) {
 
 let toastTimer = 0;
 
-/** Shows a short note at the bottom, with at most one action (such as Undo), and returns it. Replaces an earlier note. */
+/** Shows a short note at the bottom, with at most one action (such as Undo). Replaces an earlier note. */
 export function toast(text, action, run) {
 	const box = byId("toast");
 	clearTimeout(toastTimer);
@@ -75,5 +75,4 @@ export function toast(text, action, run) {
 			: null,
 		iconButton("close", "Dismiss", close)));
 	toastTimer = setTimeout(close, action ? 10_000 : 5_000);
-	return box.firstChild;
 }

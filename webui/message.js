@@ -22,13 +22,15 @@ class UserView {
 		this.tools = h("div", { class: "tools" },
 			iconButton("edit", "Edit message", () => this.edit(message.content)),
 			copyButton("Copy message", () => message.content));
+		this.versions = h("div", { class: "tools versions" });
 		this.element = h("article", { class: "message user", "aria-label": "You" },
-			sentFiles(message.files), this.text, this.tools);
+			sentFiles(message.files), this.text, this.tools, this.versions);
 		this.text.hidden = !message.content;
 	}
 
 	sync({ running }) {
 		this.tools.firstChild.disabled = running;
+		this.versions.replaceChildren(...versionSteps(this, running));
 	}
 
 	/** Opens an editor in place of the text. */
@@ -143,7 +145,7 @@ class AnswerView {
 		}
 		const changing = [iconButton("refresh", "Regenerate answer", () => actions.regenerate(message)),
 			iconButton("edit", "Edit answer", () => this.#edit())];
-		const tools = h("div", { class: "tools" }, ...this.#versions(running),
+		const tools = h("div", { class: "tools" }, ...versionSteps(this, running),
 			copyButton("Copy answer", () => message.content), ...changing,
 			iconButton("branch", "Branch into a new chat", () => actions.fork(message)));
 		for (const button of changing) button.disabled = running;
@@ -158,18 +160,18 @@ class AnswerView {
 		parts.push(tools);
 		return parts;
 	}
+}
 
-	/** Version number and buttons to the previous and next version. */
-	#versions(running) {
-		const { versions } = this.message;
-		if (!versions) return [];
-		const at = versions.indexOf(null);
-		const step = (name, label, to) => {
-			const button = iconButton(name, label, () => this.actions.show(this.message, to));
-			button.disabled = running || !versions[to];
-			return button;
-		};
-		return [step("left", "Earlier version", at - 1), h("span", { class: "facts" }, `${at + 1} / ${versions.length}`),
-			step("right", "Later version", at + 1)];
-	}
+/** Version number of a message and buttons to the previous and next version. */
+function versionSteps({ message, actions }, running) {
+	const { versions } = message;
+	if (!versions) return [];
+	const at = versions.indexOf(null);
+	const step = (name, label, to) => {
+		const button = iconButton(name, label, () => actions.show(message, to));
+		button.disabled = running || !versions[to];
+		return button;
+	};
+	return [step("left", "Earlier version", at - 1), h("span", { class: "count" }, `${at + 1} / ${versions.length}`),
+		step("right", "Later version", at + 1)];
 }

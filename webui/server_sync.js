@@ -3,7 +3,7 @@
 
 import * as api from "./api.js";
 import { toast } from "./dom.js";
-import { normaliseChat, contentOf } from "./chat_schema.js";
+import { contentOf, normaliseChat, versionsOf, withVersions } from "./chat_schema.js";
 
 export class ServerSync {
 	#store;
@@ -33,7 +33,8 @@ export class ServerSync {
 			this.#store.save(chat);
 			const system = chat.settings.system ? [{ role: "system", content: chat.settings.system }] : [];
 			const messages = chat.messages.map((message) => ({ role: message.role, content: contentOf(message) }));
-			this.#enqueue(chat.session, () => api.writeSession(chat.session, chat.title.slice(0, 200), [...system, ...messages]));
+			const content = { title: chat.title.slice(0, 200), messages: [...system, ...messages], client_state: versionsOf(chat.messages) };
+			this.#enqueue(chat.session, () => api.writeSession(chat.session, content));
 		} else if (!chat.settings.keep && chat.session) {
 			this.forget(chat);
 		}
@@ -53,10 +54,11 @@ export class ServerSync {
 	/** Creates a local chat from a session of the server. */
 	async open({ id }) {
 		try {
-			const { title, messages } = await api.readSession(id);
+			const { title, messages, client_state: state } = await api.readSession(id);
 			const first = messages[0];
 			const settings = { keep: true, ...(first?.role === "system" && { system: first.content }) };
-			const finished = messages.map((message) => ({ ...message, finish: "stop" }));
+			const finished = withVersions(messages.filter(({ role }) => role !== "system"), state)
+				.map((message) => ({ ...message, finish: "stop" }));
 			const chat = normaliseChat({ title: title || "New chat", named: Boolean(title), settings, messages: finished, session: id });
 			this.remote = this.remote.filter((other) => other.id !== id);
 			this.#store.add(chat);

@@ -1,6 +1,6 @@
 // The active conversation: messages, empty state, failures, scroll position.
 
-import { announce, byId, h, icon, toast } from "./dom.js";
+import { announce, byId, h, icon } from "./dom.js";
 import { failureCard } from "./failure.js";
 import { messageView } from "./message.js";
 import { showVersion } from "./chat_schema.js";
@@ -14,7 +14,6 @@ export class Thread {
 	#views = new Map(); // message -> view
 	#frame = 0;
 	#follow = true;
-	#undo = null; // {chat, note}: the last offer to undo, shown with its chat only
 	#scroller = byId("thread");
 	#list = byId("messages");
 	#end = byId("thread-end");
@@ -24,10 +23,7 @@ export class Thread {
 		this.#store = store;
 		this.#chats = chats;
 		this.#submit = submit;
-		store.on("active", () => {
-			this.show();
-			if (this.#undo) this.#undo.note.hidden = this.#undo.chat !== store.active;
-		});
+		store.on("active", () => this.show());
 		chats.on("progress", ({ chat }) => chat === store.active && this.#later());
 		chats.on("state", (chat) => {
 			if (chat !== store.active) return;
@@ -113,15 +109,15 @@ export class Thread {
 		return {
 			edit: (message, text) => {
 				const index = indexOf(message);
-				this.#replace(chat, () => this.#chats.edit(chat, index, text,
-					(back) => queueMicrotask(() => this.#views.get(chat.messages[index])?.edit(back))));
+				this.#chats.edit(chat, index, text,
+					(back) => queueMicrotask(() => this.#views.get(chat.messages[index])?.edit(back)));
 			},
 			rewrite: (message, text) => {
 				const changed = { ...message, content: text, edited: true };
 				this.#change(chat, chat.messages.map((other) => other === message ? changed : other));
 			},
 			regenerate: (message) => this.#chats.regenerate(chat, indexOf(message)),
-			show: (message, number) => this.#change(chat, showVersion(chat.messages, indexOf(message), number)),
+			show: (message, number) => this.#show(chat, indexOf(message), number),
 			resume: () => this.#chats.resume(chat),
 			fork: (message) => {
 				const messages = structuredClone(chat.messages.slice(0, indexOf(message) + 1));
@@ -134,24 +130,20 @@ export class Thread {
 		};
 	}
 
+	/** Shows another version of a message. The scroll position and the keyboard focus stay at the message. */
+	#show(chat, index, number) {
+		const { ariaLabel: label } = document.activeElement;
+		this.#follow = false;
+		this.#change(chat, showVersion(chat.messages, index, number));
+		const steps = [...this.#list.children[index].querySelectorAll("[aria-label$=version]:enabled")];
+		(steps.find(({ ariaLabel }) => ariaLabel === label) ?? steps[0])?.focus({ preventScroll: true });
+	}
+
 	#change(chat, messages) {
 		chat.messages = messages;
 		this.#store.save(chat, true);
 		this.#store.emit("changed", chat);
 		if (chat === this.#store.active) this.#update();
-	}
-
-	/** Runs an action that replaces messages, and offers undo. */
-	#replace(chat, run) {
-		const before = chat.messages;
-		run();
-		const note = toast("The earlier answer was replaced", "Undo", async () => {
-			this.#chats.stop(chat);
-			while (this.#chats.isRunning(chat)) await new Promise((resume) => setTimeout(resume, 20));
-			chat.failure = null;
-			this.#change(chat, before);
-		});
-		this.#undo = { chat, note };
 	}
 
 	#onScroll() {

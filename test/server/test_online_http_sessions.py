@@ -66,10 +66,12 @@ def test_session_replacement_is_atomic(client: httpx.Client) -> None:
     first = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
     other = [{"role": "user", "content": "three"}]
     path = "/v1/sessions/mirror"
-    made = client.put(path, json={"title": "Mine", "messages": first}).json()
-    assert (made["title"], made["messages"]) == ("Mine", first)
+    content = {"title": "Mine", "messages": first, "client_state": '{"é": 1}'}
+    made = client.put(path, json=content).json()
+    assert {name: made[name] for name in content} == content
+    assert client.get(path).json()["client_state"] == content["client_state"]
     changed = client.put(path, json={"messages": other}).json()
-    assert (changed["title"], changed["messages"]) == ("", other)
+    assert (changed["title"], changed["messages"], changed["client_state"]) == ("", other, None)
     assert changed["created"] == made["created"]
     bad = client.put(path, json={"messages": [*first, {"role": "no role", "content": "x"}]})
     assert bad.status_code == 400

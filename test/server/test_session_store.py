@@ -171,6 +171,31 @@ def test_byte_limit_per_owner(tmp_path: Path) -> None:
     store.close()
 
 
+def test_client_state_counts_and_is_deleted_with_its_session(tmp_path: Path) -> None:
+    store = SessionStore(tmp_path / "s.db", max_bytes=1 << 20, max_owner_bytes=20_000)
+    state = "é" * 1_000  # stored as 6,000 characters
+
+    async def steps() -> None:
+        await store.replace("o", "s", "t", [QUESTION], state)
+        for _ in range(5):  # replaced states are subtracted
+            await store.replace("o", "s", "t", [QUESTION], state)
+        found = await store.get("o", "s")
+        assert found is not None and found[1:] == ([QUESTION], state)
+        with pytest.raises(SessionLimitError, match="one key may fill"):
+            await store.replace("o", "s", "t", [ANSWER], 4 * state)
+        assert await store.get("o", "s") == found  # a failed replacement changes nothing
+        await store.replace("o", "other", "t", [QUESTION], state)
+        await store.replace("o", "other", "t", [QUESTION])
+        assert await store.delete("o", "s")
+        await store.replace("o", "s", "t", [QUESTION])
+        for name in ("s", "other"):
+            found = await store.get("o", name)
+            assert found is not None and found[2] is None
+
+    run(steps())
+    store.close()
+
+
 def test_byte_limit_counts_row_overhead(tmp_path: Path) -> None:
     """Row overhead exceeds the text."""
     file, most = tmp_path / "s.db", 1 << 20

@@ -130,6 +130,32 @@ def test_session_of_another_browser_can_be_opened(tester: PageDriver, fake: Fake
     assert fake.bodies(CHAT)[0]["messages"][0] == {"role": "system", "content": "Be brief."}
 
 
+def test_versions_are_stored_on_the_server(tester: PageDriver, fake: FakeServer) -> None:
+    page = tester.page
+    tester.ask("first")
+    tester.ask("second")
+    page.locator(".user").first.hover()
+    page.get_by_label("Edit message").first.click()
+    page.locator(".edit-text").fill("changed")
+    page.keyboard.press("Enter")
+    tester.until_answer("You said: changed")
+    tester.idle()
+    toggle_keep(tester)
+    until(tester, lambda: fake.sessions)
+    page.evaluate("localStorage.clear()")  # as another browser
+    fake.sessions["damaged"] = {**next(iter(fake.sessions.values())), "client_state": "[{"}
+    page = tester.page = tester.open()
+    page.locator("#chats section", has_text="On the server").get_by_text("changed").first.click()
+    page.get_by_label("Earlier version").click()
+    assert page.locator(".bubble").all_inner_texts() == ["first", "second"]
+    until(tester, lambda: len(fake.bodies("/v1/sessions/" + next(iter(fake.sessions)))) == 2)
+    stored = next(iter(fake.sessions.values()))
+    assert [m["content"] for m in stored["messages"]][::2] == ["first", "second"]
+    page.locator("#chats section", has_text="On the server").get_by_text("changed").click()
+    tester.until_answer("You said: changed")
+    assert page.locator(".count").count() == 0
+
+
 def test_failed_session_write_is_reported(tester: PageDriver, fake: FakeServer) -> None:
     toggle_keep(tester)
     tester.expected_errors = 1

@@ -1,8 +1,8 @@
-"""The web page: answer versions, edited answers, token probabilities, JSON answers."""
+"""The web page: versions of messages, edited answers, token probabilities, JSON answers."""
 
 from __future__ import annotations
 
-from webui_fake_server import FakeServer, Reply
+from webui_fake_server import FakeServer, Gate, Reply
 from webui_page import PageDriver
 
 CHAT = "/v1/chat/completions"
@@ -10,6 +10,14 @@ CHAT = "/v1/chat/completions"
 
 def contents(tester: PageDriver) -> list[str]:
     return [message["content"] for message in tester.stored()[0]["messages"]]
+
+
+def edit(tester: PageDriver, number: int, text: str) -> None:
+    message = tester.page.locator(".message.user").nth(number)
+    message.hover()
+    message.get_by_label("Edit message").click()
+    message.locator(".edit-text").fill(text)
+    tester.page.keyboard.press("Enter")
 
 
 def test_regenerated_answers_are_versions_with_their_follow_ups(
@@ -24,17 +32,17 @@ def test_regenerated_answers_are_versions_with_their_follow_ups(
     tester.idle()
     assert len(fake.bodies(CHAT)[2]["messages"]) == 1
     assert contents(tester) == ["dice", "two"]
-    tester.see(".facts", "2 / 2")
+    tester.see(".count", "2 / 2")
     assert page.get_by_label("Later version").is_disabled()
     page.get_by_label("Earlier version").click()
-    tester.see(".facts", "1 / 2")
+    tester.see(".count", "1 / 2")
     assert contents(tester) == ["dice", "one", "and then?", "You said: and then?"]
     page.reload()  # versions are stored
-    tester.see(".facts", "1 / 2")
+    tester.see(".count", "1 / 2")
     page.get_by_label("Regenerate answer").first.click()
     tester.until_answer("three")
     tester.idle()
-    tester.see(".facts", "3 / 3")
+    tester.see(".count", "3 / 3")
     page.get_by_label("Earlier version").click()
     tester.until_answer("two")
     tester.ask("after two")
@@ -51,6 +59,61 @@ def test_failed_regeneration_adds_no_version(tester: PageDriver, fake: FakeServe
     tester.see(".failure", "broken")
     assert contents(tester) == ["q", "good"]
     assert tester.page.get_by_label("Earlier version").count() == 0
+
+
+def test_edited_messages_are_versions_with_their_answers(
+    tester: PageDriver, fake: FakeServer
+) -> None:
+    page = tester.page
+    fake.replies["first"] = [Reply(["one"]), Reply(["two"])]
+    tester.ask("first")
+    page.get_by_label("Regenerate answer").click()
+    tester.until_answer("two")
+    tester.idle()
+    tester.ask("more")
+    edit(tester, 0, "changed")
+    tester.until_answer("You said: changed")
+    tester.idle()
+    assert contents(tester) == ["changed", "You said: changed"]
+    assert fake.bodies(CHAT)[-1]["messages"] == [{"role": "user", "content": "changed"}]
+    first = page.locator(".message").first
+    assert first.locator(".count").inner_text() == "2 / 2"
+    first.get_by_label("Earlier version").focus()
+    page.keyboard.press("Enter")
+    tester.see(".bubble", "first")
+    assert contents(tester) == ["first", "two", "more", "You said: more"]
+    assert page.locator(".count").all_inner_texts() == ["1 / 2", "2 / 2"]  # the answer's, too
+    page.keyboard.press("Enter")  # the focus went to "Later version"
+    tester.see(".bubble", "changed")
+    page.reload()
+    edit(tester, 0, "again")
+    tester.until_answer("You said: again")
+    tester.idle()
+    assert page.locator(".count").all_inner_texts() == ["3 / 3"]
+    first.get_by_label("Earlier version").click()
+    first.get_by_label("Earlier version").click()
+    tester.see(".bubble", "more")
+    edit(tester, 1, "less")  # a version within a version
+    tester.until_answer("You said: less")
+    tester.idle()
+    assert page.locator(".count").all_inner_texts() == ["1 / 3", "2 / 2", "2 / 2"]
+
+
+def test_failed_or_stopped_edit_adds_no_version(tester: PageDriver, fake: FakeServer) -> None:
+    tester.ask("q")
+    fake.replies["changed"] = Reply([], status=500, error="broken")
+    tester.expected_errors = 1
+    edit(tester, 0, "changed")
+    tester.see(".failure", "broken")
+    assert contents(tester) == ["q", "You said: q"]
+    assert tester.page.locator(".edit-text").input_value() == "changed"
+    fake.replies["changed"] = Reply(["late"], gate=Gate())
+    tester.page.keyboard.press("Enter")
+    tester.page.click("#stop")
+    tester.see(".edit-text")
+    assert contents(tester) == ["q", "You said: q"]
+    tester.page.keyboard.press("Escape")
+    assert tester.page.locator(".count").count() == 0
 
 
 def test_edited_answer_is_sent_with_the_next_request(tester: PageDriver, fake: FakeServer) -> None:

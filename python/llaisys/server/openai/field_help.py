@@ -144,6 +144,7 @@ FIELD_HELP = {
     "session_id": "Session to continue and store",
     "SessionRequest.session_id": "Id of the new session (default: generated)",
     "title": "Title",
+    "client_state": "Text of the client, stored with the session and exported unchanged",
     "request_id": "Id of the request in logs and for cancellation",
     "previous_response_id": "Response to continue",
     "store": "Store the response",

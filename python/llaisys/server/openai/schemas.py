@@ -510,6 +510,7 @@ class SessionContent(Schema):
 
     title: Text | None = Field(None, max_length=256)
     messages: list[ChatMessage]
+    client_state: Text | None = None
 
 
 class SessionPatch(Schema):

@@ -28,6 +28,10 @@ CREATE TABLE IF NOT EXISTS messages (
     PRIMARY KEY (owner, session, position),
     FOREIGN KEY (owner, session) REFERENCES sessions (owner, id) ON DELETE CASCADE
 );
+CREATE TABLE IF NOT EXISTS client_states (
+    owner TEXT NOT NULL, session TEXT NOT NULL, state TEXT NOT NULL, PRIMARY KEY (owner, session),
+    FOREIGN KEY (owner, session) REFERENCES sessions (owner, id) ON DELETE CASCADE
+);
 CREATE TABLE IF NOT EXISTS responses (
     owner TEXT NOT NULL, id TEXT NOT NULL, session TEXT NOT NULL, position INTEGER NOT NULL,
     body TEXT NOT NULL, PRIMARY KEY (owner, id),
@@ -38,7 +42,7 @@ CREATE INDEX IF NOT EXISTS responses_of_sessions ON responses (owner, session);
 # Bytes stored per owner, in a temporary table that triggers keep up to date within each
 # transaction, cascaded deletes included. Texts are ASCII, so length() counts bytes.
 ROW_BYTES = 256  # overhead of a row, index included
-ROWS = {"messages": "message", "responses": "body"}  # table -> text column
+ROWS = {"messages": "message", "client_states": "state", "responses": "body"}  # table -> text
 USAGE = "CREATE TEMP TABLE usage (owner TEXT PRIMARY KEY, bytes INTEGER NOT NULL);" + "".join(
     f"""
 INSERT INTO usage

@@ -57,8 +57,8 @@ async def export(request: Request, session_id: str, status: int = 200) -> Respon
     found = await service.sessions.get(owner_of(request), session_id)
     if found is None:
         raise not_found()
-    info, messages = found
-    content = {**info.to_dict(), "messages": messages}
+    info, messages, client_state = found
+    content = {**info.to_dict(), "messages": messages, "client_state": client_state}
     body = await run_on_messages(service, len(messages), json_bytes, content)
     return Response(body, status, media_type="application/json")
 
@@ -76,7 +76,8 @@ async def replace_session(
     """Replace the messages of a session, or create it: for clients that edit their own copy."""
     service = service_of(request)
     messages = await convert_messages(service, body.messages)
-    await service.turns.replace(owner_of(request), session_id, body.title or "", messages)
+    content = (body.title or "", messages, body.client_state)
+    await service.turns.replace(owner_of(request), session_id, *content)
     return await export(request, session_id)
 
 

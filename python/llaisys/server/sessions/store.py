@@ -76,10 +76,12 @@ class SessionStore:
             ]
         )
 
-    async def get(self, owner: str, session_id: str) -> tuple[SessionInfo, list[Message]] | None:
-        """Return info and messages; None when the owner has no such session."""
+    async def get(
+        self, owner: str, session_id: str
+    ) -> tuple[SessionInfo, list[Message], str | None] | None:
+        """Return info, messages and client state; None when the owner has no such session."""
 
-        def read(db: sqlite3.Connection) -> tuple[SessionInfo, list[Message]] | None:
+        def read(db: sqlite3.Connection) -> tuple[SessionInfo, list[Message], str | None] | None:
             row = db.execute(
                 "SELECT id, title, model, created, updated FROM sessions "
                 "WHERE owner = ? AND id = ?",
@@ -89,7 +91,10 @@ class SessionStore:
                 return None
             messages = read_messages(db, owner, session_id)
             name, title, model, created, updated = row
-            return SessionInfo(name, title, model, created, updated, len(messages)), messages
+            info = SessionInfo(name, title, model, created, updated, len(messages))
+            query = "SELECT state FROM client_states WHERE owner = ? AND session = ?"
+            state = db.execute(query, (owner, session_id)).fetchone()
+            return info, messages, json.loads(state[0]) if state is not None else None
 
         return await self.file.transaction(read)
 
@@ -111,14 +116,20 @@ class SessionStore:
         return await self.file.transaction(write)
 
     async def replace(
-        self, owner: str, session_id: str, title: str, messages: Sequence[Message]
+        self,
+        owner: str,
+        session_id: str,
+        title: str,
+        messages: Sequence[Message],
+        client_state: str | None = None,
     ) -> None:
-        """Replace title and messages of a session; create it if missing."""
+        """Replace title, messages and client state of a session; create it if missing."""
 
         def write(db: sqlite3.Connection) -> None:
             if exists_in(db, owner, session_id):
                 key = (owner, session_id)
                 db.execute("DELETE FROM messages WHERE owner = ? AND session = ?", key)
+                db.execute("DELETE FROM client_states WHERE owner = ? AND session = ?", key)
                 db.execute(
                     "UPDATE sessions SET title = ?, updated = ? WHERE owner = ? AND id = ?",
                     (title, time.time(), *key),
@@ -126,6 +137,10 @@ class SessionStore:
             else:
                 self.insert(db, owner, session_id, title)
             self.add_messages(db, owner, session_id, 0, messages)
+            if client_state is not None:
+                state = json.dumps(client_state)
+                self.file.check_bytes(db, owner, [state])
+                db.execute("INSERT INTO client_states VALUES (?, ?, ?)", (owner, session_id, state))
 
         await self.file.transaction(write)
 

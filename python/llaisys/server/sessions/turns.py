@@ -50,15 +50,20 @@ class SessionTurns:
         return True
 
     async def replace(
-        self, owner: str, session_id: str, title: str, messages: list[dict[str, Any]]
+        self,
+        owner: str,
+        session_id: str,
+        title: str,
+        messages: list[dict[str, Any]],
+        client_state: str | None = None,
     ) -> None:
         """Replace the contents of a session. An open turn, based on the old contents, will not be
         stored."""
         turn = self._open.get((owner, session_id))
         if turn is None:
-            return await self.store.replace(owner, session_id, title, messages)
+            return await self.store.replace(owner, session_id, title, messages, client_state)
         async with turn.storing:
-            await self.store.replace(owner, session_id, title, messages)
+            await self.store.replace(owner, session_id, title, messages, client_state)
             turn.deleted = True
 
     def add(self, turn: SessionTurn) -> None:
