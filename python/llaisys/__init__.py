@@ -1,4 +1,4 @@
-"""NovaInfer: `LLM`, `SamplingParams`, `StructuredOutputs`, imported on first use."""
+"""NovaInfer: `LLM` and its parameter classes, imported on first use."""
 
 from llaisys.common.version import __version__
 
@@ -6,9 +6,10 @@ TYPE_CHECKING = False  # not typing's: `python -m llaisys` sets a safe import pa
 if TYPE_CHECKING:
     from llaisys.common.sampling import SamplingParams
     from llaisys.common.structured import StructuredOutputs
+    from llaisys.engine.beam_search import BeamSearchParams
     from llaisys.entrypoints.llm import LLM
 
-__all__ = ["LLM", "SamplingParams", "StructuredOutputs", "__version__"]
+__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "StructuredOutputs", "__version__"]
 
 
 def __getattr__(name: str) -> object:
@@ -24,6 +25,10 @@ def __getattr__(name: str) -> object:
         from llaisys.common.structured import StructuredOutputs
 
         return StructuredOutputs
+    if name == "BeamSearchParams":
+        from llaisys.engine.beam_search import BeamSearchParams
+
+        return BeamSearchParams
     raise AttributeError(f"module 'llaisys' has no attribute {name!r}")
 
 

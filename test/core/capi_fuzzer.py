@@ -174,7 +174,9 @@ def random_sampling(fuzz: Fuzzer, n_outputs: int) -> LlaisysSamplingMetadata:
         "top_p": (0.1, 0.9, 1.0), "min_p": (0.0, 0.1, 1.0), "repetition_penalty": (0.5, 1.0, 2.0),
         "presence_penalty": (-1.0, 0.0, 1.0), "frequency_penalty": (-1.0, 0.0, 1.0),
         "typical_p": (0.2, 1.0), "xtc_probability": (0.0, 0.5, 1.0), "xtc_threshold": (0.1, 1.0),
-        "top_n_sigma": (0.0, 1.0, 30.0),
+        "top_n_sigma": (0.0, 1.0, 30.0), "dynatemp_range": (0.0, 0.5), "mirostat": (0, 1, 2),
+        "dynatemp_exponent": (0.5, 1.0), "mirostat_mu": (-1.0, 10.0),
+        "post_sampling_probs": (0, 1),
         "top_k": (0, 1, 3, 99), "seeds": (0, 1, 2**64 - 1), "positions": (0, 5, 2**40),
         "choices": (0, 1), "n_logprobs": (-1, 0, 2, 11), "mask_rows": (-1, 0, 1),
     }  # fmt: skip
@@ -195,7 +197,7 @@ def random_sampling(fuzz: Fuzzer, n_outputs: int) -> LlaisysSamplingMetadata:
         numbers[fuzz.pick(("", "heat", "top_p\n", "n" * 999))] = fuzz.array(np.float64, n, FLOATS)
     set_numbers(sampling, numbers)
     for offsets, parts in (
-        ("chain_offsets", [("chain", np.uint8, (0, 1, 2, 3, 4, 5, 6, 7, 200))]),
+        ("chain_offsets", [("chain", np.uint8, (0, 1, 2, 3, 4, 5, 6, 7, 8, 200))]),
         ("bias_offsets", [("bias_ids", np.int32, (*range(11), -1, 11)),
                           ("bias_values", np.float32, (0.0, -np.inf, 5.0, np.nan))]),
     ):  # fmt: skip

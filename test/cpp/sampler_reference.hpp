@@ -56,8 +56,24 @@ struct Reference {
         } else if (kind == kTemperature && row.temperature == 0) {
             keep({ids[0]});
         } else if (kind == kTemperature) {
+            double temperature = double(row.temperature);
+            if (row.dynatemp_range > 0) {
+                const double range = double(row.dynatemp_range);
+                double entropy = 0;
+                for (const int32_t id : ids) {
+                    entropy -= p[size_t(id)] > 0 ? p[size_t(id)] * std::log(p[size_t(id)]) : 0;
+                }
+                const double share = ids.size() > 1 ? entropy / std::log(double(ids.size())) : 0;
+                const double low = std::max(0.0, temperature - range);
+                temperature = low + (temperature + range - low) *
+                                        std::pow(share, double(row.dynatemp_exponent));
+            }
+            if (temperature < 1e-30) {
+                keep({ids[0]});
+                return;
+            }
             for (double &value : x) {
-                value /= double(row.temperature);
+                value /= temperature;
             }
         } else if (kind == kTopK && row.top_k > 0 && size_t(row.top_k) < ids.size()) {
             ids.resize(size_t(row.top_k));
@@ -112,6 +128,29 @@ struct Reference {
                 }
                 keep({ids.begin() + (n > 1 ? ptrdiff_t(n) - 1 : 0), ids.end()});
             }
+        } else if (kind == kMirostat && row.mirostat == 1) {
+            double products = 0, squares = 0;
+            for (size_t i = 0; i + 1 < std::min<size_t>(ids.size(), 100); ++i) {
+                const double t = std::log(double(i + 2) / double(i + 1));
+                products += t * std::log(p[size_t(ids[i])] / p[size_t(ids[i + 1])]);
+                squares += t * t;
+            }
+            const double s = products / squares, n = double(x.size());
+            const double k = std::pow(
+                (s - 1) * std::exp2(double(row.mirostat_mu)) / (1 - std::pow(n, 1 - s)), 1 / s);
+            if (ids.size() > 1 && k < n) {
+                ids.resize(std::min(ids.size(), std::max(size_t(1), size_t(k))));
+                keep(ids);
+            }
+        } else if (kind == kMirostat && row.mirostat == 2) {
+            std::vector<int32_t> kept{ids[0]};
+            for (size_t i = 1; i < ids.size(); ++i) {
+                const bool is_best = p[size_t(ids[i])] == p[size_t(ids[0])];
+                if (is_best || -std::log2(p[size_t(ids[i])]) <= double(row.mirostat_mu)) {
+                    kept.push_back(ids[i]);
+                }
+            }
+            keep(kept);
         } else if (kind == kMinP) {
             std::vector<int32_t> kept;
             for (const int32_t id : ids) {

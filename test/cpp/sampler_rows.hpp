@@ -23,7 +23,7 @@ constexpr uint8_t kPenalties = LLAISYS_SAMPLER_PENALTIES,
                   kTemperature = LLAISYS_SAMPLER_TEMPERATURE, kTopK = LLAISYS_SAMPLER_TOP_K,
                   kTopP = LLAISYS_SAMPLER_TOP_P, kMinP = LLAISYS_SAMPLER_MIN_P,
                   kTypical = LLAISYS_SAMPLER_TYPICAL_P, kXtc = LLAISYS_SAMPLER_XTC,
-                  kTopSigma = LLAISYS_SAMPLER_TOP_N_SIGMA;
+                  kTopSigma = LLAISYS_SAMPLER_TOP_N_SIGMA, kMirostat = LLAISYS_SAMPLER_MIROSTAT;
 
 inline const device::Stream &stream(int n_threads = 1) {
     static std::map<int, std::unique_ptr<device::Stream>> streams;

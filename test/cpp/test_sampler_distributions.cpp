@@ -100,8 +100,10 @@ TEST(random_chains_match_the_reference) {
         row.repetition = pick({1, 1.3f, 0.7f});
         row.presence = pick({0, 0.4f, -0.2f});
         row.frequency = pick({0, 0.3f});
+        row.dynatemp_range = pick({0, 0, 0.25f, 1.5f});
+        row.dynatemp_exponent = pick({1, 0.5f, 2});
         std::shuffle(row.chain.begin(), row.chain.end(), random);
-        row.chain.resize(random() % (LLAISYS_SAMPLER_COUNT + 1));
+        row.chain.resize(random() % (row.chain.size() + 1));
         row.mask = vocab > 40 && random() % 3 == 0 ? int32_t(random() % 2) : -1;
         for (size_t n = random() % 4; n > 0; --n) {
             row.bias.push_back({int32_t(token()), pick({2.5f, -1.0f, 0.125f})});
@@ -142,6 +144,31 @@ TEST(random_chains_match_the_reference) {
     }
     CHECK(samples > 5000);
     CHECK(doubtful_samples < samples / 20);
+}
+
+TEST(mirostat_matches_the_reference) {
+    std::mt19937 random(13);
+    int kept = 0, samples = 0;
+    for (int round = 0; round < 2000; ++round) {
+        const size_t vocab = std::vector<size_t>{1, 2, 33, 700}[random() % 4];
+        const std::vector<float> logits = random_logits(random, vocab, round % 3 == 0 ? 1 : 3.0f);
+        Row row;
+        row.mirostat = 1 + int32_t(random() % 2);
+        row.mirostat_mu = std::vector<float>{-1, 0.5f, 2, 5, 9}[random() % 5];
+        row.temperature = random() % 2 == 0 ? 1 : 0.7f;
+        row.seed = random();
+        row.chain = {kTemperature, kMirostat};
+        const Reference reference = reference_of(logits.data(), int64_t(vocab), row, {}, {}, {});
+        bool doubtful = false;
+        const int32_t expected = reference.pick(uniform(row.seed, 0, 0), &doubtful);
+        kept += reference.order().size() < vocab;
+        samples += !doubtful;
+        if (!doubtful) {
+            CHECK_EQ(sample_one(logits, row), expected);
+        }
+    }
+    CHECK(samples > 1500);
+    CHECK(kept > 500);
 }
 
 TEST(xtc_matches_the_reference) {

@@ -81,10 +81,10 @@ TEST(errors_name_row_value_and_limit) {
     refused({"n_logprobs[1]", "got -2"}, [](C &c, S &) { c.numbers["n_logprobs"][1] = -2; });
     refused({"chain_offsets[0]", "got 1"}, [](C &c, S &) { c.chain_offsets[0] = 1; });
     refused({"chain_offsets[2]", "8", "got 4"}, [](C &c, S &) { c.chain_offsets[2] = 4; });
-    refused({"chain of row 1", "8", "got 2000000000"},
+    refused({"chain of row 1", "9", "got 2000000000"},
             [](C &c, S &) { c.chain_offsets[2] = 2000000008; });
     refused({"chain is NULL"}, [](C &, S &s) { s.chain = nullptr; });
-    refused({"chain[9]", "row 1", "[0, 8)", "got 8"}, [](C &c, S &) { c.chain[9] = 8; });
+    refused({"chain[9]", "row 1", "[0, 9)", "got 9"}, [](C &c, S &) { c.chain[9] = 9; });
     refused({"chain[1]", "row 0", "repeats kind 0"}, [](C &c, S &) { c.chain[1] = 0; });
     refused({"bias_offsets[0]", "got -1"}, [](C &c, S &) { c.bias_offsets[0] = -1; });
     refused({"bias_offsets[2]", "got 0"}, [](C &c, S &) { c.bias_offsets[2] = 0; });

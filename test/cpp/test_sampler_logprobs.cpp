@@ -43,6 +43,32 @@ TEST(logprobs_are_those_of_the_raw_row) {
     CHECK_THROWS(sampler.logprobs(0), "[0, 0)");
 }
 
+TEST(post_sampling_probs_are_those_after_the_chain) {
+    const std::vector<float> logits{1, 3, 2, 3, kNaN, -kInf, 0.5f};
+    Sampler sampler(stream(), 7);
+    Row row;
+    row.bias = {{1, -1.0f}, {6, -kInf}};
+    row.temperature = 0.5f;
+    row.top_k = 3;
+    row.n_logprobs = 5;
+    row.post_sampling_probs = 1;
+    const int32_t id = sample(sampler, logits, {row})[0];
+    const LlaisysLogprobs l = sampler.logprobs(0); // left: 3 at 3, 1 and 2 at 2
+    CHECK_EQ(l.n, 4);
+    const int32_t expected[] = {id, 3, 1, 2};
+    for (int i = 0; i < 4; ++i) {
+        CHECK_EQ(l.ids[i], expected[i]);
+        const double weight = expected[i] == 3 ? 1 : std::exp(-2.0);
+        CHECK(std::fabs(double(l.logprobs[i]) - std::log(weight / (1 + 2 * std::exp(-2.0)))) <
+              1e-6);
+    }
+    CHECK_EQ(l.sampled_rank, id == 3 ? 1 : id == 1 ? 2 : 3);
+    row.temperature = 0;
+    CHECK_EQ(sample(sampler, logits, {row})[0], 3);
+    CHECK_EQ(sampler.logprobs(0).n, 2);
+    CHECK_EQ(sampler.logprobs(0).logprobs[1], 0.0f);
+}
+
 TEST(logprobs_of_infinite_logits_are_numbers) {
     Sampler sampler(stream(), 3);
     Row row;

@@ -129,6 +129,8 @@ Row random_row(std::mt19937 &random, int64_t vocab, int32_t n_outputs) {
     row.typical_p = random() % 20 == 0 ? 0.6f : 1.0f;
     row.top_n_sigma = random() % 20 == 0 ? 1.5f : 0.0f;
     row.xtc_probability = random() % 10 == 0 ? 0.5f : 0.0f;
+    row.dynatemp_range = random() % 20 == 0 ? 0.5f : 0.0f;
+    row.post_sampling_probs = random() % 20 == 0 ? 1 : 0;
     row.repetition = sometimes(random, 1, 1.3f);
     row.presence = sometimes(random, 0, 0.5f);
     row.frequency = sometimes(random, 0, -0.25f);
@@ -326,6 +328,11 @@ TEST(reduction_of_each_chain) {
     CHECK_EQ(int(kind([](Row &row) { row.top_n_sigma = 1; }).kind), int(Reduction::full_row));
     CHECK_EQ(int(kind([](Row &row) { row.typical_p = 0.5f; }).kind), int(Reduction::full_row));
     CHECK_EQ(int(kind([](Row &row) { row.xtc_probability = 1; }).kind), int(Reduction::full_row));
+    CHECK_EQ(int(kind([](Row &row) { row.dynatemp_range = 1; }).kind), int(Reduction::full_row));
+    CHECK_EQ(int(kind([](Row &row) { row.post_sampling_probs = 1; }).kind),
+             int(Reduction::full_row));
+    CHECK_EQ(int(kind([](Row &row) { row.mirostat = 2, row.chain.push_back(kMirostat); }).kind),
+             int(Reduction::full_row));
     const auto penalised = kind([](Row &row) { row.repetition = 2, row.temperature = 0; });
     CHECK(penalised.is_penalised);
     CHECK_EQ(int(penalised.kind), int(Reduction::best));

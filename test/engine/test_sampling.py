@@ -255,6 +255,30 @@ def test_top_n_sigma_keeps_tokens_near_the_best_logit(adapter: MockAdapter) -> N
     assert 1 < len(near) < VOCAB and set(sampled.tolist()) == set(near.tolist())
 
 
+def test_mirostat_1_keeps_the_best_tokens_of_a_zipf_estimate(adapter: MockAdapter) -> None:
+    probabilities = softmax(adapter.logits()[0].astype(np.float64))
+    order = np.argsort(-probabilities, kind="stable")
+    p, mu, rank = probabilities[order], 3.0, np.arange(1, VOCAB)
+    t, b = np.log((rank + 1) / rank), np.log(p[:-1] / p[1:])
+    s = (t * b).sum() / (t * t).sum()
+    k = int(((s - 1) * 2**mu / (1 - VOCAB ** (1 - s))) ** (1 / s))
+    chain = {"chain_offsets": np.arange(SAMPLES + 1, dtype=np.int32),
+             "chain": np.full(SAMPLES, SamplerKind.MIROSTAT, np.uint8)}  # fmt: skip
+    sampled = sample(adapter, mirostat=1, mirostat_mu=mu, **chain)
+    assert 1 < k < VOCAB and set(sampled.tolist()) == set(order[:k].tolist())
+
+
+def test_dynamic_temperature_follows_the_entropy(adapter: MockAdapter) -> None:
+    logits = adapter.logits()[0].astype(np.float64)
+    p = softmax(logits)
+    share = -(p * np.log(p)).sum() / np.log(VOCAB)
+    temperature = 0.2 + 1.6 * share**2
+    sampled = sample(adapter, temperature=1.0, dynatemp_range=0.8, dynatemp_exponent=2.0)
+    same = sample(adapter, temperature=temperature)
+    assert (sampled == same).mean() > 0.999
+    assert (sampled == sample(adapter)).mean() < 0.999
+
+
 def test_xtc_removes_the_top_choices_except_the_least_likely(adapter: MockAdapter) -> None:
     probabilities = softmax(adapter.logits()[0].astype(np.float64))
     threshold = float(np.sort(probabilities)[-3] * 0.999)  # three top choices

@@ -238,9 +238,8 @@ SHAPES = {
         },
         {
             *("max_new_tokens", "sampler_seed", "repetition_penalty_range", "tfs"),
-            *("epsilon_cutoff", "mirostat_mode", "mirostat_tau", "dry_sequence_breakers"),
-            *("guidance_scale", "negative_prompt", "ban_eos_token", "custom_token_bans"),
-            *("banned_strings", "api_type", "api_server", "length_penalty"),
+            *("epsilon_cutoff", "guidance_scale", "negative_prompt", "ban_eos_token"),
+            *("custom_token_bans", "banned_strings", "api_type", "api_server"),
         },
     ),
     "GitHub Copilot chat": Shape(

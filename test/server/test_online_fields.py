@@ -44,7 +44,6 @@ def ignored(response: httpx.Response) -> list[str]:
         ("keep_alive", "5m"),
         ("t_max_prompt_ms", 500),
         ("id_slot", 0),
-        ("dry_base", 1.75),
         ("n_discard", 1),
         ("stream_options", {"include_usage": True}),
     ],
@@ -156,15 +155,20 @@ def test_field_aliases(client: httpx.Client, strict: ServerProcess) -> None:
 
 def test_repeat_last_n_zero_disables_penalties(client: httpx.Client) -> None:
     penalties = {"repeat_penalty": 1.5, "frequency_penalty": 1.0}
-    assert ignored(client.post(CHAT, json=chat(repeat_last_n=64, **penalties))) == ["repeat_last_n"]
+    assert ignored(client.post(CHAT, json=chat(repeat_last_n=64, **penalties))) == []
     params = CompletionRequest(prompt="x", repeat_last_n=0, **penalties).to_sampling()
     assert not params.uses_penalties
     assert CompletionRequest(prompt="x", **penalties).to_sampling().uses_penalties
 
 
-def test_samplers_that_do_not_exist_here_are_reported(client: httpx.Client) -> None:
-    body = chat(mirostat=2, dry_multiplier=0.8, dry_base=1.75)
-    assert ignored(client.post(CHAT, json=body)) == ["mirostat", "dry_multiplier", "dry_base"]
+def test_samplers_of_llama_cpp_are_fields(client: httpx.Client) -> None:
+    body = chat(mirostat=2, dry_multiplier=0.8, dry_base=1.75, dry_sequence_breakers='["x"]')
+    assert ignored(client.post(CHAT, json=body)) == []
+    params = CompletionRequest(prompt="x", mirostat_mode=1, dry_sequence_breakers='["a"]')
+    assert params.to_sampling().mirostat == 1
+    assert params.to_sampling().dry_sequence_breakers == ("a",)
+    response = client.post(CHAT, json=chat(dry_sequence_breakers="[1"))
+    assert error_of(response, 400)["param"] == "dry_sequence_breakers"
 
 
 def test_empty_grammar_is_no_grammar() -> None:

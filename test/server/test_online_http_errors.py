@@ -18,8 +18,6 @@ from server_helpers import ServerProcess
     ("field", "value"),
     [
         ("chat_template", "{{ 7 * 7 }}"),
-        ("best_of", 4),
-        ("use_beam_search", True),
         ("suffix", "x"),
         ("audio", {"voice": "alloy", "format": "wav"}),
         ("modalities", ["text", "audio"]),

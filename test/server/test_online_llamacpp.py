@@ -14,6 +14,8 @@ from http_helpers import CHAT, KEYS, chat, error_of, reply
 from server_helpers import CONTEXT, Gate, ServerProcess
 from wire_helpers import raw_request, sse_events
 
+from llaisys.server.llamacpp.schemas import LlamaCompletionRequest
+
 
 def complete(client: httpx.Client, path: str = "/completion", **fields: Any) -> Any:
     body = {"prompt": "abc", "temperature": 0, "n_predict": 6, "ignore_eos": True, **fields}
@@ -171,9 +173,25 @@ def test_t_max_predict_ms_and_prompt_objects(client: httpx.Client) -> None:
         ({"prompt": {"prompt_string": "x", "multimodal_data": ["eA=="]}}, "prompt.multimodal_data"),
         ({"prompt": {"no": "text"}}, "prompt"),
         ({"prompt": "x", "t_max_predict_ms": -2}, "t_max_predict_ms"),
-        ({"prompt": "x", "post_sampling_probs": True}, "post_sampling_probs"),
+        ({"prompt": "x", "post_sampling_probs": 1}, "post_sampling_probs"),
     ):
         assert error_of(client.post("/completion", json=fields), 400)["param"] == param
+
+
+def test_post_sampling_probs(client: httpx.Client) -> None:
+    body = complete(client, post_sampling_probs=True, n_probs=2)
+    for entry in body["completion_probabilities"]:
+        assert 0 < entry["prob"] <= 1 and "logprob" not in entry
+        assert len(entry["top_probs"]) == 2 and "prob" in entry["top_probs"][0]
+    assert body["generation_settings"]["post_sampling_probs"] is True
+
+
+def test_dry_runs_only_as_part_of_the_chain() -> None:
+    names = {"samplers": ["dry", "top_k"], "dry_multiplier": 2}
+    body = LlamaCompletionRequest(prompt="a", **names)
+    assert body.to_sampling().dry_multiplier == 2 and body.to_sampling().samplers == ("top_k",)
+    body = LlamaCompletionRequest(prompt="a", **names | {"samplers": "top_k"})
+    assert body.to_sampling().dry_multiplier == 0
 
 
 def test_reported_seed_reproduces_the_output(client: httpx.Client) -> None:

@@ -93,7 +93,8 @@ typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_SAMPLER_TYPICAL_P = 5,
     LLAISYS_SAMPLER_XTC = 6, /* exclude top choices, with xtc_probability */
     LLAISYS_SAMPLER_TOP_N_SIGMA = 7,
-    LLAISYS_SAMPLER_COUNT = 8
+    LLAISYS_SAMPLER_MIROSTAT = 8, /* not in the default chain */
+    LLAISYS_SAMPLER_COUNT = 9
 } LlaisysSamplerKind;
 
 /* A numeric parameter, one value per row. Name, neutral value and limits:
@@ -103,8 +104,11 @@ typedef enum LLAISYS_INT32_ENUM {
  *   top_p                1.0  in (0, 1]             repetition_penalty  1.0  finite, > 0
  *   min_p                0.0  in [0, 1]             presence_penalty    0.0  finite
  *   typical_p            1.0  in (0, 1]             frequency_penalty   0.0  finite
- *   top_n_sigma          0.0  finite, >= 0; 0 = all
+ *   top_n_sigma          0.0  finite, >= 0; 0 = all dynatemp_range      0.0  finite, >= 0
+ *   dynatemp_exponent    1.0  finite, > 0           mirostat            0    0, 1 or 2: version; 0 = off
+ *   mirostat_mu          10.0 finite: maximum surprise in bits; the caller updates it
  *   n_logprobs           -1   -1 .. vocabulary; -1 = none, 0 = the sampled token's, n = and the n best
+ *   post_sampling_probs  0    0 or 1: logprobs are those after mask, bias and chain
  *
  * Other names are rejected. A new name does not change a struct layout or the ABI version. */
 typedef struct LlaisysSamplingNumber {
@@ -140,8 +144,8 @@ typedef struct LlaisysSamplingMetadata {
     int32_t n_numbers;
 } LlaisysSamplingMetadata;
 
-/* Log-probabilities of one sampled row, before mask, bias and chain. Owned by the model, valid
- * until its next Sample, Step, Decode or Destroy. */
+/* Log-probabilities of one sampled row, before mask, bias and chain, or after them with
+ * post_sampling_probs. Owned by the model, valid until its next Sample, Step, Decode or Destroy. */
 typedef struct LlaisysLogprobs {
     int32_t n;             /* 0: not requested; else 1 + the number of best tokens */
     int32_t sampled_rank;  /* 1 = the sampled token is the most likely one */

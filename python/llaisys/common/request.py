@@ -94,6 +94,7 @@ class Request:
     choice: int = 0  # index among the n choices of a prompt
     stop_token_ids: frozenset[int] = frozenset()  # eos (unless ignored) and the request's own
     bad_words: tuple[tuple[int, ...], ...] = ()  # banned token sequences
+    dry_breakers: tuple[tuple[int, ...], ...] = ()  # token sequences that end a repetition
     # With a thinking_budget: the start marker of reasoning (-1: none), then the end marker.
     thinking: tuple[int, ...] = ()
     constrain_after: int = -1  # token after which the grammar applies; -1: from the start
@@ -133,6 +134,9 @@ class Request:
             or self.needs_prompt_logprobs
             or bool(self.thinking)
             or any(len(word) > 1 for word in self.bad_words)
+            or self.sampling.dry_multiplier > 0
+            or self.sampling.mirostat > 0
+            or (self.sampling.uses_penalties and self.sampling.repeat_last_n > 0)
         )
         limits = self.sampling.repetition_detection
         if limits:

@@ -7,6 +7,7 @@ runs in the native sampler; the worker turns these fields into its arrays.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -50,13 +51,17 @@ class SamplerKind(IntEnum):
     TYPICAL_P = 5
     XTC = 6
     TOP_N_SIGMA = 7
+    MIROSTAT = 8
 
 
 # The samplers in their default order. The mask (allowed_token_ids) and the bias (logit_bias,
-# bad_words, min_tokens) come before the chain, whatever its order.
+# bad_words, min_tokens, DRY) come before the chain, whatever its order.
 DEFAULT_SAMPLERS = (
     "penalties", "temperature", "top_n_sigma", "top_k", "typical_p", "top_p", "min_p", "xtc",
 )  # fmt: skip
+
+MIROSTAT_SAMPLERS = ("penalties", "temperature", "mirostat")  # the chain of requests with mirostat
+DRY_BREAKERS = ("\n", ":", '"', "*")
 
 POOLINGS = ("last", "mean", "cls")  # of embeddings
 SCORE = "score"  # pooling of a reranker: the score of a pair of texts
@@ -208,6 +213,38 @@ class SamplingParams:
         "xtc_threshold", 0.1, Number(0, 1), "Probability of an XTC top choice; above 0.5: off",
         neutral=0.1,
     )  # fmt: skip
+    dynatemp_range: float = number(
+        "dynatemp_range", 0.0, Number(0, 100),
+        "Dynamic temperature: the temperature varies by this much with the entropy; 0: off",
+    )  # fmt: skip
+    dynatemp_exponent: float = number(
+        "dynatemp_exponent", 1.0, Number(0, 100, above_low=True),
+        "Exponent of the normalised entropy in dynamic temperature", neutral=1.0,
+    )  # fmt: skip
+    mirostat: int = number(
+        "mirostat", 0, Integer(0, 2), "Mirostat version, instead of truncating samplers; 0: off"
+    )
+    mirostat_tau: float = plain(
+        5.0, Number(0, 100), "Target surprise of Mirostat, in bits per token", ""
+    )
+    mirostat_eta: float = plain(0.1, Number(0, 1), "Learning rate of Mirostat", "")
+    dry_multiplier: float = plain(
+        0.0, Number(0, 100), "DRY penalty of tokens that extend a repetition; 0: off", ""
+    )
+    dry_base: float = plain(1.75, Number(1, 100), "Growth of the DRY penalty per token", "")
+    dry_allowed_length: int = plain(
+        2, Integer(0, MAX_TOKENS), "Longest repetition without a larger DRY penalty", ""
+    )
+    dry_penalty_last_n: int = plain(
+        -1, Integer(-1, MAX_TOKENS), "Last tokens that DRY searches; -1: all", ""
+    )
+    dry_sequence_breakers: tuple[str, ...] | list[str] | str | None = plain(
+        None, Strings(64, 64), "Text that ends a repetition for DRY; repeatable", "",
+        default_text=json.dumps(DRY_BREAKERS),
+    )  # fmt: skip
+    repeat_last_n: int = plain(
+        -1, Integer(-1, MAX_TOKENS), "Last tokens that penalties cover; -1: all, 0: none", ""
+    )
     repetition_penalty: float | None = number(
         "repetition_penalty", None, Number(0, 100, above_low=True),
         "Repetition penalty of prompt and output tokens; 1: off",
@@ -262,6 +299,10 @@ class SamplingParams:
     logprobs: int | None = number(
         "n_logprobs", None, Integer(0, MAX_LOGPROBS),
         "Logprobs of the sampled token and of the k most likely ones", neutral=-1, flag=None,
+    )  # fmt: skip
+    post_sampling_probs: bool = plain(
+        False, Switch(), "Logprobs are those after the sampler chain, not the model's",
+        array="post_sampling_probs",
     )  # fmt: skip
     logprob_token_ids: tuple[int, ...] | list[int] | None = plain(
         None, TokenIds(MAX_LOGPROB_TOKEN_IDS, min_count=1),
@@ -331,7 +372,7 @@ class SamplingParams:
     @property
     def uses_penalties(self) -> bool:
         """Whether any penalty is set."""
-        return (
+        return self.repeat_last_n != 0 and (
             self.repetition_penalty not in (None, 1.0)
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0

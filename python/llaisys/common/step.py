@@ -52,6 +52,7 @@ class ForwardOutput:
 ROW_NUMBERS: dict[str, float] = {
     about.array: about.neutral for about in FIELDS.values() if about.array is not None
 }
+ROW_NUMBERS["mirostat_mu"] = 10.0  # state of Mirostat, which the worker updates
 
 
 @dataclass(slots=True)

@@ -33,6 +33,7 @@ class NewSequence:
     choice: int
     stop_token_ids: frozenset[int]
     bad_words: tuple[tuple[int, ...], ...]
+    dry_breakers: tuple[tuple[int, ...], ...] = ()
     thinking: tuple[int, ...] = ()
     lora_slot: int = -1  # device slot of its LoRA adapter; -1: none
 

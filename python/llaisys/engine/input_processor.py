@@ -14,6 +14,7 @@ from llaisys.common.request import Request
 from llaisys.common.sampling import (
     BAN,
     BIAS_KEY,
+    DRY_BREAKERS,
     POOLINGS,
     SCORE,
     SamplingParams,
@@ -35,6 +36,7 @@ Messages = Sequence[Mapping[str, Any]]
 MAX_SALT_CHARS = 1024
 SEED_BITS = 53  # of a random seed; JSON numbers of all clients represent it
 REASONING_MARKERS = ("<think>", "</think>")  # default; the chat template may have others
+MAX_BREAKERS = 256  # texts of dry_sequence_breakers whose tokens are cached
 MAX_BAD_WORD_TOKENS = 16_384  # of all words, each at the start of a text and after a space
 
 
@@ -89,6 +91,7 @@ class InputProcessor:
         self._random = random.Random(seed)
         self._next_id = 0
         self._last_bad_words: tuple[tuple[str, ...], tuple[tuple[int, ...], ...]] = ((), ())
+        self._breakers: dict[str, tuple[tuple[int, ...], ...]] = {}  # encoded, MAX_BREAKERS at most
 
     def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
         """Return the token ids of a chat, including the generation prompt."""
@@ -137,6 +140,7 @@ class InputProcessor:
         if not sampling.ignore_eos:
             stops |= self.eos_token_ids
         bad_words = self._encode_bad_words(tuple(sampling.bad_words or ()))
+        breakers = self._encode_breakers(sampling) if sampling.dry_multiplier else ()
         thinking = () if sampling.thinking_budget is None else self._thinking_tokens()
         constrain_after = -1
         if sampling.structured_outputs is not None:
@@ -154,6 +158,7 @@ class InputProcessor:
                 choice=choice,
                 stop_token_ids=stops,
                 bad_words=bad_words,
+                dry_breakers=breakers,
                 thinking=thinking,
                 constrain_after=constrain_after,
                 cache_salt=salt,
@@ -209,6 +214,25 @@ class InputProcessor:
         check_count("bad_words", sum(map(len, found)), MAX_BAD_WORD_TOKENS, "tokens")
         self._last_bad_words = (words, found)
         return found
+
+    def _encode_breakers(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Return the sequence breakers of DRY: the tokens that contain one, and the tokens of each
+        text."""
+        given = params.dry_sequence_breakers
+        found: dict[tuple[int, ...], None] = {}
+        for text in DRY_BREAKERS if given is None else given:
+            if text not in self._breakers:
+                name = "dry_sequence_breakers"
+                tokenizer = self._require_tokenizer(name, name)
+                raw = text.encode()
+                tokens = range(min(tokenizer.vocab_size, self.info.vocab_size))
+                whole = [(token,) for token in tokens if raw in tokenizer.token_bytes(token)]
+                spelled = tuple(tokenizer.encode(text, add_special_tokens=False))
+                if len(self._breakers) >= MAX_BREAKERS:
+                    self._breakers.clear()
+                self._breakers[text] = (*whole, *([spelled] if len(spelled) > 1 else ()))
+            found |= dict.fromkeys(self._breakers[text])
+        return tuple(found)
 
     def _check_structured(self) -> None:
         """Grammar processes read the vocabulary of the model: another tokenizer cannot be used."""

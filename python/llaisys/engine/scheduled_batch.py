@@ -43,6 +43,7 @@ class ScheduledBatch:
                 choice=request.choice,
                 stop_token_ids=request.stop_token_ids,
                 bad_words=request.bad_words,
+                dry_breakers=request.dry_breakers,
                 thinking=request.thinking,
                 lora_slot=request.lora_slot,
             )

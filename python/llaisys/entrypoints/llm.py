@@ -25,6 +25,7 @@ from llaisys.engine.config import EngineConfig, engine_parameters
 from llaisys.engine.engine_client import EngineClient
 from llaisys.engine.input_processor import normalize_message
 from llaisys.engine.llm_engine import LLMEngine
+from llaisys.entrypoints.beam_search import BeamSearchCalls
 from llaisys.entrypoints.embedding import EmbeddingCalls
 from llaisys.entrypoints.interrupts import deferred_interrupt, progress_bar
 from llaisys.entrypoints.prompts import Lora, Params, Prompt, as_batch, as_loras, as_params
@@ -32,7 +33,7 @@ from llaisys.entrypoints.prompts import Lora, Params, Prompt, as_batch, as_loras
 Messages = Sequence[Mapping[str, Any]]
 
 
-class LLM(EmbeddingCalls, Closing):
+class LLM(BeamSearchCalls, EmbeddingCalls, Closing):
     """An engine in this process. Not thread-safe; `close()` or a `with` block frees it.
 
     `generate` and `stream` are built on `submit`, `step` and `collect`: a finished output is

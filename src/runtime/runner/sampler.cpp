@@ -109,9 +109,11 @@ void Sampler::sample_row(const float *row, const RowParams &params, int32_t r, i
     ranks_[i] = 0;
     if (status_[i] == RowStatus::ok && params.n_logprobs >= 0) {
         const int64_t at = logprob_offsets_[i];
-        status_[i] =
-            worker.logprobs(row, vocab_, ids_[i], params.n_logprobs, logprob_ids_.data() + at,
-                            logprobs_.data() + at, &logprob_counts_[i], &ranks_[i]);
+        if (params.post_sampling_probs == 0) {
+            worker.begin_logprobs(row, vocab_);
+        }
+        status_[i] = worker.logprobs(ids_[i], params.n_logprobs, logprob_ids_.data() + at,
+                                     logprobs_.data() + at, &logprob_counts_[i], &ranks_[i]);
     }
 }
 

@@ -50,9 +50,48 @@ void apply_penalties(Candidates *candidates, const RowParams &params) {
     }
 }
 
+// Log-probability of a candidate plus a constant: with w = e^y, the y of its weight.
+double log_weight(const Candidates &candidates, int64_t i, float max) {
+    const float x = candidates.x()[i];
+    return x == max ? 0.0 : double(x - max) / double(candidates.temperature());
+}
+
+// The mean of log_weight over the distribution of the candidates, whose weights are computed.
+double mean_log_weight(const Candidates &candidates, float max, double sum) {
+    double mean = 0;
+    for (int64_t i = 0; i < candidates.size(); ++i) {
+        if (candidates.weights()[i] > 0) {
+            mean += double(candidates.weights()[i]) * log_weight(candidates, i, max);
+        }
+    }
+    return mean / sum;
+}
+
+// Dynamic temperature: between temperature -/+ range by the entropy of the candidates.
+float dynamic_temperature(Candidates *candidates, const RowParams &params) {
+    const double low = std::max(0.0, double(params.temperature) - double(params.dynatemp_range));
+    const double high = double(params.temperature) + double(params.dynatemp_range);
+    const double sum = candidates->compute_weights();
+    int64_t n = 0;
+    for (int64_t i = 0; i < candidates->size(); ++i) {
+        n += int64_t(candidates->x()[i] > -kInf);
+    }
+    double share = 0; // of the largest possible entropy
+    if (sum > 0 && n > 1) {
+        const float max = max_of(candidates->x(), candidates->size());
+        const double entropy = std::log(sum) - mean_log_weight(*candidates, max, sum);
+        share = std::min(1.0, std::max(0.0, entropy / std::log(double(n))));
+    }
+    return float(low + (high - low) * std::pow(share, double(params.dynatemp_exponent)));
+}
+
 void apply_temperature(Candidates *candidates, const RowParams &params) {
-    if (params.temperature != 0) {
-        candidates->set_temperature(params.temperature);
+    float temperature = params.temperature;
+    if (temperature != 0 && params.dynatemp_range > 0) {
+        temperature = dynamic_temperature(candidates, params);
+    }
+    if (temperature != 0) {
+        candidates->set_temperature(temperature);
         return;
     }
     const int64_t best = argmax_of(candidates->x(), candidates->size());
@@ -133,22 +172,14 @@ void keep_typical(Candidates *candidates, const RowParams &params) {
     const float *weights = candidates->weights();
     const int64_t n = candidates->size();
     const float max = max_of(x, n);
-    // With w = e^y: log p = y - log(sum), so the entropy is log(sum) - sum(w * y) / sum.
-    const auto log_weight = [&](int64_t i) {
-        return x[i] == max ? 0.0 : double(x[i] - max) / double(candidates->temperature());
-    };
-    double mean = 0;
-    for (int64_t i = 0; i < n; ++i) {
-        if (weights[i] > 0) {
-            mean += double(weights[i]) * log_weight(i);
-        }
-    }
-    mean /= sum;
+    // With w = e^y: log p = y - log(sum), so the entropy is log(sum) - mean y.
+    const double mean = mean_log_weight(*candidates, max, sum);
     float *scores = candidates->scores();
     std::vector<Candidate> &weighted = candidates->selected();
     weighted.clear();
     for (int64_t i = 0; i < n; ++i) {
-        scores[i] = weights[i] > 0 ? -float(std::fabs(log_weight(i) - mean)) : -kInf;
+        scores[i] =
+            weights[i] > 0 ? -float(std::fabs(log_weight(*candidates, i, max) - mean)) : -kInf;
         if (weights[i] > 0) {
             weighted.push_back({scores[i], int32_t(i)});
         }
@@ -180,6 +211,47 @@ void exclude_top(Candidates *candidates, const RowParams &params) {
     }
 }
 
+// Mirostat 1: estimates the exponent of a Zipf distribution from the best tokens, and keeps as many
+// of the best as give the surprise mu.
+void keep_mirostat(Candidates *candidates, const RowParams &params) {
+    constexpr int64_t kEstimated = 100;
+    std::vector<Candidate> &best = candidates->selected();
+    select_best(candidates->x(), candidates->ids(), candidates->size(), kEstimated,
+                Order::best_first, &best);
+    double products = 0, squares = 0;
+    for (size_t i = 0; i + 1 < best.size(); ++i) {
+        const double distance = std::log(double(i + 2) / double(i + 1));
+        const double ratio = double(best[i].logit - best[i + 1].logit);
+        products += distance * ratio / double(candidates->temperature());
+        squares += distance * distance;
+    }
+    if (!(squares > 0) || !std::isfinite(products)) {
+        return;
+    }
+    const double exponent = products / squares;
+    const double epsilon = exponent - 1, n = double(candidates->size());
+    const double ratio =
+        std::fabs(epsilon) < 1e-9 ? 1 / std::log(n) : epsilon / (1 - std::pow(n, -epsilon));
+    const double k = std::pow(ratio * std::exp2(double(params.mirostat_mu)), 1 / exponent);
+    if (!(k < n)) { // also with an exponent of 0: equal logits
+        return;
+    }
+    select_best(candidates->x(), candidates->ids(), candidates->size(),
+                std::max(int64_t(1), int64_t(k)), Order::by_id, &best);
+    candidates->keep_selected();
+}
+
+// Keeps the tokens whose surprise, -log2 p, is at most mu (Basu et al., "Mirostat", ICLR 2021).
+void apply_mirostat(Candidates *candidates, const RowParams &params) {
+    if (params.mirostat == 1) {
+        keep_mirostat(candidates, params);
+        return;
+    }
+    const double floor = candidates->compute_weights() * std::exp2(-double(params.mirostat_mu));
+    candidates->keep_where(candidates->weights(), float(std::min(1.0, floor)), // the best: 1
+                           [](int64_t) { return true; });
+}
+
 struct LogitsProcessor {
     LlaisysSamplerKind kind;
     // Whether the most likely token stays the most likely one.
@@ -193,7 +265,8 @@ struct LogitsProcessor {
 constexpr LogitsProcessor kProcessors[] = {
     {LLAISYS_SAMPLER_PENALTIES, false, [](const RowParams &p) { return !has_penalties(p); },
      apply_penalties},
-    {LLAISYS_SAMPLER_TEMPERATURE, true, [](const RowParams &p) { return p.temperature == 1; },
+    {LLAISYS_SAMPLER_TEMPERATURE, true,
+     [](const RowParams &p) { return p.temperature == 1 && p.dynatemp_range == 0; },
      apply_temperature},
     {LLAISYS_SAMPLER_TOP_K, true, [](const RowParams &p) { return p.top_k == 0; }, keep_top_k},
     {LLAISYS_SAMPLER_TOP_P, true, [](const RowParams &p) { return p.top_p == 1; }, keep_top_p},
@@ -205,6 +278,8 @@ constexpr LogitsProcessor kProcessors[] = {
      exclude_top},
     {LLAISYS_SAMPLER_TOP_N_SIGMA, true, [](const RowParams &p) { return p.top_n_sigma == 0; },
      keep_top_n_sigma},
+    {LLAISYS_SAMPLER_MIROSTAT, true, [](const RowParams &p) { return p.mirostat == 0; },
+     apply_mirostat},
 };
 static_assert(std::size(kProcessors) == LLAISYS_SAMPLER_COUNT);
 constexpr bool are_in_order() {
@@ -241,6 +316,9 @@ bool is_greedy_from(int32_t first, const RowParams &params) {
 
 Reduction reduction_of(const RowParams &params, int64_t k) {
     Reduction found;
+    if (params.post_sampling_probs != 0) { // the whole distribution after the chain
+        return found;
+    }
     for (int32_t i = 0; i < params.n_chain; ++i) {
         const LogitsProcessor &processor = kProcessors[params.chain[i]];
         found.first = i;
@@ -260,6 +338,10 @@ Reduction reduction_of(const RowParams &params, int64_t k) {
             found.is_penalised = true;
             continue;
         case LLAISYS_SAMPLER_TEMPERATURE:
+            if (params.dynatemp_range > 0) {
+                found.kind = Reduction::full_row;
+                return found;
+            }
             found.temperature = params.temperature;
             continue;
         case LLAISYS_SAMPLER_TOP_K:
@@ -304,6 +386,9 @@ bool append_processors(const RowParams &params, const Reduction &reduction,
             append(ops::LogitsProcessorKind::min_p, params.min_p);
             break;
         case LLAISYS_SAMPLER_TEMPERATURE: // 0 is greedy, which has no processors
+            if (params.dynatemp_range > 0) {
+                return false;
+            }
             append(ops::LogitsProcessorKind::temperature, params.temperature);
             break;
         default:

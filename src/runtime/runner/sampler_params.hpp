@@ -20,11 +20,16 @@ struct RowNumbers {
     float top_n_sigma = 0;
     float xtc_probability = 0;
     float xtc_threshold = 0.1f;
+    float dynatemp_range = 0;
+    float dynatemp_exponent = 1;
+    float mirostat_mu = 10;
     float repetition = 1;
     float presence = 0;
     float frequency = 0;
     int32_t top_k = 0;
-    int32_t n_logprobs = -1; // also at most the vocabulary
+    int32_t mirostat = 0;            // version
+    int32_t n_logprobs = -1;         // also at most the vocabulary
+    int32_t post_sampling_probs = 0; // 1: n_logprobs are those after the chain
 };
 
 // Finite numbers in [low, high], or (low, high] with above_low.
@@ -67,13 +72,20 @@ inline constexpr NumberField kNumberFields[] = {
     {"top_n_sigma", &RowNumbers::top_n_sigma, {0}},
     {"xtc_probability", &RowNumbers::xtc_probability, {0, 1}},
     {"xtc_threshold", &RowNumbers::xtc_threshold, {0, 1}},
+    {"dynatemp_range", &RowNumbers::dynatemp_range, {0}},
+    {"dynatemp_exponent",
+     &RowNumbers::dynatemp_exponent,
+     {0, std::numeric_limits<double>::infinity(), true}},
+    {"mirostat_mu", &RowNumbers::mirostat_mu},
     {"repetition_penalty",
      &RowNumbers::repetition,
      {0, std::numeric_limits<double>::infinity(), true}},
     {"presence_penalty", &RowNumbers::presence},
     {"frequency_penalty", &RowNumbers::frequency},
     {"top_k", &RowNumbers::top_k, {0}},
+    {"mirostat", &RowNumbers::mirostat, {0, 2}},
     {"n_logprobs", &RowNumbers::n_logprobs, {-1}},
+    {"post_sampling_probs", &RowNumbers::post_sampling_probs, {0, 1}},
 };
 
 // Numeric parameters of a call, by field. A view of the caller's arrays.

@@ -59,9 +59,9 @@ bool is_below(const BestLogits &best, float floor, float temperature) {
 }
 
 // Log-probability of a logit, from the largest logit and the logarithm of the sum of weights.
-float logprob_of(float logit, float max, double log_sum) {
+float logprob_of(float logit, float max, double log_sum, float temperature = 1) {
     const bool is_top = logit == max; // also when both are +inf
-    return float((is_top ? 0.0 : double(logit) - double(max)) - log_sum);
+    return float((is_top ? 0.0 : (double(logit) - double(max)) / double(temperature)) - log_sum);
 }
 
 } // namespace
@@ -128,20 +128,25 @@ RowStatus RowSampler::sample_reduced(const BestLogits &best, double sum, int32_t
     }
 }
 
-RowStatus RowSampler::logprobs(const float *logits, int64_t vocab, int32_t sampled, int32_t n,
-                               int32_t *ids, float *values, int32_t *count,
-                               int32_t *rank) noexcept {
+RowStatus RowSampler::logprobs(int32_t sampled, int32_t n, int32_t *ids, float *values,
+                               int32_t *count, int32_t *rank) noexcept {
     try {
-        candidates_.begin(logits, vocab);
+        const float *logits = candidates_.x();
+        const int64_t size = candidates_.size();
         const double log_sum = std::log(candidates_.compute_weights());
-        const float max = max_of(logits, vocab);
-        const auto value_of = [&](float logit) { return logprob_of(logit, max, log_sum); };
-        const float logit = logits[sampled];
+        const float max = max_of(logits, size), temperature = candidates_.temperature();
+        const auto value_of = [&](float logit) {
+            return logprob_of(logit, max, log_sum, temperature);
+        };
+        const int32_t *known = candidates_.ids();
+        const int64_t index =
+            known == nullptr ? sampled : std::lower_bound(known, known + size, sampled) - known;
+        const float logit = logits[index];
         int32_t before = 0;
-        for (int64_t i = 0; i < vocab; ++i) {
+        for (int64_t i = 0; i < size; ++i) {
             before += int32_t(logits[i] > logit);
         }
-        for (int32_t i = 0; i < sampled; ++i) {
+        for (int64_t i = 0; i < index; ++i) {
             before += int32_t(logits[i] == logit);
         }
         *rank = before + 1;
@@ -150,7 +155,7 @@ RowStatus RowSampler::logprobs(const float *logits, int64_t vocab, int32_t sampl
         std::vector<Candidate> &best = candidates_.selected();
         best.clear();
         if (n > 0) {
-            select_best(logits, nullptr, vocab, n, Order::best_first, &best);
+            select_best(logits, known, size, n, Order::best_first, &best);
         }
         for (size_t i = 0; i < best.size(); ++i) {
             ids[i + 1] = best[i].id;

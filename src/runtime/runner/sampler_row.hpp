@@ -31,11 +31,13 @@ public:
     RowStatus sample_reduced(const BestLogits &best, double sum, int32_t pick,
                              const RowParams &params, int32_t *id) noexcept;
 
-    // Log-probabilities of logits [vocab]: ids[0] = the sampled token, then up to n best above
-    // -inf. *count: entries written, at most 1 + n. *rank: of the sampled token, from 1.
-    RowStatus logprobs(const float *logits, int64_t vocab, int32_t sampled, int32_t n, int32_t *ids,
-                       float *values, int32_t *count, int32_t *rank) noexcept;
-    // The same from the top k of the row, k >= n, and the sum of its weights. needs_full_row when
+    // Makes logprobs() return those of logits [vocab], not those that sample() chose from.
+    void begin_logprobs(const float *logits, int64_t vocab) { candidates_.begin(logits, vocab); }
+    // Log-probabilities of the remaining tokens: ids[0] = the sampled token, then up to n best
+    // above -inf. *count: entries written, at most 1 + n. *rank: of the sampled token, from 1.
+    RowStatus logprobs(int32_t sampled, int32_t n, int32_t *ids, float *values, int32_t *count,
+                       int32_t *rank) noexcept;
+    // The same of a row from its top k, k >= n, and the sum of its weights. needs_full_row when
     // the sampled token is not among them.
     static RowStatus logprobs_of_best(const BestLogits &best, double sum, int32_t sampled,
                                       int32_t n, int32_t *ids, float *values, int32_t *count,

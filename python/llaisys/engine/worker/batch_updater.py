@@ -55,9 +55,10 @@ class BatchUpdater:
             self._logprobs.add(seq)
             self._pooling.add(seq)
             if row in self._sampling.penalised:
-                adapter.sampler_reset(seq.seq_id, seq.token_ids[: seq.num_prompt_tokens])
-                if len(seq.token_ids) > seq.num_prompt_tokens:
-                    adapter.sampler_accept(seq.seq_id, seq.token_ids[seq.num_prompt_tokens :])
+                prompt, output = self._sampling.history(row, np.array(seq.token_ids))
+                adapter.sampler_reset(seq.seq_id, prompt)
+                if output:
+                    adapter.sampler_accept(seq.seq_id, output)
         if self._loras is not None:
             for load in plan.lora_loads:
                 self._loras.fill_slot(adapter, load)

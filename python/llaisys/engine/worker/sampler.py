@@ -124,12 +124,18 @@ class Sampler:
         sampled = {s: [t] for s, t in zip(seq_ids, tokens, strict=True)}
         output = StepOutput(plan.step_id, sampled, failed=result.failed)
         if state.penalised:
-            for row, seq_id, token in zip(rows.tolist(), seq_ids, tokens, strict=True):
-                if row in state.penalised:
-                    self._adapter.sampler_accept(seq_id, (token,))
+            ends = result.batch.ends.tolist()
+            for row, seq_id, token, end in zip(rows.tolist(), seq_ids, tokens, ends, strict=True):
+                if row not in state.penalised:
+                    continue
+                new = [token]
+                if state.penalised[row][0] > 0:  # repeat_last_n
+                    prompt, new = state.history(row, self._inputs.tokens[row, : end + 1])
+                    self._adapter.sampler_reset(seq_id, prompt)
+                self._adapter.sampler_accept(seq_id, new)
         for index in state.logprob_rows(rows):
             entry = self._adapter.logprobs(index)
-            if entry is not None:
+            if entry is not None and state.observe(int(rows[index]), entry.logprob):
                 token_ids = state.logprob_token_ids(int(rows[index]))
                 if token_ids is not None:
                     entry = self._logprobs_of(token_ids, result, index, entry)

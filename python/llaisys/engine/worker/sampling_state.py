@@ -6,23 +6,31 @@ penalties) are in dictionaries: only their rows cost Python time.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.common.sampling import BAN, DEFAULT_SAMPLERS, FIELDS, SamplerKind
+from llaisys.common.sampling import (
+    BAN,
+    DEFAULT_SAMPLERS,
+    FIELDS,
+    MIROSTAT_SAMPLERS,
+    SamplerKind,
+)
 from llaisys.common.step import ROW_NUMBERS, SamplingMetadata, TokenMasks
 from llaisys.common.types import NewSequence
 from llaisys.engine.worker.bad_words import START, WordAutomaton, automaton_of
+from llaisys.engine.worker.dry import DryPenalty
 from llaisys.engine.worker.thinking import ThinkingBudget
 
 Array = NDArray[Any]
 
 # Field of SamplingParams -> the sampler's array.
 _ARRAYS = {name: about.array for name, about in FIELDS.items() if about.array is not None}
-_KINDS = {name: SamplerKind[name.upper()] for name in DEFAULT_SAMPLERS}
+_KINDS = {kind.name.lower(): kind for kind in SamplerKind}
 
 
 @dataclass(slots=True)
@@ -63,6 +71,16 @@ class _Bans:
         self.position = position
 
 
+@dataclass(frozen=True, slots=True)
+class _Mirostat:
+    """Mirostat of a row; its state is the number `mirostat_mu`. A preempted sequence starts again
+    with twice the target."""
+
+    tau: float
+    eta: float
+    hides_logprobs: bool  # the request has no logprobs
+
+
 _NO_MASK = (-1, 0)
 
 
@@ -79,12 +97,15 @@ class SamplingState:
         self._users: dict[str, set[int]] = {name: set() for name in ROW_NUMBERS}
         self.seeds = np.zeros(max_rows, dtype=np.uint64)
         self.choices = np.zeros(max_rows, dtype=np.int32)
-        self.penalised: set[int] = set()  # rows with penalties: the sampler stores their history
+        # Rows with penalties, whose history the sampler stores: repeat_last_n, prompt tokens.
+        self.penalised: dict[int, tuple[int, int]] = {}
         self._bias: dict[int, tuple[Array, Array]] = {}
         self._bans: dict[int, _Bans] = {}
         self._chains: dict[int, Array] = {}
         self._masks: dict[int, Array] = {}
         self._thinking: dict[int, ThinkingBudget] = {}
+        self._dry: dict[int, DryPenalty] = {}
+        self._mirostat: dict[int, _Mirostat] = {}
         self._logprob_ids: dict[int, Array] = {}  # logprob_token_ids
         # Masks of this step, and (next mask, masks after it) of each constrained row.
         self._step_masks: Array = np.zeros((0, (vocab_size + 31) // 32), dtype=np.uint32)
@@ -99,14 +120,23 @@ class SamplingState:
         params = seq.sampling
         for name, array in _ARRAYS.items():
             value = getattr(params, name)
-            if value is not None and value != ROW_NUMBERS[array]:
-                self._numbers[array][row] = value
-                self._users[array].add(row)
+            if value is not None:
+                self._set_number(array, row, value)
         self.seeds[row] = seq.seed
         self.choices[row] = seq.choice
         if params.uses_penalties:
-            self.penalised.add(row)
-        if params.samplers is not None and tuple(params.samplers) != DEFAULT_SAMPLERS:
+            self.penalised[row] = (params.repeat_last_n, seq.num_prompt_tokens)
+        if params.dry_multiplier:
+            self._dry[row] = DryPenalty(seq, self.vocab_size)
+        if params.mirostat:
+            self._chains[row] = self._chain(MIROSTAT_SAMPLERS)
+            self._mirostat[row] = _Mirostat(
+                params.mirostat_tau, params.mirostat_eta, params.logprobs is None
+            )
+            self._set_number("mirostat_mu", row, 2 * params.mirostat_tau)
+            self._set_number("n_logprobs", row, params.logprobs or 0)
+            self._set_number("post_sampling_probs", row, 1)
+        elif params.samplers is not None and tuple(params.samplers) != DEFAULT_SAMPLERS:
             self._chains[row] = self._chain(tuple(params.samplers))
         if params.allowed_token_ids is not None:
             self._masks[row] = allowed_mask(params.allowed_token_ids, self.vocab_size)
@@ -130,24 +160,52 @@ class SamplingState:
         if seq.thinking:
             self._thinking[row] = ThinkingBudget(seq)
 
+    def _set_number(self, name: str, row: int, value: float) -> None:
+        if value != ROW_NUMBERS[name]:
+            self._numbers[name][row] = value
+            self._users[name].add(row)
+
+    def history(self, row: int, tokens: Array) -> tuple[list[int], list[int]]:
+        """Return the prompt and output tokens of a penalised row that penalties cover."""
+        window, first = self.penalised[row]
+        start = 0 if window < 0 else max(0, len(tokens) - window)
+        first = max(start, first)
+        return tokens[start:first].tolist(), tokens[first:].tolist()
+
+    def observe(self, row: int, logprob: float) -> bool:
+        """Update Mirostat with the logprob of a sampled token. Returns whether the request has
+        logprobs."""
+        found = self._mirostat.get(row)
+        if found is None:
+            return True
+        surprise = -logprob / math.log(2)
+        self._users["mirostat_mu"].add(row)
+        self._numbers["mirostat_mu"][row] -= found.eta * (surprise - found.tau)
+        return not found.hides_logprobs
+
     def shift(self, row: int, length: int, num_discard: int, tokens: Array) -> None:
         """Prepare a row for a context shift: `num_discard` of `length` tokens are discarded."""
         for table in (self._bans, self._thinking):
             if row in table:
                 table[row].shift(length, num_discard, tokens)
+        if row in self.penalised:
+            window, first = self.penalised[row]
+            self.penalised[row] = (window, max(0, first - num_discard))
 
     def release(self, row: int) -> None:
         for name, users in self._users.items():
             if row in users:
                 users.remove(row)
                 self._numbers[name][row] = ROW_NUMBERS[name]
-        self.penalised.discard(row)
         special = (
+            self.penalised,
             self._bias,
             self._bans,
             self._chains,
             self._masks,
             self._thinking,
+            self._dry,
+            self._mirostat,
             self._logprob_ids,
         )
         for table in special:
@@ -193,7 +251,7 @@ class SamplingState:
     def are_greedy(self, rows: Array) -> bool:
         """Whether `rows` sample the most likely token, independent of the tokens before it."""
         chosen = rows.tolist()
-        depends = (self.penalised, self._bans, self._thinking, self._next_mask)
+        depends = (self.penalised, self._bans, self._dry, self._thinking, self._next_mask)
         if any(row in table for table in depends if table for row in chosen):
             return False
         is_greedy = (self._numbers["temperature"][rows] == 0).all()
@@ -229,7 +287,8 @@ class SamplingState:
                     meta.numbers[name] = values
         if self.penalised:
             meta.seq_ids = seq_ids[rows]
-        if self._bias or self._bans or self._chains or self._masks or self._thinking:
+        special = (self._bias, self._bans, self._chains, self._masks, self._thinking, self._dry)
+        if any(special):
             self._add_special(meta, rows.tolist(), positions.tolist(), tokens)
         elif self._next_mask:
             self._add_step_masks(meta, rows.tolist())
@@ -275,6 +334,10 @@ class SamplingState:
             if banned:
                 ids = np.concatenate([ids, np.array(banned, dtype=np.int32)])
                 values = np.concatenate([values, np.full(len(banned), BAN, dtype=np.float32)])
+            if row in self._dry:
+                penalised, penalties = self._dry[row].at(tokens[row, :position])
+                ids = np.concatenate([ids, penalised])
+                values = np.concatenate([values, penalties])
             biases.append((ids, values))
         if any(len(ids) for ids, _ in biases):
             meta.bias_offsets = _offsets([ids for ids, _ in biases])

@@ -209,8 +209,9 @@ class AsyncLLMEngine:
         token_ids = await self.encode(prompt) if isinstance(prompt, str) else prompt
         name = self._unique_name(request_id)
         size = len(token_ids)
-        if params is not None:  # bad words are tokenised too
-            size += INLINE_CHARS if params.bad_words else len(params.allowed_token_ids or ())
+        if params is not None:  # bad words and sequence breakers are tokenised too
+            texts = params.bad_words or params.dry_multiplier
+            size += INLINE_CHARS if texts else len(params.allowed_token_ids or ())
         self._names_taken.add(name)
         try:
             entry = await self.texts.run(

@@ -33,6 +33,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
     seed: int
     stop_token_ids: list[int]
     bad_words: list[list[int]]
+    dry_breakers: list[list[int]]
     thinking: list[int]
     constrain_after: int
     cache_salt: str
@@ -54,6 +55,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
             first.seed,
             sorted(first.stop_token_ids),
             [list(word) for word in first.bad_words],
+            [list(word) for word in first.dry_breakers],
             list(first.thinking),
             first.constrain_after,
             first.cache_salt,
@@ -68,7 +70,8 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
     def requests(self) -> list[Request]:
         sampling = SamplingParams.from_wire(self.sampling)
         stops = frozenset(self.stop_token_ids)
-        words = tuple(tuple(word) for word in self.bad_words)
+        words = tuple(map(tuple, self.bad_words))
+        breakers = tuple(map(tuple, self.dry_breakers))
         return [
             Request(
                 request_id=name,
@@ -79,6 +82,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
                 choice=choice,
                 stop_token_ids=stops,
                 bad_words=words,
+                dry_breakers=breakers,
                 thinking=tuple(self.thinking),
                 constrain_after=self.constrain_after,
                 cache_salt=self.cache_salt,

@@ -141,6 +141,30 @@ class Generation:
             self._names.append(name)
             await pause.if_busy()
 
+    async def run_step(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams, **options: Any
+    ) -> list[RequestOutput]:
+        """Run prompts of a search, whose tokens the caller counts, and return their outputs.
+        `options`: of `AsyncLLMEngine.submit`."""
+        self._names = []
+        for prompt in prompts:
+            name = await self.engine.submit(prompt, params, owner=self.owner, **options)
+            self._names.append(name)
+        found = []
+        for name in self._names:
+            async for delta in self.engine.stream(name):
+                if delta.output is not None:
+                    found.append(delta.output)
+        return found
+
+    def finish(self, outputs: Sequence[RequestOutput]) -> None:
+        """Record the outputs of a search."""
+        for number, output in enumerate(outputs):
+            self.outputs[number] = output
+            self.metrics.request_done(output.usage, output.outputs)
+            record_output(output)
+        self.admission.record_duration(time.monotonic() - self._started)
+
     async def cancel(self) -> bool:
         """Cancel all running requests; streams finish with reason `abort`."""
         found = [await self.engine.cancel(name) for name in self._names]

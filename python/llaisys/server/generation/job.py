@@ -16,6 +16,7 @@ from llaisys.common.validation import check_count, check_int, invalid_value
 from llaisys.engine.output_processor import OutputOptions
 from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError, is_fault
+from llaisys.server.generation.candidates import best_choices, candidate_params, search_beams
 from llaisys.server.generation.formatter import AnswerFormatter
 from llaisys.server.generation.generation import ClientDisconnected, Generation, unless_disconnected
 from llaisys.server.generation.pause import Pause
@@ -125,13 +126,14 @@ class Job:
         self, prompts: list[list[int]], params: SamplingParams, formatter: AnswerFormatter
     ) -> Response:
         """Admit and submit the prompts, whose lengths are checked, and return the response."""
-        count = params.n * len(prompts)
+        computed = candidate_params(self.body, params)
+        count = computed.n * len(prompts)
         most = self.service.config.limits.max_n
         check_int("n", count, 1, most, label="n times the number of prompts")
         most = MAX_STREAMED_PROMPT_LOGPROBS if self.body.stream else MAX_PROMPT_LOGPROBS
         prompt_logprobs = num_prompt_logprobs(params, sum(map(len, prompts)))
         check_count("prompt", prompt_logprobs, most, "logprobs")
-        self._reserve_logprobs(prompts, params)
+        self._reserve_logprobs(prompts, computed)
         own = [self.body.request_id] if self.body.request_id else []
         ids = [formatter.response_id, self.request_id, *own]
         generation = self.service.generation(self.owner, ids, count)
@@ -186,8 +188,19 @@ class Job:
         params: SamplingParams,
     ) -> Response:
         async with generation:
-            await self._submit(generation, prompts, params)
-            outputs = await generation.result()
+            if self.body.use_beam_search:
+                outputs = await search_beams(
+                    generation,
+                    self.body,
+                    prompts,
+                    params,
+                    max_model_len=self.max_model_len,
+                    visible_ids=self.visible_ids,
+                    lora=self.lora,
+                )
+            else:
+                await self._submit(generation, prompts, candidate_params(self.body, params))
+                outputs = best_choices(await generation.result(), params)
         if any(choice.finish_reason == "error" for out in outputs for choice in out.outputs):
             raise engine_error()
         if not any(choice.token_ids for out in outputs for choice in out.outputs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from llaisys.common.sampling import BAN, SamplingParams
+from llaisys.common.sampling import BAN, DRY_BREAKERS, SamplingParams
 from llaisys.common.types import CompletionOutput
 from llaisys.server.generation.timings import timings_object
 
@@ -21,8 +21,10 @@ def settings_object(
     banned = eos_token_ids if params.ignore_eos else ()
     values = params.to_dict()
     shared = (
-        "temperature top_k top_p min_p xtc_probability xtc_threshold presence_penalty "
-        "frequency_penalty ignore_eos"
+        "temperature dynatemp_range dynatemp_exponent top_k top_p min_p top_n_sigma mirostat "
+        "mirostat_tau mirostat_eta xtc_probability xtc_threshold dry_multiplier dry_base "
+        "dry_allowed_length dry_penalty_last_n repeat_last_n presence_penalty "
+        "frequency_penalty ignore_eos post_sampling_probs"
     ).split()
     return {
         **{name: values[name] for name in shared},
@@ -31,7 +33,9 @@ def settings_object(
         "typical_p": params.typical_p,
         "typ_p": params.typical_p,
         "repeat_penalty": params.repetition_penalty,
-        "repeat_last_n": -1,
+        "dry_sequence_breakers": list(
+            DRY_BREAKERS if params.dry_sequence_breakers is None else params.dry_sequence_breakers
+        ),
         "stop": list(params.stop or ()),
         "n_probs": params.logprobs or 0,
         "samplers": list(params.samplers or ()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -106,11 +107,18 @@ class LlamaFormatter(AnswerFormatter):
         return found
 
     def _probabilities(self, entry: TokenLogprobs) -> dict[str, Any]:
+        is_post = self.params.post_sampling_probs
+
         def entry_object(token_id: int, logprob: float) -> dict[str, Any]:
-            return {"id": token_id, **self.names.entry(token_id, logprob)}
+            named = self.names.entry(token_id, logprob)
+            if is_post:
+                del named["logprob"]
+                named["prob"] = math.exp(logprob)
+            return {"id": token_id, **named}
 
         top = [entry_object(token, value) for token, value in entry.top]
-        return {**entry_object(entry.token_id, entry.logprob), "top_logprobs": top}
+        name = "top_probs" if is_post else "top_logprobs"
+        return {**entry_object(entry.token_id, entry.logprob), name: top}
 
     def format_delta(self, number: int, delta: StreamOutput) -> Iterator[bytes]:
         index = number * self.params.n + delta.index

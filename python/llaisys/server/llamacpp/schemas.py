@@ -61,6 +61,8 @@ class LlamaSampling(LlamaFields, SamplingFields):
     def prepare(cls, data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:
         data = dict(data)
         if isinstance(data.get("samplers"), (list, str)):
+            if "dry" not in data["samplers"]:
+                data.pop("dry_multiplier", None)
             data["samplers"] = map_samplers(data["samplers"])
         bias = data.get("logit_bias")
         if isinstance(bias, dict) and not all(str(key).isdigit() for key in bias):

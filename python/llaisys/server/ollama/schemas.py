@@ -35,14 +35,14 @@ SAMPLING = {
     "repeat_penalty": "repetition_penalty",
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
+    **{name: name for name in ("repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta")},
 }
 # Options of loading and running a model, which the server configures, and of samplers that it does
 # not have: ignored.
 HINTS = frozenset(
     "num_ctx num_keep num_batch num_gpu main_gpu num_thread numa use_mmap use_mlock low_vram "
     "f16_kv vocab_only logits_all embedding_only rope_frequency_base rope_frequency_scale "
-    "repeat_last_n penalize_newline mirostat mirostat_tau mirostat_eta tfs_z "
-    "draft_num_predict".split()
+    "penalize_newline tfs_z draft_num_predict".split()
 )
 # Options that affect the answer.
 OPTIONS = frozenset({*SAMPLING, "num_predict", "seed", "stop"})

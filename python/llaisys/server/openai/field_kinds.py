@@ -3,6 +3,7 @@ applies a kind."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,19 @@ class Checked:
         elif isinstance(self.kind, Integer) and isinstance(value, float) and value.is_integer():
             value = int(value)  # some clients send 100.0 for 100
         return self.kind.check(self.name, value)
+
+
+@dataclass(frozen=True, slots=True)
+class Breakers(Strings):
+    """Strings, or a JSON list of them as text (SillyTavern)."""
+
+    def check(self, name: str, value: Any) -> tuple[str, ...]:
+        if isinstance(value, str) and value.startswith("["):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                raise invalid_value(name, value, "a list of strings") from None
+        return Strings.check(self, name, value)
 
 
 @dataclass(frozen=True, slots=True)

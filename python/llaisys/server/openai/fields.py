@@ -43,16 +43,13 @@ REJECTED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "modalities": (NEVER, (None, ["text"])),
     "chat_template": ("is not taken from requests", (None,)),
     "documents": (NEVER, (None, [])),
-    "use_beam_search": (NEVER, (None, False)),
     "truncate_prompt_tokens": ("is not supported: inputs are never cut", (None,)),
     "truncation_side": ("is not supported: inputs are never cut", (None, "left")),
     "prompt_embeds": (NEVER, (None,)),
     "spaces_between_special_tokens": (NEVER, (None, True)),
     "vllm_xargs": (NEVER, (None,)),
     "kv_transfer_params": (NEVER, (None,)),
-    "best_of": (f"{NEVER}; use n", (None, 1)),
     "t_max_predict_ms": (NEVER, (None, 0, -1)),
-    "post_sampling_probs": (f"{NEVER}; n_probs are the model's own", (None, False)),
     "lora": ("is not a field of this route; model may name an adapter", (None, [])),
 }
 
@@ -98,7 +95,6 @@ HINTS: dict[str, tuple[Any, ...]] = {
     "context_management": (None, {}),
     "defer_loading": (None, False),  # of a tool: all tools are in the prompt
     # vLLM
-    "length_penalty": (None, 1, 1.0),  # of beam search, which is rejected
     "guided_decoding_backend": (None,),
     "guided_whitespace_pattern": (None,),
     "mm_processor_kwargs": (None,),
@@ -113,19 +109,7 @@ HINTS: dict[str, tuple[Any, ...]] = {
     "speculative.n_max": (None,),
     "speculative.n_min": (None,),
     "speculative.p_min": (None,),
-    # llama.cpp: samplers that this server does not have
-    "mirostat": (None, 0),
-    "dynatemp_range": (None, 0, 0.0),
-    "dry_multiplier": (None, 0, 0.0),
     "min_keep": (None, 0),
-    "dynatemp_exponent": (None,),
-    "mirostat_tau": (None,),
-    "mirostat_eta": (None,),
-    "dry_base": (None,),
-    "dry_allowed_length": (None,),
-    "dry_penalty_last_n": (None,),
-    "dry_sequence_breakers": (None,),
-    "repeat_last_n": (None, -1),  # 0: no penalties; see `without_penalties`
     # Ollama, LM Studio, OpenRouter, Open WebUI and others
     "keep_alive": (None,),
     "num_ctx": (None,),
@@ -149,15 +133,11 @@ ALIASES = {
     "repeat_penalty": "repetition_penalty",
     "cache_prompt": "reuse_prefix",
     "typ_p": "typical_p",
+    "mirostat_mode": "mirostat",
     "thinking_token_budget": "thinking_budget",
     "thinking_budget_tokens": "thinking_budget",
     "max_reasoning_tokens": "thinking_budget",
 }
-
-# Fields that `repeat_last_n` limits to the last tokens.
-PENALTIES = frozenset(
-    {"repeat_penalty", "repetition_penalty", "presence_penalty", "frequency_penalty"}
-)
 
 Reasons = Mapping[str, tuple[str, tuple[Any, ...]]]  # as REJECTED
 
@@ -219,8 +199,6 @@ def filter_fields(
     kept: dict[str, Any] = {}
     others: dict[str, Any] = {}
     reasons = MEDIA if prefix else REJECTED_AT_TOP
-    if not prefix:
-        data = without_penalties(data)
     for name, value in data.items():
         if name in known:
             kept[name] = value
@@ -281,14 +259,6 @@ def _contradiction(name: str, field: str) -> InvalidInputError:
     return InvalidInputError(
         f"{name} and {field} are the same field and have different values", field=name
     )
-
-
-def without_penalties(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields without penalties if `repeat_last_n` is 0. With other values penalties
-    cover the whole text."""
-    if type(data.get("repeat_last_n")) is not int or data["repeat_last_n"] != 0:
-        return data
-    return {name: value for name, value in data.items() if name not in PENALTIES}
 
 
 def unknown_text(path: str, name: str, known: Iterable[str]) -> str:

@@ -12,9 +12,10 @@ from llaisys.chat.tool_formats import MAX_CALLS
 from llaisys.chat.tools import ToolSet
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.lora import MAX_NAME_CHARS
-from llaisys.common.options import Integer, Kind
+from llaisys.common.options import Integer, Kind, Number
 from llaisys.common.sampling import (
     FIELDS,
+    MAX_N,
     MAX_SEED,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
@@ -22,10 +23,8 @@ from llaisys.common.sampling import (
     SamplingParams,
 )
 from llaisys.common.structured import StructuredOutputs
-from llaisys.common.validation import (
-    MAX_INT,
-    invalid_count,
-)
+from llaisys.common.validation import MAX_INT, check_int, invalid_count
+from llaisys.engine.beam_search import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY
 from llaisys.engine.input_processor import MAX_SALT_CHARS, normalize_message
 from llaisys.server.openai.base_schema import ModelName as ModelName
 from llaisys.server.openai.base_schema import Schema as Schema
@@ -35,6 +34,7 @@ from llaisys.server.openai.field_kinds import (
     UNLIMITED,
     BiasField,
     BiasPairs,
+    Breakers,
     Checked,
     NewTokens,
     StopStrings,
@@ -86,6 +86,7 @@ LENIENT: dict[str, Kind] = {
     "stop": StopStrings(MAX_STOP_STRINGS, MAX_STOP_CHARS),
     "top_p": TopP(0, 1, above_low=True),
     "top_n_sigma": TopNSigma(0, 100),
+    "dry_sequence_breakers": Breakers(64, 64),
 }
 # The other fields, under their own names.
 SAMPLING_FIELDS: dict[str, Any] = {
@@ -104,6 +105,12 @@ LOGPROBS = FIELDS["logprobs"].kind
 BUDGET = FIELDS["thinking_budget"].kind
 
 
+LENGTH_PENALTY = Number(-MAX_LENGTH_PENALTY, MAX_LENGTH_PENALTY)
+# Fields that beam search, which ranks the model's own logprobs, does not support.
+NOT_IN_BEAMS = (
+    *("stop", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "thinking_budget"),
+    *("prompt_logprobs", "logprob_token_ids", "structured_outputs", *STRUCTURED_FIELDS),
+)
 MAX_LORAS = 1024  # entries of llama.cpp's `lora` list
 
 
@@ -135,6 +142,11 @@ class SamplingFields(TableFields):
         int | None, Checked("truncate_prompt_tokens", Integer(-1, MAX_TOKENS))
     ] = None
     truncation_side: Literal["left", "right"] | None = None
+    # Beam search with `best_of` or `n` beams; otherwise `best_of` choices, of which the `n` most
+    # likely are returned.
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[float | None, Checked("length_penalty", LENGTH_PENALTY)] = None
+    best_of: Annotated[int | None, Checked("best_of", Integer(1, MAX_N))] = None
     # llama.cpp, of a stream
     timings_per_token: bool | None = None  # timings in every chunk
     return_progress: bool | None = None  # prompt progress chunks before the first text
@@ -201,7 +213,28 @@ class SamplingFields(TableFields):
         if self.seed not in (None, RANDOM_SEED):
             given["seed"] = self.seed % (1 << 64)  # OpenAI allows negative seeds
         most = None if max_tokens == UNLIMITED else max_tokens
+        self._check_candidates()
         return SamplingParams(**given, max_tokens=most, logprobs=logprobs)
+
+    @property
+    def num_candidates(self) -> int:
+        """Choices or beams to compute per prompt, of which the best are returned."""
+        return max(self.num_choices, self.best_of or 1)
+
+    def _check_candidates(self) -> None:
+        name = "best_of" if self.best_of is not None else "n"
+        if self.best_of is not None and self.best_of < self.num_choices:
+            raise conflicting_field("best_of", self.best_of, f"at least n, {self.num_choices}")
+        if not self.use_beam_search:
+            if self.stream and self.num_candidates > self.num_choices:
+                raise conflicting_field("stream", "true", "false when best_of is larger than n")
+            return
+        if self.stream:
+            raise conflicting_field("stream", "true", "false with use_beam_search")
+        check_int(name, self.num_candidates, 1, MAX_BEAM_WIDTH, label="the number of beams")
+        for field in NOT_IN_BEAMS:
+            if getattr(self, field, None) not in (None, False, (), 0):
+                raise conflicting_field(field, "given", "left out with use_beam_search")
 
 
 OTHER_PARTS = {
