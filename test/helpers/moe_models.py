@@ -194,7 +194,23 @@ _GGUF_NAMES = {
     "self_attn.q_b_proj": "attn_q_b",
     "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "block_sparse_moe.router": "ffn_gate_inp",
 }
+_SCORE_BIASES = ("gate.e_score_correction_bias", "mlp.e_score_correction_bias",
+                 "moe_statics.e_score_correction_bias")  # fmt: skip
+# Key of the config -> method of the writer. The first key that a config has.
+_EXPERT_METADATA = {
+    ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts"): "expert_count",
+    ("num_experts_per_tok", "moe_k"): "expert_used_count",
+    ("moe_intermediate_size",): "expert_feed_forward_length",
+    ("shared_expert_intermediate_size",): "expert_shared_feed_forward_length",
+    ("first_k_dense_replace", "moe_layer_start_index"): "leading_dense_block_count",
+    ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"): "expert_shared_count",
+    ("routed_scaling_factor",): "expert_weights_scale",
+    ("moe_layer_interval",): "interleave_moe_layer_step",
+}
+# Families whose converter also writes the groups and the normalisation of the weights.
+_GROUPED = ("glm4moe", "dots1", "exaone-moe")
 _PLAIN = ("ffn_gate_inp", "ffn_gate_inp_shexp")  # stored as f32
 
 
@@ -214,9 +230,6 @@ def _add_latent(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_kv_lora_rank(rank)
     if config.q_lora_rank is not None:
         writer.add_q_lora_rank(config.q_lora_rank)
-    writer.add_leading_dense_block_count(config.first_k_dense_replace)
-    writer.add_expert_shared_count(config.n_shared_experts)
-    writer.add_expert_weights_scale(config.routed_scaling_factor)
     if config.model_type == "deepseek_v3":
         writer.add_expert_weights_norm(config.norm_topk_prob)
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
@@ -230,6 +243,37 @@ def _add_latent(writer: gguf.GGUFWriter, config: Any) -> None:
         writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
 
 
+def _add_experts(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
+    given = config.to_dict()
+    for keys, name in _EXPERT_METADATA.items():
+        value = next((given[key] for key in keys if given.get(key) is not None), None)
+        if value is not None:
+            getattr(writer, f"add_{name}")(value)
+    if arch == "minimax-m2":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+    if arch in _GROUPED:
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+        writer.add_expert_weights_norm(config.norm_topk_prob)
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if arch == "exaone-moe":
+        writer.add_sliding_window(config.sliding_window)
+        kinds = [kind == "sliding_attention" for kind in config.layer_types]
+        writer.add_sliding_window_pattern(kinds)
+    if arch == "granitemoe":
+        writer.add_embedding_scale(config.embedding_multiplier)
+        writer.add_residual_scale(config.residual_multiplier)
+        writer.add_attention_scale(config.attention_multiplier)
+        writer.add_logit_scale(config.logits_scaling)
+
+
+def _add_prediction_layer(writer: gguf.GGUFWriter, layer: int, hidden: int) -> None:
+    """Tensors that a model does not load."""
+    writer.add_nextn_predict_layers(1)
+    writer.add_tensor(f"blk.{layer}.nextn.enorm.weight", np.ones(hidden, np.float32))
+    writer.add_tensor(f"blk.{layer}.attn_norm.weight", np.ones(hidden, np.float32))
+
+
 def write_moe_gguf(model: Any, path: Path, arch: str, kind: str = "Q8_0") -> None:
     """Write the model with matrices of this kind, and replace them in `model` by their dequantised
     values."""
@@ -238,11 +282,15 @@ def write_moe_gguf(model: Any, path: Path, arch: str, kind: str = "Q8_0") -> Non
     writer = gguf.GGUFWriter(path, arch)
     given = config.to_dict()
     head_dim = given.get("head_dim") or config.hidden_size // config.num_attention_heads
-    writer.add_block_count(config.num_hidden_layers)
+    has_prediction = arch == "glm4moe"
+    writer.add_block_count(config.num_hidden_layers + has_prediction)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
+    _add_experts(writer, config, arch)
+    if has_prediction:
+        _add_prediction_layer(writer, config.num_hidden_layers, config.hidden_size)
     if arch == "deepseek2":
         _add_latent(writer, config)
     else:
@@ -250,17 +298,9 @@ def write_moe_gguf(model: Any, path: Path, arch: str, kind: str = "Q8_0") -> Non
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     writer.add_rope_freq_base(given["rope_parameters"]["rope_theta"])
-    writer.add_rope_dimension_count(head_dim)
+    rotated = given["rope_parameters"].get("partial_rotary_factor", 1.0)
+    writer.add_rope_dimension_count(int(head_dim * rotated))
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    experts = (
-        given.get("n_routed_experts") or given.get("num_local_experts") or given["num_experts"]
-    )
-    writer.add_expert_count(experts)
-    writer.add_expert_used_count(config.num_experts_per_tok)
-    if "moe_intermediate_size" in given:
-        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
-    if "shared_expert_intermediate_size" in given:
-        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
 
     def add(target: str, values: Any, parameter: Any) -> None:
         """Quantise and replace, row by row."""
@@ -270,7 +310,12 @@ def write_moe_gguf(model: Any, path: Path, arch: str, kind: str = "Q8_0") -> Non
     with torch.no_grad():
         for name, parameter in model.state_dict().items():
             values = parameter.numpy().copy()
-            if values.ndim > 1 and not name.endswith((".mlp.gate.weight", "expert_gate.weight")):
+            if name.endswith(_SCORE_BIASES):
+                layer = name.split(".")[2]
+                writer.add_tensor(f"blk.{layer}.exp_probs_b.bias", values.reshape(-1))
+                continue
+            routers = (".mlp.gate.weight", "expert_gate.weight", "_moe.router.weight")
+            if values.ndim > 1 and not name.endswith(routers):
                 parameter.copy_(torch.from_numpy(_rounded(values, qtype)))
             plain_names = {"model.embed_tokens.weight": "token_embd.weight",
                            "model.norm.weight": "output_norm.weight",
@@ -283,9 +328,6 @@ def write_moe_gguf(model: Any, path: Path, arch: str, kind: str = "Q8_0") -> Non
                     add(target, values, parameter)
                 continue
             _, _, layer, rest = name.split(".", 3)
-            if rest == "mlp.gate.e_score_correction_bias":
-                writer.add_tensor(f"blk.{layer}.exp_probs_b.bias", values)
-                continue
             if rest == "self_attn.kv_b_proj.weight":
                 heads = values.reshape(config.num_attention_heads, -1, values.shape[-1])
                 key = heads[:, : config.qk_nope_head_dim].transpose(0, 2, 1).copy()
@@ -296,17 +338,19 @@ def write_moe_gguf(model: Any, path: Path, arch: str, kind: str = "Q8_0") -> Non
                 whole = np.concatenate(parts, axis=1).reshape(values.shape)
                 parameter.copy_(torch.from_numpy(whole))
                 continue
-            if rest == "mlp.experts.gate_up_proj":
+            if rest.endswith(".experts.gate_up_proj"):
                 inner = values.shape[1] // 2
                 add(f"blk.{layer}.ffn_gate_exps.weight", values[:, :inner], parameter)
                 add(f"blk.{layer}.ffn_up_exps.weight", values[:, inner:], parameter)
                 continue
-            if rest == "mlp.experts.down_proj":
+            if rest.endswith(".experts.down_proj"):
                 add(f"blk.{layer}.ffn_down_exps.weight", values, parameter)
                 continue
             module, suffix = rest.rsplit(".", 1)
             target = _GGUF_NAMES[module]
-            if arch == "llama" and target in ("attn_q", "attn_k"):
+            if target == "ffn_norm" and arch == "glm4moe":
+                target = "post_attention_norm"
+            if arch in ("llama", "granitemoe") and target in ("attn_q", "attn_k"):
                 heads = config.num_attention_heads
                 values = permute_rows(
                     values, heads if target == "attn_q" else config.num_key_value_heads

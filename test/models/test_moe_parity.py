@@ -93,10 +93,17 @@ GGUF_CHANGES = {
         "q_lora_rank": 32,
         "rope_parameters": YARN,
     },
+    **dict.fromkeys(
+        ("glm4_moe", "glm4_moe-air", "dots1", "solar_open", "exaone_moe", "ernie4_5_moe"),
+        {"moe_intermediate_size": 32},
+    ),
 }
 ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "mixtral": "llama",
                  "olmoe": "olmoe", "deepseek_v2": "deepseek2",
-                 "deepseek_v3": "deepseek2"}  # fmt: skip
+                 "deepseek_v3": "deepseek2", "glm4_moe": "glm4moe", "glm4_moe-air": "glm4moe",
+                 "solar_open": "glm4moe", "dots1": "dots1", "minimax_m2": "minimax-m2",
+                 "exaone_moe": "exaone-moe", "ernie4_5_moe": "ernie4_5-moe",
+                 "granitemoe": "granitemoe"}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

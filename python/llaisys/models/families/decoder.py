@@ -46,6 +46,7 @@ from llaisys.models.families.windows import (
 )
 from llaisys.models.loading.family import Family, GgufContents
 from llaisys.models.loading.fields import Fields
+from llaisys.models.loading.gguf_file import prediction_layers
 from llaisys.models.loading.gguf_reader import GgufTensor
 from llaisys.models.loading.json_config import parse_generation, stored_dtype
 from llaisys.models.loading.limits import (
@@ -102,7 +103,8 @@ class DecoderFamily(Family):
 
     def name_from_gguf(self, name: str) -> str | None:
         has_experts = self.experts is not no_experts
-        return decoder_tensors.name_from_gguf(name, self.qk_norm, self.names, has_experts)
+        may_norm = self.qk_norm or bool(self.qk_norm_key)
+        return decoder_tensors.name_from_gguf(name, may_norm, self.names, has_experts)
 
     def architecture(self) -> str:
         return self.gguf_architecture or self.name
@@ -219,7 +221,7 @@ class DecoderFamily(Family):
             kv_heads = fields.integer(f"{arch}.attention.head_count_kv", 1, MAX_HEADS, heads)
         else:
             head_dim, kv_heads = latent.head_dim, 1
-        layers = fields.integer(f"{arch}.block_count", 1, MAX_LAYERS)
+        layers = prediction_layers(fields, arch).start
         sizes = Sizes(hidden, layers, heads, head_dim)
         variant, layout = self.variant(keys, sizes), self.rope_layout(keys, sizes)
         experts = self.experts(keys, sizes)
@@ -256,7 +258,7 @@ class DecoderFamily(Family):
             tie_word_embeddings=OUTPUT not in tensors,
             attention_bias=f"{first}.q_proj.bias" in tensors,
             output_bias=f"{first}.o_proj.bias" in tensors,
-            qk_norm=self.qk_norm,
+            qk_norm=f"{first}.q_norm.weight" in tensors if self.qk_norm_key else self.qk_norm,
             sliding_window=window,
             window_layers=window_layers,
             eos_token_ids=tuple(dict.fromkeys(i for i in eos if i is not None)),

@@ -186,6 +186,7 @@ class TensorNames:
     """Tensor names and fused tensors of a family's files, where they differ from Llama's."""
 
     hf: Mapping[str, str] = field(default_factory=dict)  # name within a layer: ours -> the file's
+    gguf: Mapping[str, str] = field(default_factory=dict)  # GGUF name within a layer -> ours
     has_fused_qkv: bool = False  # self_attn.qkv_proj has the rows of q, k and v
     has_fused_gate_up: bool = False  # mlp.gate_up_proj has the rows of gate and up
     has_sinks: bool = False
@@ -207,6 +208,8 @@ def name_from_gguf(
     if match is None:
         return None
     layer, kind = f"model.layers.{match[1]}", match[3]
+    if match[2] in names.gguf:
+        return f"{layer}.{names.gguf[match[2]]}.{kind}"
     if names.has_fused_qkv and match[2] == "attn_qkv":
         return f"{layer}.self_attn.qkv_proj.{kind}"
     if names.has_fused_gate_up and match[2] == "ffn_up":

@@ -8,14 +8,12 @@ from dataclasses import replace
 
 from llaisys.models.families.decoder import DecoderFamily
 from llaisys.models.families.decoder_tensors import TensorNames
-from llaisys.models.families.experts import MAX_EXPERTS, ExpertNames, Experts
+from llaisys.models.families.experts import MAX_EXPERTS, ExpertNames, Experts, gguf_experts
 from llaisys.models.families.latent import deepseek_latent
 from llaisys.models.families.rope import MAX_FACTOR, rope_section
 from llaisys.models.families.variant import Keys, RopeLayout, Sizes, Variant
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.limits import MAX_INTERMEDIATE, MAX_LAYERS
-
-_SIGMOID = 2  # expert_gating_func of GGUF files
 
 
 def deepseek_variant(keys: Keys, sizes: Sizes) -> Variant:
@@ -46,7 +44,7 @@ def deepseek_v2_experts(keys: Keys, sizes: Sizes) -> Experts | None:
     """Softmax scores without renormalisation; `group_limited_greedy` selects groups first."""
     fields = keys.fields
     if keys.arch:
-        return _gguf_experts(keys, sizes)
+        return gguf_experts(keys, sizes)  # of both versions
     if fields.boolean("norm_topk_prob", False):
         raise fields.fail("norm_topk_prob", "is true, which is not supported")
     method = fields.string("topk_method", "greedy")
@@ -103,31 +101,6 @@ def _expert_layers(fields: Fields, count: int) -> tuple[int, ...]:
     if not isinstance(kinds, list) or len(kinds) != count:
         raise fields.fail("mlp_layer_types", f"must be a list of {count} layer types")
     return tuple(layer for layer, kind in enumerate(kinds) if kind == "sparse")
-
-
-def _gguf_experts(keys: Keys, sizes: Sizes) -> Experts | None:
-    """Both versions have the architecture `deepseek2`."""
-    fields, arch = keys.fields, keys.arch
-    count = fields.integer(f"{arch}.expert_count", 0, MAX_EXPERTS, 0)
-    dense = fields.integer(f"{arch}.leading_dense_block_count", 0, MAX_LAYERS, 0)
-    if count == 0 or dense >= sizes.layers:
-        return None
-    inner = fields.integer(f"{arch}.expert_feed_forward_length", 1, MAX_INTERMEDIATE)
-    is_sigmoid = fields.integer(f"{arch}.expert_gating_func", 0, 8, 0) == _SIGMOID
-    groups = fields.integer(f"{arch}.expert_group_count", 1, MAX_EXPERTS, 1)
-    return Experts(
-        count=count,
-        used=fields.integer(f"{arch}.expert_used_count", 1, MAX_EXPERTS),
-        inner=inner,
-        layers=tuple(range(dense, sizes.layers)),
-        shared_inner=inner * fields.integer(f"{arch}.expert_shared_count", 0, MAX_EXPERTS, 0),
-        is_sigmoid=is_sigmoid,
-        is_renormalised=fields.boolean(f"{arch}.expert_weights_norm", False),
-        groups=groups,
-        top_groups=fields.integer(f"{arch}.expert_group_used_count", 1, MAX_EXPERTS, groups),
-        has_score_bias=is_sigmoid,
-        scale=fields.number(f"{arch}.expert_weights_scale", 1e-6, 1e6, 1.0),
-    )
 
 
 DEEPSEEK_V2 = DecoderFamily(

@@ -29,5 +29,5 @@ DOTS1 = DecoderFamily(
     experts=glm4_experts,
     expert_names=ExpertNames(shared="shared_experts"),
     defaults={"first_k_dense_replace": 0, "norm_topk_prob": False, "n_shared_experts": 0},
-    has_gguf_files=False,
+    gguf_pre_tokenizer="qwen2",
 )

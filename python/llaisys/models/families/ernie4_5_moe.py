@@ -6,13 +6,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llaisys.models.families.ernie4_5 import ERNIE4_5
-from llaisys.models.families.experts import MAX_EXPERTS, ExpertNames, Experts
+from llaisys.models.families.experts import MAX_EXPERTS, ExpertNames, Experts, gguf_experts
 from llaisys.models.families.variant import Keys, Sizes
 from llaisys.models.loading.limits import MAX_INTERMEDIATE, MAX_LAYERS
 
 
 def ernie_experts(keys: Keys, sizes: Sizes) -> Experts | None:
     fields = keys.fields
+    if keys.arch:
+        found = gguf_experts(keys, sizes, is_renormalised=True)
+        step = keys.integer("", "interleave_moe_layer_step", MAX_LAYERS, 1) or 1
+        if found is None:
+            return None
+        chosen = tuple(i for i in found.layers if (i + 1) % step == 0)
+        return replace(found, layers=chosen, has_score_bias=True)
     inner = fields.integer("moe_intermediate_size", 1, MAX_INTERMEDIATE, 1536)
     first = fields.integer("moe_layer_start_index", 0, MAX_LAYERS, 1)
     last = fields.integer("moe_layer_end_index", -1, MAX_LAYERS, -1)
@@ -39,5 +46,5 @@ ERNIE4_5_MOE = replace(
         is_score_bias_row=True,
     ),
     default_head_dim=None,
-    has_gguf_files=False,
+    gguf_architecture="ernie4_5-moe",
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llaisys.models.families.decoder import DecoderFamily
-from llaisys.models.families.exaone4 import exaone4_layout, exaone4_windows
+from llaisys.models.families.exaone4 import EXAONE4, exaone4_layout, exaone4_windows
 from llaisys.models.families.experts import MAX_EXPERTS, ExpertNames, Experts
 from llaisys.models.families.glm4_moe import glm4_experts
 from llaisys.models.families.variant import Keys, Sizes
@@ -15,8 +15,8 @@ from llaisys.models.families.variant import Keys, Sizes
 def exaone_moe_experts(keys: Keys, sizes: Sizes) -> Experts | None:
     fields = keys.fields
     experts = glm4_experts(keys, sizes)
-    if experts is None:
-        return None
+    if experts is None or keys.arch:
+        return experts
     layers = experts.layers
     types = fields.values.get("mlp_layer_types")
     if types is not None:
@@ -43,5 +43,7 @@ EXAONE_MOE = DecoderFamily(
     experts=exaone_moe_experts,
     expert_names=ExpertNames(shared="shared_experts", score_bias="e_score_correction_bias"),
     defaults={"rms_norm_eps": 1e-5},
-    has_gguf_files=False,
+    gguf_windows=EXAONE4.gguf_windows,
+    gguf_architecture="exaone-moe",
+    gguf_pre_tokenizer="exaone-moe",
 )

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.families.variant import Keys, Sizes
-from llaisys.models.loading.limits import MAX_INTERMEDIATE
+from llaisys.models.loading.limits import MAX_INTERMEDIATE, MAX_LAYERS
 from llaisys.models.loading.tensor_source import TensorSource
 
 MAX_EXPERTS = 4096
+_SIGMOID = 2  # expert_gating_func of GGUF files
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,35 @@ def mixtral_experts(keys: Keys, sizes: Sizes) -> Experts | None:
         used=keys.integer("num_experts_per_tok", "expert_used_count", MAX_EXPERTS, 2),
         inner=keys.integer("intermediate_size", "feed_forward_length", MAX_INTERMEDIATE, 0),
         layers=tuple(range(sizes.layers)),
+    )
+
+
+def gguf_experts(
+    keys: Keys, sizes: Sizes, is_sigmoid: bool = False, is_renormalised: bool = False
+) -> Experts | None:
+    """From the metadata of a GGUF file; dense layers first. The arguments apply where the file does
+    not say it."""
+    fields, arch = keys.fields, keys.arch
+    count = fields.integer(f"{arch}.expert_count", 0, MAX_EXPERTS, 0)
+    dense = fields.integer(f"{arch}.leading_dense_block_count", 0, MAX_LAYERS, 0)
+    if count == 0 or dense >= sizes.layers:
+        return None
+    inner = fields.integer(f"{arch}.expert_feed_forward_length", 1, MAX_INTERMEDIATE)
+    gating = fields.integer(f"{arch}.expert_gating_func", 0, 8, 0)
+    groups = fields.integer(f"{arch}.expert_group_count", 1, MAX_EXPERTS, 1)
+    shared = inner * fields.integer(f"{arch}.expert_shared_count", 0, MAX_EXPERTS, 0)
+    return Experts(
+        count=count,
+        used=fields.integer(f"{arch}.expert_used_count", 1, MAX_EXPERTS),
+        inner=inner,
+        layers=tuple(range(dense, sizes.layers)),
+        shared_inner=shared,
+        is_sigmoid=gating == _SIGMOID if gating else is_sigmoid,
+        is_renormalised=fields.boolean(f"{arch}.expert_weights_norm", is_renormalised),
+        groups=groups,
+        top_groups=fields.integer(f"{arch}.expert_group_used_count", 1, MAX_EXPERTS, groups),
+        has_score_bias=gating == _SIGMOID if gating else is_sigmoid,
+        scale=fields.number(f"{arch}.expert_weights_scale", 1e-6, 1e6, 1.0),
     )
 
 

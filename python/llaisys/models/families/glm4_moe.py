@@ -1,16 +1,20 @@
 """GLM-4.5 and GLM-4.5-Air: sigmoid scores with a bias for the selection, groups of experts, shared
-experts, dense layers first, RoPE of part of a head."""
+experts, dense layers first, RoPE of part of a head. GGUF files of Solar Open have the same
+architecture."""
 
 from __future__ import annotations
 
 from llaisys.models.families.decoder import DecoderFamily
-from llaisys.models.families.experts import MAX_EXPERTS, ExpertNames, Experts
+from llaisys.models.families.decoder_tensors import TensorNames
+from llaisys.models.families.experts import MAX_EXPERTS, ExpertNames, Experts, gguf_experts
 from llaisys.models.families.partial_rotary import partial_layout
 from llaisys.models.families.variant import Keys, Sizes
 from llaisys.models.loading.limits import MAX_INTERMEDIATE, MAX_LAYERS
 
 
 def glm4_experts(keys: Keys, sizes: Sizes) -> Experts | None:
+    if keys.arch:
+        return gguf_experts(keys, sizes, is_sigmoid=True, is_renormalised=True)
     fields = keys.fields
     name = "n_routed_experts" if fields.has("n_routed_experts") else "num_local_experts"
     inner = fields.integer("moe_intermediate_size", 1, MAX_INTERMEDIATE)
@@ -38,5 +42,7 @@ GLM4_MOE = DecoderFamily(
     experts=glm4_experts,
     expert_names=ExpertNames(shared="shared_experts"),
     defaults={"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
-    has_gguf_files=False,
+    names=TensorNames(gguf={"post_attention_norm": "post_attention_layernorm"}),
+    gguf_architecture="glm4moe",
+    gguf_pre_tokenizer="glm4",
 )

@@ -6,18 +6,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from llaisys.models.families.decoder import DecoderFamily
-from llaisys.models.families.experts import ExpertNames, Experts, mixtral_experts
+from llaisys.models.families.experts import ExpertNames, Experts, gguf_experts, mixtral_experts
 from llaisys.models.families.partial_rotary import partial_layout
 from llaisys.models.families.variant import Keys, RopeLayout, Sizes, Variant
 
 
 def minimax_m2_experts(keys: Keys, sizes: Sizes) -> Experts | None:
+    if keys.arch:
+        return gguf_experts(keys, sizes, is_sigmoid=True, is_renormalised=True)
     experts = mixtral_experts(keys, sizes)
     return None if experts is None else replace(experts, is_sigmoid=True, has_score_bias=True)
 
 
 def minimax_m2_layout(keys: Keys, sizes: Sizes) -> RopeLayout:
-    if keys.fields.has("rotary_dim"):  # of the published files
+    if not keys.arch and keys.fields.has("rotary_dim"):  # of the published files
         return RopeLayout(rotary_dim=keys.integer("rotary_dim", "", sizes.head_dim, 0))
     return partial_layout(keys, sizes)
 
@@ -48,5 +50,6 @@ MINIMAX_M2 = DecoderFamily(
         "rms_norm_eps": 1e-6,
         "rope_theta": 5e6,
     },
-    has_gguf_files=False,
+    gguf_architecture="minimax-m2",
+    gguf_pre_tokenizer="minimax-m2",
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from llaisys.models.families.decoder import DecoderFamily
+from llaisys.models.families.decoder_tensors import TensorNames
 from llaisys.models.families.variant import Keys, Sizes, Variant
 
 
@@ -17,5 +18,6 @@ SEED_OSS = DecoderFamily(
     variant=seed_oss_variant,
     default_head_dim=128,
     defaults={"attention_bias": True, "rms_norm_eps": 1e-6},
-    has_gguf_files=False,
+    names=TensorNames(gguf={"post_attention_norm": "post_attention_layernorm"}),
+    gguf_pre_tokenizer="seed-coder",
 )

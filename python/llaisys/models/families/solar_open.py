@@ -17,5 +17,5 @@ SOLAR_OPEN = DecoderFamily(
         "rms_norm_eps": 1e-5,
         "rope_theta": 1e6,
     },
-    has_gguf_files=False,
+    has_gguf_files=False,  # they have the architecture of GLM-4.5
 )

@@ -7,7 +7,7 @@ rotate-half order when read, so such tensors have no record.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from llaisys.models.loading.file_range import read_range, read_rows
 from llaisys.models.loading.gguf_reader import GGML_TYPES, GgufTensor
 from llaisys.models.loading.gguf_split import read_gguf_parts
 from llaisys.models.loading.gguf_tokenizer import tokenizer_from_gguf
+from llaisys.models.loading.limits import MAX_LAYERS
 from llaisys.models.loading.shard import Shard
 
 PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
@@ -38,6 +39,13 @@ def unpermute_rows(values: Array, num_heads: int) -> Array:
     """
     heads = values.reshape(num_heads, -1, 2, *values.shape[1:])
     return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(values.shape)
+
+
+def prediction_layers(metadata: Fields, architecture: str) -> range:
+    """Layers of multi-token prediction, which come last and are not loaded."""
+    end = metadata.integer(f"{architecture}.block_count", 1, MAX_LAYERS)
+    count = metadata.integer(f"{architecture}.nextn_predict_layers", 0, end - 1, 0)
+    return range(end - count, end)
 
 
 def dequantize(data: Array, type_name: str, shape: tuple[int, ...], dtype: str = "f32") -> Array:
@@ -77,15 +85,17 @@ class GgufCheckpoint(Checkpoint):
                 self._tensors[name] = tensor
         contents = GgufContents(metadata, self._tensors, partial(self._read_vector, header.tensors))
         self.config = self.family.config_from_gguf(contents)
-        self._check_layers(header.tensors)
+        self._check_layers(header.tensors, prediction_layers(metadata, architecture))
         self.tokenizer_source = tokenizer_from_gguf(
             metadata, self.family.gguf_pre_tokenizer, self.config.eos_token_ids
         )
 
-    def _check_layers(self, tensors: dict[str, GgufTensor]) -> None:
+    def _check_layers(self, tensors: Iterable[str], ignored: range) -> None:
         """Reject layer tensors that the forward pass would ignore (MoE, q/k norms)."""
         for name in tensors:
-            if name.startswith("blk.") and self.family.name_from_gguf(name) is None:
+            if not name.startswith("blk.") or name.split(".")[1] in map(str, ignored):
+                continue
+            if self.family.name_from_gguf(name) is None:
                 raise ModelLoadError(
                     f"{self.path}: tensor {name!r} is not part of a {self.config.model_type} layer"
                 )
