@@ -75,12 +75,20 @@ def _add_metadata(writer: gguf.GGUFWriter, config: Any, arch: str) -> None:
     if full["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(full["factor"])
+    if full["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(full["factor"])
+        writer.add_rope_scaling_orig_ctx_len(full["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_attn_factor(full["attention_factor"])
     if "rms_norm_eps" in given:
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     else:
         writer.add_layer_norm_eps(given.get("layer_norm_eps") or given["norm_epsilon"])
     if given.get("sliding_window"):
         writer.add_sliding_window(config.sliding_window)
+    if arch == "olmo2" and given.get("layer_types"):
+        kinds = [kind == "sliding_attention" for kind in config.layer_types]
+        writer.add_sliding_window_pattern(kinds)
     for key, add in (
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
         ("final_logit_softcapping", writer.add_final_logit_softcapping),

@@ -71,6 +71,9 @@ ARCHITECTURES = {
     "stablelm": "stablelm",
     "exaone4": "exaone4",
     "ernie4_5": "ernie4_5",
+    "olmo3": "olmo2",
+    "seed_oss": "seed_oss",
+    "glm": "chatglm",
 }
 # Rows of whole Q8_0 blocks. llama.cpp derives the attention scale of Gemma from the head size.
 GGUF_SIZES = {"hidden_size": 64, "intermediate_size": 96, "vocab_size": 160}

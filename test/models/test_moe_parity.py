@@ -93,10 +93,12 @@ GGUF_CHANGES = {
         "q_lora_rank": 32,
         "rope_parameters": YARN,
     },
-    **dict.fromkeys(
-        ("glm4_moe", "glm4_moe-air", "dots1", "solar_open", "exaone_moe", "ernie4_5_moe"),
-        {"moe_intermediate_size": 32},
-    ),
+    **{
+        name: {"moe_intermediate_size": 32}
+        for name in (
+            *("glm4_moe", "glm4_moe-air", "dots1", "solar_open", "exaone_moe", "ernie4_5_moe"),
+        )
+    },
 }
 ARCHITECTURES = {"qwen3_moe": "qwen3moe", "qwen2_moe": "qwen2moe", "mixtral": "llama",
                  "olmoe": "olmoe", "deepseek_v2": "deepseek2",

@@ -31,7 +31,8 @@ GLM = DecoderFamily(
     has_partial_rotary=True,
     names=TensorNames(has_fused_gate_up=True),
     defaults=_DEFAULTS,
-    has_gguf_files=False,
+    gguf_architecture="chatglm",
+    gguf_pre_tokenizer="chatglm-bpe",
 )
 GLM4 = replace(
     GLM,
@@ -44,6 +45,6 @@ GLM4 = replace(
         },
         has_fused_gate_up=True,
     ),
-    has_gguf_files=True,
+    gguf_architecture="glm4",
     gguf_pre_tokenizer="glm4",
 )

@@ -31,5 +31,5 @@ OLMO3 = replace(
     rope_layout=olmo3_layout,
     has_window_rope=True,
     defaults={**OLMO2.defaults, "rope_theta": _THETA},
-    has_gguf_files=False,
+    has_gguf_files=False,  # they have the architecture of OLMo 2
 )

@@ -323,9 +323,9 @@ def _yarn(fields: Fields, section: Fields, theta: float) -> YarnRopeScaling:
 
 
 def _yarn_from_gguf(fields: Fields, arch: str, factor: float, theta: float) -> YarnRopeScaling:
-    """As in llama.cpp: the file's attention factors multiply the factor of the paper. With a
-    `yarn_log_multiplier` (DeepSeek) that factor applies to whole products, not to rotated values.
-    """
+    """`yarn_attn_factor`, the `attention_factor` of config.json, replaces the factor of the paper;
+    `attn_factor` multiplies it. With a `yarn_log_multiplier` (DeepSeek) the factor applies to whole
+    products, not to rotated values."""
     prefix = f"{arch}.rope.scaling"
     is_latent = fields.has(f"{arch}.attention.kv_lora_rank")
     multiplier = fields.number(f"{prefix}.yarn_log_multiplier", 0.0, 1e6, 0.0)
@@ -337,8 +337,8 @@ def _yarn_from_gguf(fields: Fields, arch: str, factor: float, theta: float) -> Y
             raise fields.fail(f"{prefix}.{name}", f"is {found}; only {neutral} is supported")
     context = fields.integer(f"{arch}.context_length", 1, MAX_POSITIONS)
     attention = 1.0 if is_latent and multiplier else _mscale(factor)
-    for name in ("attn_factor", "yarn_attn_factor"):
-        attention *= fields.number(f"{prefix}.{name}", 1e-3, 1e3, 1.0)
+    attention = fields.number(f"{prefix}.yarn_attn_factor", 1e-3, 1e3, attention)
+    attention *= fields.number(f"{prefix}.attn_factor", 1e-3, 1e3, 1.0)
     return _checked(
         fields,
         theta,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.limits import MAX_POSITIONS
 
@@ -80,14 +82,13 @@ def gguf_pattern_windows(pattern: int) -> GgufWindows:
     def windows(fields: Fields, key: str, layers: int) -> Windows:
         window = fields.integer(key, 0, MAX_POSITIONS, 0)
         given = fields.values.get(f"{key}_pattern")
-        step = pattern
-        if given is not None and not isinstance(given, list):
-            step = fields.integer(f"{key}_pattern", 1, MAX_POSITIONS)
-        chosen = _in_pattern(layers, step)
-        if isinstance(given, list):  # one boolean per layer
-            if len(given) != layers:
-                raise fields.fail(f"{key}_pattern", f"must have {layers} entries")
-            chosen = tuple(i for i, is_window in enumerate(given) if is_window)
+        if not isinstance(given, list | np.ndarray):
+            step = fields.integer(f"{key}_pattern", 1, MAX_POSITIONS, pattern)
+            return with_layers(window or None, _in_pattern(layers, step))
+        # One boolean per layer, of multi-token prediction layers too.
+        if len(given) < layers:
+            raise fields.fail(f"{key}_pattern", f"must have {layers} entries")
+        chosen = tuple(i for i in range(layers) if given[i])
         return with_layers(window or None, chosen)
 
     return windows
