@@ -61,6 +61,8 @@ function m(tag, children = [], attributes = {}) {
 	return element;
 }
 
+/** An operator; brackets stretch after \left and \right only. */
+const operator = (char) => m("mo", [char], /[()[\]{}|‖⟨⟩⌊⌋⌈⌉]/.test(char) ? { stretchy: "false" } : {});
 const row = (parts) => parts.length === 1 ? parts[0] : m("mrow", parts);
 const fence = (char) => m("mo", char && char !== "." ? [char] : [], { stretchy: "true", fence: "true" });
 
@@ -179,12 +181,12 @@ class Parser {
 		if (/^\d/.test(token)) return m("mn", [token]);
 		if (/^\p{L}/u.test(token)) return m("mi", [token]);
 		if (token === "}" || token === "&" || token === "\\") throw new FormulaError(`${token} out of place`);
-		return m("mo", [{ "-": "−", "*": "∗" }[token] ?? token]);
+		return operator({ "-": "−", "*": "∗" }[token] ?? token);
 	}
 
 	#command(name) {
 		if (has(LETTERS, name)) return m("mi", [LETTERS[name]]);
-		if (has(OPERATORS, name)) return m("mo", [OPERATORS[name]]);
+		if (has(OPERATORS, name)) return operator(OPERATORS[name]);
 		if (has(LARGE, name)) return m("mo", [LARGE[name]], { "data-limits": "", movablelimits: "true" });
 		if (has(INTEGRALS, name)) return m("mo", [INTEGRALS[name]]);
 		if (NAMES.has(name)) {
@@ -210,8 +212,8 @@ class Parser {
 		case "begin": return this.#table();
 		case "displaystyle": case "textstyle": case "limits": case "nolimits": case "big": case "Big": case "bigl":
 		case "bigr": case "Bigl": case "Bigr": return m("mrow");
-		case "|": return m("mo", ["‖"]);
-		case "{": case "}": case "$": case "%": case "&": case "#": case "_": return m("mo", [name]);
+		case "|": return operator("‖");
+		case "{": case "}": case "$": case "%": case "&": case "#": case "_": return operator(name);
 		default: throw new FormulaError(`\\${name} is not known`);
 		}
 	}

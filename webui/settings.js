@@ -25,6 +25,8 @@ const FIELDS = [
 	["keep", "Store this chat on the server", "option", {}, "Other browsers with the same API key can open it"],
 ];
 
+// Sampling parameters with a recommended value, in the order in which they are shown.
+const SAMPLING = Object.fromEntries(FIELDS.slice(2, 9).map(([name, label]) => [name, label.toLowerCase()]));
 const MULTILINE = ["text", "lines", "json"];
 
 export class Settings {
@@ -32,6 +34,7 @@ export class Settings {
 	#dialog = byId("settings");
 	#inputs = new Map();
 	#picker = byId("model-picker"); // in the header, over the name of the model
+	#recommended = h("p", { class: "hint" });
 	#models = [];
 	#ready;
 
@@ -40,7 +43,9 @@ export class Settings {
 		this.#store = store;
 		this.#ready = ready;
 		byId("settings-fields").append(...FIELDS.map((field) => this.#field(...field)));
+		byId("set-temperature").parentNode.before(this.#recommended);
 		byId("settings-open").addEventListener("click", () => this.open());
+		byId("sampling").addEventListener("click", () => this.open("max_tokens"));
 		byId("settings-close").addEventListener("click", () => this.#dialog.close());
 		byId("settings-reset").addEventListener("click", () => {
 			this.#save({});
@@ -69,9 +74,11 @@ export class Settings {
 		store.on("active", () => this.#title());
 	}
 
-	open() {
+	/** `name`: the field that gets the focus. */
+	open(name) {
 		this.#fill();
 		this.#dialog.showModal();
+		if (name) this.#inputs.get(name).input.focus();
 		this.#showStates();
 	}
 
@@ -136,6 +143,14 @@ export class Settings {
 		this.#picker.hidden = this.#models.length < 2;
 		this.#picker.replaceChildren(...this.#options());
 		this.#picker.value = this.#model?.id ?? "";
+		const { settings } = this.#store.active;
+		const used = { ...this.#model?.defaults, ...settings, ...settings.custom };
+		const limit = used.max_completion_tokens ?? used.max_tokens;
+		const sampling = samplingOf(used);
+		byId("sampling").hidden = !this.#model;
+		byId("sampling").title = ["Sampling and token limit of this chat", ...sampling].join("\n");
+		byId("sampling").replaceChildren(h("span", {}, [...sampling.slice(0, 2), ""].join(" · ")),
+			limit ? `max ${limit.toLocaleString("en")} tokens` : "no token limit");
 	}
 
 	#options() {
@@ -157,6 +172,9 @@ export class Settings {
 	#fill() {
 		const { settings } = this.#store.active;
 		const defaults = this.#model?.defaults ?? {};
+		const recommended = samplingOf(defaults).join(", ");
+		this.#recommended.hidden = !recommended;
+		this.#recommended.textContent = `Recommended for this model, and used where a field is empty: ${recommended}.`;
 		this.#inputs.get("model").input.replaceChildren(...this.#options());
 		for (const [name, { input, type }] of this.#inputs) {
 			const value = settings[name];
@@ -216,6 +234,10 @@ function objectIn(text) {
 		return null;
 	}
 }
+
+/** Sampling parameters as texts. */
+const samplingOf = (values) => Object.entries(SAMPLING).filter(([name]) => Number.isFinite(values[name]))
+	.map(([name, label]) => `${label}\u00a0${values[name]}`);
 
 /** The id of a model, with its state unless it is ready. */
 function modelLabel({ id, state }) {

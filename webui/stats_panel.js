@@ -64,12 +64,11 @@ export class StatsPanel {
 			["Prompt", count(usage?.prompt, "tokens")],
 			["Cached", usage && `${usage.cached} (${percent(usage.cached / usage.prompt)})`],
 			["Prefix cache hits", queries ? percent((server.prefix_cache_hits_total ?? 0) / queries) : null],
-			["Draft acceptance", drafts ? percent((server.spec_decode_num_accepted_tokens_total ?? 0) / drafts) : null],
 			["Running", count(server.num_requests_running)],
 			["Waiting", count(server.num_requests_waiting)],
 			["KV cache used", server.kv_cache_usage_perc === undefined ? null : percent(server.kv_cache_usage_perc)],
 		];
-		if (drafts) facts.splice(7, 0, ["Tokens per step", acceptedLength(server)], ["Acceptance per position", acceptancePerPosition(server)]);
+		if (drafts) facts.splice(6, 0, ["Draft acceptance", percent((server.spec_decode_num_accepted_tokens_total ?? 0) / drafts)], ["Tokens per step", acceptedLength(server)], ["Acceptance per position", acceptancePerPosition(server)]);
 		const memory = server.gpu_memory_total_bytes; // absent on a CPU
 		if (memory) facts.push(["GPU memory", percent(server.gpu_memory_used_bytes / memory)]);
 		if (server.gpu_usage_perc !== undefined) facts.push(["GPU utilization", percent(server.gpu_usage_perc)]);

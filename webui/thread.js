@@ -14,6 +14,7 @@ export class Thread {
 	#views = new Map(); // message -> view
 	#frame = 0;
 	#follow = true;
+	#top = 0; // scroll position
 	#scroller = byId("thread");
 	#list = byId("messages");
 	#end = byId("thread-end");
@@ -148,12 +149,14 @@ export class Thread {
 
 	#onScroll() {
 		const { scrollTop, scrollHeight, clientHeight } = this.#scroller;
-		this.#follow = scrollHeight - scrollTop - clientHeight < NEAR;
+		const isNear = scrollHeight - scrollTop - clientHeight < NEAR;
+		if (isNear || scrollTop < this.#top) this.#follow = isNear; // growth of the content is not a move of the user
+		this.#top = scrollTop;
 		this.#jump.hidden = this.#follow;
 	}
 
 	#scrollToEnd() {
 		if (this.#follow) this.#scroller.scrollTop = this.#scroller.scrollHeight;
-		else this.#onScroll();
+		this.#onScroll(); // no scroll event follows when the content became shorter
 	}
 }

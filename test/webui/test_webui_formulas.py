@@ -29,6 +29,7 @@ def tags(html: str) -> str:
         (r"$\alpha \le \mathbb{R}$", '<mi>α</mi><mo>≤</mo><mi mathvariant="normal">ℝ</mi>'),
         (r"$\text{if } x$", "<mtext>if </mtext>"),
         (r"$f''$", "<msup><mi>f</mi><mo>′′</mo></msup>"),
+        ("$f(x)$", '<mi>f</mi><mo stretchy="false">(</mo><mi>x</mi><mo stretchy="false">)</mo>'),
         (r"$\left( x \right]$", '<mo stretchy="true" fence="true">(</mo><mi>x</mi>'),
         (
             r"$\begin{pmatrix} a & b \\ c & d \end{pmatrix}$",

@@ -48,6 +48,26 @@ def test_settings_are_per_chat_and_sent_to_the_server(tester: PageDriver, fake: 
     assert fake.bodies("/v1/chat/completions")[2]["seed"] == 7
 
 
+def test_sampling_and_token_limit_are_shown(tester: PageDriver, fake: FakeServer) -> None:
+    page = tester.page
+    tester.see("#sampling", "temperature 1 · top-p 1 · max 1,024 tokens")
+    page.click("#sampling")
+    tester.see("#settings .hint", "where a field is empty: temperature 1, top-p 1.")
+    assert page.evaluate("document.activeElement.id") == "set-max_tokens"
+    page.keyboard.type("50")
+    page.fill("#set-temperature", "0.2")
+    page.fill("#set-top_k", "3")
+    page.keyboard.press("Escape")
+    tester.see("#sampling", "temperature 0.2 · top-p 1 · max 50 tokens")
+    assert "top-k\u00a03" in page.get_attribute("#sampling", "title")
+    page.click("#settings-open")
+    page.fill("#set-max_tokens", "0")
+    page.keyboard.press("Escape")
+    tester.see("#sampling", "no token limit")
+    page.click("#new-chat")
+    tester.see("#sampling", "max 1,024 tokens")
+
+
 def test_answers_have_a_default_token_limit(tester: PageDriver, fake: FakeServer) -> None:
     page = tester.page
     page.click("#settings-open")
