@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from terminal import Terminal
 
+from llaisys.entrypoints.chat_input import ask
 from llaisys.entrypoints.cli import main
+from llaisys.entrypoints.cli_chat import COMMANDS
 
 Say = Callable[..., str]
 SETTINGS = ["--max-tokens", "3", "--temperature", "0"]
@@ -68,10 +71,67 @@ def test_token_limit_is_shown_and_a_cut_off_answer_continues(say: Say, tmp_path:
     assert saved(more)[1][1].startswith(saved(cut)[1][1])
 
 
+def test_question_of_several_lines(say: Say, tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    quotes = '"""'
+    say(
+        f"{quotes}one", "  two", f"three{quotes}", "four \\", "five", f"{quotes}six{quotes}",
+        quotes, "seven", "", "eight", quotes, f"/save {file}",
+    )  # fmt: skip
+    questions = [text for role, text in saved(file) if role == "user"]
+    assert questions == ["one\n  two\nthree", "four \nfive", "six", "seven\n\neight"]
+
+
+def test_end_of_input_ends_a_question_of_several_lines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines: list[str | type[BaseException]] = ['"""a', "b", EOFError, "c\\", KeyboardInterrupt]
+    lines += [KeyboardInterrupt, EOFError]
+    remaining = iter(lines)
+
+    def type_line(prompt: str) -> str:
+        line = next(remaining)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr("builtins.input", type_line)
+    assert [ask() for _ in range(4)] == ["a\nb", "", None, None]
+
+
+def test_sampling_options_are_shown_changed_and_checked(say: Say) -> None:
+    printed = say(
+        "/set", "/set temperature 0.25", "/set top-k 7", "/set temperature 1000", "/set top_k x",
+        "/set temprature 1", "/set temperature", "/set repetition_detection {}",
+    ).splitlines()  # fmt: skip
+    shown = [line for line in printed if line.startswith("temperature") or "temperature " in line]
+    assert "temperature 0.0" in shown[0] and "max_tokens 3" in shown[0]
+    assert "temperature 0.25" in shown[1]
+    assert "temperature 0.25" in shown[2] and "top_k 7" in shown[2]
+    assert any("not changed: temperature is 1000" in line for line in printed)
+    assert any("not changed: invalid literal" in line for line in printed)
+    assert any("did you mean 'temperature'" in line for line in printed)
+    assert "temperature 0.8" in shown[-1] and "top_k 7" in shown[-1]
+    assert any("unknown option 'repetition_detection'" in line for line in printed)
+
+
+def test_model_changes_and_a_failure_keeps_it(say: Say, model: str, tmp_path: Path) -> None:
+    file, other = tmp_path / "chat.json", tmp_path / "other"
+    shutil.copytree(model, other)
+    printed = say(
+        "/model", "hello", f"/model {other}", "again", f"/model {tmp_path}/missing", "/model",
+        f"/save {file}",
+    )  # fmt: skip
+    shown = [line.removeprefix("model: ") for line in printed.splitlines() if "model: /" in line]
+    assert shown == [model, str(other), str(other), str(other)]
+    assert "missing' does not exist" in printed
+    assert [role for role, _ in saved(file)] == ["user", "assistant"] * 2
+
+
 def test_help_lists_every_command_and_unknown_ones_are_reported(say: Say) -> None:
     printed = say("/help", "/nonsense now")
-    for name in ("/continue", "/reset", "/system", "/save", "/exit"):
-        assert name in printed
+    for name in COMMANDS:
+        assert name in printed or name == "/help"
     assert "unknown command /nonsense; /help lists the commands" in printed
 
 
@@ -117,7 +177,20 @@ def test_chat_in_a_terminal(model: str, tmp_path: Path) -> None:
         for line in ("hello", f"/save {file}"):
             terminal.type(line + "\n")
             terminal.read_until("\n")  # its echo
-            terminal.read_until("> ")
+            answered = terminal.read_until("> ")
+            assert ("tokens, first after" in answered) == (line == "hello")
         terminal.type("\x04")  # Ctrl-D
         assert terminal.wait() == 0
     assert saved(file)[0] == ("user", "hello")
+
+
+def test_lines_of_earlier_chats_are_recalled(model: str, tmp_path: Path) -> None:
+    env = {"LLAISYS_CACHE": str(tmp_path)}
+    for keys in ("/system Be brief.\n", "\x10\n"):  # Ctrl-P: the line before
+        with Terminal("chat", model, *SETTINGS, env=env) as terminal:
+            terminal.read_until("> ")
+            terminal.type(keys)
+            terminal.read_until("system prompt: Be brief.")
+            terminal.type("\x04")
+            assert terminal.wait() == 0
+    assert (tmp_path / "chat_history").stat().st_mode & 0o077 == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from llaisys.common.errors import LlaisysError
@@ -37,6 +38,13 @@ def delete_model(name: str) -> str:
     from llaisys.models.loading.local_models import remove_model
 
     return str(remove_model(name).path)
+
+
+def chat_history_path() -> Path:
+    """The file of the lines typed in `llaisys chat`."""
+    from llaisys.models.loading.cache import cache_directory
+
+    return cache_directory() / "chat_history"
 
 
 def describe_environment() -> dict[str, str]:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import re
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
+from llaisys.common.nearest import unknown_name
 from llaisys.common.repetition import CHAT_DETECTION, DETECTED
+from llaisys.entrypoints.chat_input import ask, edit_lines
 from llaisys.entrypoints.cli_options import (
     SEED,
     add_lora_option,
@@ -20,6 +22,13 @@ from llaisys.entrypoints.cli_options import (
     add_sampling_options,
     open_llm,
     sampling_of,
+)
+from llaisys.entrypoints.terminal_markdown import (
+    DIM,
+    RESET,
+    MarkdownWriter,
+    has_styles,
+    without_control,
 )
 
 if TYPE_CHECKING:
@@ -31,11 +40,16 @@ GREETING = """\
 Ctrl-C stops an answer, Ctrl-D or /exit leaves, /help lists the commands.
 An answer has at most {limit} tokens (--max-tokens); /continue continues a longer one."""
 HELP = """\
-/continue      continue the last answer if it was cut off or stopped
-/reset         start again; the system prompt stays (also /clear)
-/system TEXT   the system prompt from now on; without TEXT, show it
-/save FILE     write the conversation: Markdown, or JSON where FILE ends in .json
-/exit          leave (also Ctrl-D)"""
+/continue          continue the last answer if it was cut off or stopped
+/model [NAME]      go on with another model; without NAME, show the model
+/set [NAME VALUE]  change a sampling option, such as temperature 0.5; without NAME, show them
+/system [TEXT]     the system prompt from now on; without TEXT, show it
+/save FILE         write the conversation: Markdown, or JSON where FILE ends in .json
+/reset             start again; the system prompt stays (also /clear)
+/exit              leave (also Ctrl-D)
+
+A question has several lines where a line ends in \\, or between two \"\"\"."""
+COMMANDS = (*re.findall(r"^/[a-z]+", HELP, re.MULTILINE), "/clear", "/help")
 HEADINGS = {"system": "System", "user": "You", "assistant": "Assistant"}
 
 
@@ -53,31 +67,21 @@ def add_command(commands: Any) -> None:
 
 
 def _chat(options: argparse.Namespace) -> int:
-    if sys.stdin.isatty():
-        with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  (input() then edits lines and remembers them)
+    from llaisys.diagnostics import chat_history_path
+
     params = sampling_of(options)
-    with open_llm(options) as llm:
+    chat = Chat(options, params.clone(repetition_detection=CHAT_DETECTION))
+    edit_lines(chat_history_path(), COMMANDS)
+    try:
         print(GREETING.format(limit=params.max_tokens))
-        params = params.clone(repetition_detection=CHAT_DETECTION)
-        defaults = params.with_defaults(llm.default_sampling)
-        chat = Chat(llm, defaults, options.system, options.lora)
-        while (text := _ask()) is not None:
+        while (text := ask()) is not None and text != "/exit":
             if COMMAND.fullmatch(text.partition(" ")[0]):
                 chat.command(text)
             elif text:
                 chat.answer(text)
+    finally:
+        chat.llm.close()
     return 0
-
-
-def _ask() -> str | None:
-    """The next line; None at the end of the chat."""
-    try:
-        text = input("> ").strip()
-    except (EOFError, KeyboardInterrupt):
-        print()
-        return None
-    return None if text == "/exit" else text
 
 
 class _FailedAnswerError(LlaisysError):
@@ -87,13 +91,11 @@ class _FailedAnswerError(LlaisysError):
 class Chat:
     """A conversation. A turn that fails does not change it."""
 
-    def __init__(
-        self, llm: LLM, params: SamplingParams, system: str | None, lora: str | None = None
-    ) -> None:
-        self.llm = llm
-        self.lora = lora  # name of a LoRA adapter
-        self.params = params
-        self.system = system
+    def __init__(self, options: argparse.Namespace, params: SamplingParams) -> None:
+        self._options = options
+        self.llm: LLM = open_llm(options)
+        self.params = params  # what the user chose; the model's defaults complete it
+        self.system: str | None = options.system
         self.turns: list[dict[str, str]] = []  # user, assistant, user, ...
         self._unfinished: list[int] = []  # prompt and answer ids of a cut off last answer
         self._saved: Path | None = None  # the file of this conversation, which may be overwritten
@@ -124,27 +126,28 @@ class Chat:
         """Print and return the text that follows a prompt; None after an error."""
         parts: list[str] = []
         end, reason = None, None
+        show = _Display()
         try:
             tokens = list(prompt())
-            stream = self.llm.stream(list(tokens), self.params, is_chat=True, lora=self.lora)
+            params = self.params.with_defaults(self.llm.default_sampling)
+            stream = self.llm.stream(tokens[:], params, is_chat=True, lora=self._options.lora)
             try:
                 for part in stream:
                     parts.append(part.text)
                     tokens += part.token_ids
                     end, reason = part.finish_reason, part.stop_reason
-                    print(part.text, end="", flush=True)
+                    show.text(part.text, len(part.token_ids))
                     if end == "error" and part.output is not None:
                         raise _FailedAnswerError(str(part.output.outputs[0].error))
             except KeyboardInterrupt:
                 stream.close()
-                print(" [stopped]", end="")
+                show.end(" [stopped]")
                 end = "length"
             else:
-                if end == "length":
-                    limit = "it repeats itself" if reason == DETECTED else "token limit"
-                    print(f" [{limit}; /continue continues]", end="")
-            print()
+                limit = "it repeats itself" if reason == DETECTED else "token limit"
+                show.end(f" [{limit}; /continue continues]" if end == "length" else "")
         except (InvalidInputError, _FailedAnswerError) as error:  # usually a full context
+            show.end("")
             print(f"{error}\n/reset starts again.")
             return None
         self._unfinished = tokens if end == "length" else []
@@ -153,19 +156,62 @@ class Chat:
     def command(self, line: str) -> None:
         """Run a line that begins with a command."""
         name, _, rest = line.partition(" ")
+        rest = rest.strip()
         if name == "/help":
             print(HELP)
         elif name in ("/reset", "/clear"):
             self.turns, self._unfinished, self._saved = [], [], None
         elif name == "/continue":
             self.resume()
+        elif name == "/model":
+            self.change_model(rest)
+        elif name == "/set":
+            self.set(*rest.partition(" ")[::2])
         elif name == "/system":
-            self.system = rest.strip() or self.system
+            self.system = rest or self.system
             print(f"system prompt: {self.system or 'none'}")
         elif name == "/save":
-            self.save(rest.strip())
+            self.save(rest)
         else:
             print(f"unknown command {name}; /help lists the commands")
+
+    def change_model(self, name: str) -> None:
+        """Open another model; after a failure the one before is opened again."""
+        if name:
+            before, lora = self._options.model, self._options.lora
+            self.llm.close()
+            self._options.model, self._options.lora = name, None
+            try:
+                self.llm = open_llm(self._options)
+            except LlaisysError as error:
+                print(f"{error}")
+                self._options.model, self._options.lora = before, lora
+                self.llm = open_llm(self._options)
+            self._unfinished = []
+        print(f"model: {self.llm.model_path}")
+
+    def set(self, name: str, value: str) -> None:
+        """Change a sampling option; a name without a value gives it its default back."""
+        from llaisys.common.sampling import FIELDS, SamplingParams
+
+        name = name.lstrip("-").replace("-", "_")
+        settable = {key: about for key, about in FIELDS.items() if about.flag is not None}
+        if name and name not in settable:
+            print(unknown_name("option", name, list(settable)))
+            return
+        if name:
+            try:
+                given = settable[name].kind.parse(value.strip()) if value.strip() else None
+                chosen = {**self.params.to_wire(), name: given}
+                if given is None:
+                    del chosen[name]
+                self.params = SamplingParams.from_wire(chosen)
+            except (ValueError, TypeError, argparse.ArgumentTypeError) as error:
+                print(f"not changed: {error}")
+                return
+        used = self.params.with_defaults(self.llm.default_sampling).to_wire()
+        del used["repetition_detection"]
+        print("  ".join(f"{key} {value}" for key, value in used.items()))
 
     def save(self, name: str) -> None:
         """Write the conversation; never overwrite a file of another origin."""
@@ -186,3 +232,38 @@ class Chat:
             return
         self._saved = path
         print(f"saved to {path}")
+
+
+class _Display:
+    """Shows one answer: Markdown and speed in a terminal, else the text alone."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stdout.isatty()
+        self._markdown = MarkdownWriter(sys.stdout.write) if has_styles(sys.stdout) else None
+        self._began = time.monotonic()
+        self._first = 0.0  # time of the first token
+        self._num_first = 0  # tokens that came at that time
+        self._num_tokens = 0
+
+    def text(self, text: str, num_tokens: int) -> None:
+        if num_tokens and not self._num_tokens:
+            self._first, self._num_first = time.monotonic(), num_tokens
+        self._num_tokens += num_tokens
+        if self._markdown is not None:
+            self._markdown.feed(text)
+        else:
+            sys.stdout.write(without_control(text) if self._is_terminal else text)
+        sys.stdout.flush()
+
+    def end(self, note: str) -> None:
+        """End the answer with a note and, in a terminal, its speed."""
+        if self._markdown is not None:
+            self._markdown.finish()
+        print(note)
+        if not self._is_terminal or not self._num_tokens:
+            return
+        line = f"[{self._num_tokens} tokens, first after {self._first - self._began:.2f} s"
+        seconds, num_later = time.monotonic() - self._first, self._num_tokens - self._num_first
+        if num_later and seconds > 0:
+            line += f", then {num_later / seconds:.1f} per second"
+        print(f"{DIM}{line}]{RESET}" if self._markdown is not None else line + "]")
