@@ -13,7 +13,7 @@ import sys
 
 from llaisys.bench import ops, target
 from llaisys.bench.latency import LatencyOptions, run_latency
-from llaisys.bench.machine import measure, print_machine
+from llaisys.bench.machine import describe_machine, measure
 from llaisys.engine.config import EngineConfig
 
 SHAPE = (8960, 1536)
@@ -28,7 +28,7 @@ def products() -> None:
     ops.cold_bytes = lambda: COLD_BYTES
     with target.open_target("cpu", 0) as cpu:
         machine = measure(cpu)
-        print_machine(machine)
+        print(describe_machine(machine))
         for dtype in DTYPES:
             for timing in ops.time_linear(cpu, SHAPE, dtype, ROWS):
                 print(

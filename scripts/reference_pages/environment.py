@@ -12,6 +12,8 @@ READ = re.compile(
     r"""(?:os\.environ\.(?:get|setdefault)\(|os\.environ\[|getenv\(|os\.getenv\()\s*["'](\w+)["']"""
 )
 TEXTS = {
+    "NO_COLOR": "Any value: no colours in `llaisys chat`",
+    "TERM": "`dumb`: no colours in `llaisys chat`",
     "LLAISYS_API_KEY": "API keys of `llaisys serve`, separated by commas; key of `bench serve`",
     "LLAISYS_CACHE": "Directory of downloaded models and of remembered GPU kernels (default: "
     "`$XDG_CACHE_HOME/llaisys`)",

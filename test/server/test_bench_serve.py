@@ -84,7 +84,9 @@ def test_command_prints_table_and_json(server: ServerProcess) -> None:
     document = json.loads(run("--json", "--concurrency", "2", "--plain").stdout)
     assert set(document) == REPORT and document["errors"] == 0
     table = run("--rate", "50", "--endpoint", "completions").stdout
-    assert "throughput" in table and "p99" in table and "errors      0" in table
+    assert "throughput" in table and "p99" in table and "errors 0" in table
+    runs = json.loads(run("--json", "--concurrency", "1,2").stdout)["runs"]
+    assert [found["concurrency"] for found in runs] == [1, 2]
     refused = run("--api-key", "wrong")
     assert refused.returncode == 1 and "invalid_api_key" in refused.stderr
     assert "Traceback" not in refused.stderr

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from llaisys.common.model_registry import get_adapter_class
+from llaisys.common.progress import report
 from llaisys.common.step import AttentionMetadata, ModelStepInput, SamplingMetadata
 from llaisys.common.validation import check_int
 from llaisys.engine.config import EngineConfig
@@ -86,13 +87,16 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
         run.prompt(FIRST_PROMPT)
         ttft_s = time.perf_counter() - start
         rss = resident_bytes()
+        report("measuring prefill")
         prefill = min(run.prompt(options.prompt_tokens) for _ in range(options.repeats))
+        report("measuring decode")
         decode = min(
             run.decode(options.context, options.new_tokens) for _ in range(options.repeats)
         )
         peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         with Stream(engine.device, n_threads=engine.n_threads) as stream:
             threads = stream.n_threads if engine.device == "cpu" else 0
+            report("measuring bandwidth")
             for _ in range(options.repeats):  # interleaved: the machine may be shared
                 bandwidth = max(bandwidth, stream.probe("read_bandwidth"))
                 decode = min(decode, run.decode(options.context, options.new_tokens))

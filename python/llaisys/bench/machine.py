@@ -95,19 +95,22 @@ def probe_again(machine: Machine | Gpu, stream: Stream) -> Machine | Gpu:
     )
 
 
-def print_machine(machine: Machine | Gpu) -> None:
+def describe_machine(machine: Machine | Gpu) -> str:
+    """The limits, one per line."""
     if isinstance(machine, Gpu):
-        print(machine.gpu)
+        lines = [machine.gpu]
         rates = [("f32", machine.f32), ("bf16", machine.bf16)]
     else:
-        print(f"{machine.cpu}, {machine.threads} threads, {machine.isa} kernels")
+        lines = [f"{machine.cpu}, {machine.threads} threads, {machine.isa} kernels"]
         rates = [("f32", machine.f32), ("f16", machine.f16)]
         rates += [("bf16", machine.bf16), ("int8", machine.i8)]
-    print(f"  read       {machine.read_bandwidth / 1e9:8.1f} GB/s")
+    lines.append(f"  read       {machine.read_bandwidth / 1e9:8.1f} GB/s")
     for name, value in rates:
-        print(f"  {name:9s} {value / 1e9:9.1f} GOP/s" if value else f"  {name:9s}      none")
+        rate = f"{value / 1e9:9.1f} GOP/s" if value else "     none"
+        lines.append(f"  {name:9s} {rate}")
     if isinstance(machine, Machine):
-        print(f"  an empty parallel region {machine.parallel_region * 1e6:.2f} us")
+        lines.append(f"  an empty parallel region {machine.parallel_region * 1e6:.2f} us")
+    return "\n".join(lines)
 
 
 # "CPU part" of Arm's designs ("CPU implementer" 0x41); /proc/cpuinfo has no name for them.

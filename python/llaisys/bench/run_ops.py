@@ -1,13 +1,12 @@
 """`llaisys bench ops`: times the operators, probes the machine's limits in between, and reports
-each time as a fraction of the limit."""
+each time with its bytes and operations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from llaisys.bench.machine import Gpu, Machine, measure, probe_again
-from llaisys.bench.ops import LINEAR_SHAPES, WORKLOADS, Result, Timing, time_ops
+from llaisys.bench.ops import LINEAR_SHAPES, WORKLOADS, Timing, time_ops
 from llaisys.bench.target import open_target
+from llaisys.common.progress import report
 from llaisys.common.validation import check_choice
 from llaisys.libllaisys.library import choose_library
 from llaisys.libllaisys.types import QUANTISED_DTYPES
@@ -25,9 +24,8 @@ def run(
     models: list[str] | None,
     dtypes: list[str] | None,
     quick: bool,
-    progress: Callable[[str], None],
-) -> tuple[Machine | Gpu, list[Result]]:
-    """Run the selected cases; `progress` is called with a description of each."""
+) -> tuple[Machine | Gpu, list[Timing]]:
+    """Run the selected cases; each is reported as progress."""
     workload = WORKLOADS[check_choice("device", device, list(WORKLOADS))]
     chosen_models = models or list(workload.models)
     chosen_dtypes = dtypes or list(workload.dtypes)
@@ -43,7 +41,7 @@ def run(
         timings: list[Timing] = []
         for timing in time_ops(target, chosen_models, chosen_dtypes, quick):
             if not timings or timing.shape != timings[-1].shape:
-                progress(f"{timing.op} {timing.dtype} {timing.shape}")
+                report(f"timing {timing.op} {timing.dtype} {timing.shape}")
                 machine = probe_again(machine, target.stream)
             timings.append(timing)
-    return machine, [timing.against(machine) for timing in timings]
+    return machine, timings

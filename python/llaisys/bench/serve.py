@@ -18,6 +18,7 @@ from typing import Any
 
 from llaisys.bench.http_client import ConnectionPool, Endpoint, HttpError
 from llaisys.common.errors import LlaisysError
+from llaisys.common.progress import report
 from llaisys.common.validation import invalid_value
 
 MAX_REQUESTS = 1_000_000
@@ -270,6 +271,7 @@ class LoadGenerator:
 
     async def _one(self, number: int) -> None:
         self.samples.append(await self.ask(number, self._words, self.options.new_tokens))
+        report("requests", len(self.samples), self.options.requests)
 
     async def _closed_loop(self) -> None:
         numbers = iter(range(self.options.requests))

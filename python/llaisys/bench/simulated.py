@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from llaisys.common.progress import report
 from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import SchedulerOutputs, StepOutput
@@ -110,7 +111,8 @@ def run_simulated(
     engine = LLMEngine(config)
     try:
         vocab_size, rng = engine.model_info.vocab_size, np.random.default_rng(0)
-        for count in concurrencies:
+        for number, count in enumerate(concurrencies):
+            report("measuring without drafts", number, len(concurrencies))
             prompts[count] = rng.integers(0, vocab_size, (count, prompt_tokens)).tolist()
             _timed(engine, prompts[count], 8)  # warm-up for this batch size
             plain[count] = _timed(engine, prompts[count], new_tokens)
@@ -123,7 +125,8 @@ def run_simulated(
         drafts = speculative.config.num_speculative_tokens
         proposer = ReplayProposer(rate, drafts, vocab_size)
         results = []
-        for count in concurrencies:
+        for number, count in enumerate(concurrencies):
+            report("measuring with drafts", number, len(concurrencies))
             proposer.answers = {}
             engine.core.speculator = AlwaysDraft(speculative.config, proposer, vocab_size)
             _timed(engine, prompts[count], 8)  # fills the prefix cache

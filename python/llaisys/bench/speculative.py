@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from llaisys.common.progress import report
 from llaisys.common.sampling import SamplingParams
 from llaisys.entrypoints.llm import LLM
 
@@ -89,9 +90,11 @@ def run_speculative(
 ) -> list[dict[str, Any]]:
     """Medians of interleaved runs; `plain` has the same model without drafts. `is_random`: the
     model has random weights and no tokenizer."""
-    results = []
-    for work in RANDOM_WORK if is_random else WORK:
+    results: list[dict[str, Any]] = []
+    works = RANDOM_WORK if is_random else WORK
+    for work in works:
         for concurrency in concurrencies:
+            report(f"measuring {work}", len(results), len(works) * len(concurrencies))
             if is_random:
                 batches = [_random_prompts(plain, work, concurrency, new_tokens)]
                 _timed(plain, batches)  # warm-up for this batch size

@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from llaisys.common.progress import report
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.structured import StructuredOutputs
 from llaisys.entrypoints.llm import LLM
@@ -62,14 +63,16 @@ def run_structured(
     _timed(llm, 1, 1, StructuredOutputs(json=SCHEMA))
     first_ms = 1e3 * (time.perf_counter() - start)
     results = []
-    for concurrency in concurrencies:
-        pairs = [
-            (
-                _timed(llm, concurrency, new_tokens, None),
-                _timed(llm, concurrency, new_tokens, StructuredOutputs(json=SCHEMA)),
+    for number, concurrency in enumerate(concurrencies):
+        pairs = []
+        for done in range(repeats):
+            report("measuring", number * repeats + done, len(concurrencies) * repeats)
+            pairs.append(
+                (
+                    _timed(llm, concurrency, new_tokens, None),
+                    _timed(llm, concurrency, new_tokens, StructuredOutputs(json=SCHEMA)),
+                )
             )
-            for _ in range(repeats)
-        ]
         results.append(asdict(_summary(concurrency, pairs, first_ms)))
     return results
 

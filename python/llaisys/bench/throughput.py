@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from llaisys.common.progress import report
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.validation import invalid_value
 from llaisys.entrypoints.llm import LLM
@@ -57,8 +58,9 @@ def run_concurrencies(
         _check_room(llm, concurrency, prompt_tokens + new_tokens)
     rng = np.random.default_rng(0)
     samples: dict[int, list[ThroughputRun]] = {n: [] for n in concurrencies}
-    for _ in range(repeats):
-        for concurrency in concurrencies:
+    for done in range(repeats):
+        for number, concurrency in enumerate(concurrencies):
+            report("measuring", done * len(concurrencies) + number, repeats * len(concurrencies))
             samples[concurrency].append(_one(llm, rng, concurrency, prompt_tokens, new_tokens))
     return [_median(runs) for runs in samples.values()]
 
@@ -134,6 +136,7 @@ def _prefix_cache(llm: LLM, rng: np.random.Generator) -> dict[str, float]:
     """Simultaneous requests with a shared prefix, compared with requests without one."""
     if llm.model_info.max_model_len < SHARED_PREFIX + OWN_TOKENS + 2:
         return {}
+    report("measuring shared prefixes")
     alone = _prefill_seconds(llm, _prompts(llm, rng, PREFIX_REQUESTS, SHARED_PREFIX + OWN_TOKENS))
     before = llm.stats()
     prefix = _prompts(llm, rng, 1, SHARED_PREFIX)[0]
