@@ -71,7 +71,8 @@ class LLM(BeamSearchCalls, EmbeddingCalls, Closing):
     @property
     def default_sampling(self) -> dict[str, Any]:
         """Sampling defaults of `generate`, `chat` and `stream` without SamplingParams: those of the
-        model's generation_config.json, or else temperature 0.8, top-k 40, top-p 0.95, min-p 0.05.
+        model's files, or else those of a table of known models, or else temperature 0.8, top-k 40,
+        top-p 0.95, min-p 0.05.
 
         Fields that are missing in given SamplingParams have the model's value or else the neutral
         one (temperature 1, no truncation); `.with_defaults(llm.default_sampling)` fills them in

@@ -59,6 +59,11 @@ from llaisys.models.loading.limits import (
     MAX_VOCAB,
 )
 from llaisys.models.loading.quantization import parse_quantization
+from llaisys.models.loading.recommended_sampling import (
+    gguf_model_name,
+    gguf_sampling_fields,
+    model_sampling,
+)
 from llaisys.models.loading.tensor_source import TensorSource
 
 _END_KEYS = ("eos", "eot", "eom")  # GGUF metadata: tokens that end a turn
@@ -177,7 +182,7 @@ class DecoderFamily(Family):
             eos_token_ids=tuple(dict.fromkeys(eos)),
             bos_token_id=bos[0] if bos else None,
             dtype=stored_dtype(fields),
-            generation=parse_generation(generation),
+            generation=model_sampling(parse_generation(generation), fields.where),
             quantization=parse_quantization(fields),
             variant=variant,
             rope=layout,
@@ -264,7 +269,9 @@ class DecoderFamily(Family):
             eos_token_ids=tuple(dict.fromkeys(i for i in eos if i is not None)),
             bos_token_id=fields.integer("tokenizer.ggml.bos_token_id", 0, vocab - 1, None),
             dtype=_compute_dtype(tensors),
-            generation={},
+            generation=model_sampling(
+                parse_generation(gguf_sampling_fields(fields)), gguf_model_name(fields)
+            ),
             variant=variant,
             rope=layout,
             experts=experts,
