@@ -54,6 +54,13 @@ if(LLAISYS_SANITIZE)
   target_link_options(llaisys_build_flags INTERFACE ${_sanitize})
 endif()
 
+# libstdc++ becomes a part of the library: a wheel then depends on the glibc of the machine that built
+# it, not on the compiler. Some distributions have no static libstdc++.
+if(NOT LLAISYS_SANITIZE AND NOT APPLE)
+  include(CheckLinkerFlag)
+  check_linker_flag(CXX -static-libstdc++ LLAISYS_LINKS_STATIC_LIBSTDCXX)
+endif()
+
 # Use ccache if it is installed.
 find_program(LLAISYS_CCACHE ccache)
 mark_as_advanced(LLAISYS_CCACHE)
