@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import os
 import signal
 import sqlite3
@@ -14,7 +16,8 @@ from typing import Any
 import pytest
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.server.sessions.file import SessionLimitError, SessionStorageError
+from llaisys.server.sessions import file as session_file
+from llaisys.server.sessions.file import MIGRATIONS, SessionLimitError, SessionStorageError
 from llaisys.server.sessions.store import SessionStore
 
 QUESTION = {"role": "user", "content": "q"}
@@ -235,3 +238,76 @@ def test_storage_failure_is_a_session_storage_error(tmp_path: Path) -> None:
     with pytest.raises(SessionStorageError, match="no such table"):
         run(store.create("o", "s", messages=[QUESTION]))
     store.close()
+
+
+def version_of(file: Path) -> int:
+    with contextlib.closing(sqlite3.connect(file)) as db:
+        return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def write_version(file: Path, version: int) -> None:
+    """A file as the release with that version left it, with one chat."""
+    with contextlib.closing(sqlite3.connect(file)) as db:
+        db.executescript("".join(MIGRATIONS[:version]))
+        db.execute("INSERT INTO sessions VALUES ('o', 'kept', 'title', 'm', 1, 2)")
+        rows = [("o", "kept", i, json.dumps(m)) for i, m in enumerate([QUESTION, ANSWER])]
+        db.executemany("INSERT INTO messages VALUES (?, ?, ?, ?)", rows)
+        db.execute(f"PRAGMA user_version = {version}")
+        db.commit()
+
+
+@pytest.mark.parametrize("version", range(1, len(MIGRATIONS) + 1))
+def test_file_of_an_earlier_release_keeps_its_chats(tmp_path: Path, version: int) -> None:
+    file, new = tmp_path / "old.db", tmp_path / "new.db"
+    write_version(file, version)
+    store = SessionStore(file)
+    found = run(store.get("o", "kept"))
+    assert found is not None and found[1] == [QUESTION, ANSWER]
+    store.close()
+    SessionStore(new).close()
+    assert version_of(file) == version_of(new) == len(MIGRATIONS)
+    tables = "SELECT name, sql FROM sqlite_master ORDER BY name"
+    found = []
+    for path in (file, new):
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            found.append(db.execute(tables).fetchall())
+    assert found[0] == found[1]
+
+
+def test_file_of_a_release_without_stored_responses_stores_them(tmp_path: Path) -> None:
+    file = tmp_path / "s.db"
+    write_version(file, 1)
+    SessionStore(file).close()
+    with contextlib.closing(sqlite3.connect(file)) as db:
+        db.execute("INSERT INTO responses VALUES ('o', 'resp_1', 'kept', 0, '{}')")
+
+
+def test_file_of_a_later_release_is_refused_unchanged(tmp_path: Path) -> None:
+    file = tmp_path / "s.db"
+    write_version(file, len(MIGRATIONS))
+    with contextlib.closing(sqlite3.connect(file)) as db:
+        db.execute(f"PRAGMA user_version = {len(MIGRATIONS) + 1}")
+    before = file.read_bytes()
+    known = len(MIGRATIONS)
+    text = f"version is {known + 1}, .* up to {known}; .*--session-file"
+    with pytest.raises(InvalidInputError, match=text):
+        SessionStore(file)
+    assert file.read_bytes() == before
+
+
+def test_failed_migration_leaves_the_version_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "s.db"
+    write_version(file, len(MIGRATIONS))
+    broken = "CREATE TABLE more (x); INSERT INTO missing VALUES (1);"
+    monkeypatch.setattr(session_file, "MIGRATIONS", (*MIGRATIONS, broken))
+    with pytest.raises(InvalidInputError, match="no such table"):
+        SessionStore(file)
+    monkeypatch.undo()
+    assert version_of(file) == len(MIGRATIONS)
+    store = SessionStore(file)
+    assert run(store.get("o", "kept")) is not None
+    store.close()
+    with contextlib.closing(sqlite3.connect(file)) as db:
+        assert not db.execute("SELECT * FROM sqlite_master WHERE name = 'more'").fetchall()

@@ -17,7 +17,10 @@ from llaisys.server.thread_pool import BoundedThreadPool
 
 T = TypeVar("T")
 
-SCHEMA = """
+# One entry per version of the file: the statements that lead to it from the version before. The
+# last entry is what this release reads. An entry never changes after its release.
+MIGRATIONS = (
+    """
 CREATE TABLE IF NOT EXISTS sessions (
     owner TEXT NOT NULL, id TEXT NOT NULL, title TEXT NOT NULL DEFAULT '',
     model TEXT NOT NULL DEFAULT '', created REAL NOT NULL, updated REAL NOT NULL,
@@ -28,17 +31,22 @@ CREATE TABLE IF NOT EXISTS messages (
     PRIMARY KEY (owner, session, position),
     FOREIGN KEY (owner, session) REFERENCES sessions (owner, id) ON DELETE CASCADE
 );
-CREATE TABLE IF NOT EXISTS client_states (
-    owner TEXT NOT NULL, session TEXT NOT NULL, state TEXT NOT NULL, PRIMARY KEY (owner, session),
-    FOREIGN KEY (owner, session) REFERENCES sessions (owner, id) ON DELETE CASCADE
-);
+""",
+    """
 CREATE TABLE IF NOT EXISTS responses (
     owner TEXT NOT NULL, id TEXT NOT NULL, session TEXT NOT NULL, position INTEGER NOT NULL,
     body TEXT NOT NULL, PRIMARY KEY (owner, id),
     FOREIGN KEY (owner, session) REFERENCES sessions (owner, id) ON DELETE CASCADE
 );
 CREATE INDEX IF NOT EXISTS responses_of_sessions ON responses (owner, session);
-"""
+""",
+    """
+CREATE TABLE IF NOT EXISTS client_states (
+    owner TEXT NOT NULL, session TEXT NOT NULL, state TEXT NOT NULL, PRIMARY KEY (owner, session),
+    FOREIGN KEY (owner, session) REFERENCES sessions (owner, id) ON DELETE CASCADE
+);
+""",
+)
 # Bytes stored per owner, in a temporary table that triggers keep up to date within each
 # transaction, cascaded deletes included. Texts are ASCII, so length() counts bytes.
 ROW_BYTES = 256  # overhead of a row, index included
@@ -58,7 +66,6 @@ END;
 """
     for table, text in ROWS.items()
 )
-VERSION = 1
 USE_ANOTHER = "use another with --session-file"
 MAX_WAITING = 64  # transactions
 
@@ -96,7 +103,8 @@ class SessionFile:
         max_owner_bytes: int | None,
     ) -> None:
         """Open and check the file. Raises InvalidInputError when it is unusable: no permission,
-        damaged, of another release, or (SessionFileInUseError) in use by another process."""
+        damaged, of a later release, or (SessionFileInUseError) in use by another process. A file of
+        an earlier release is brought to this one's version."""
         self.max_bytes = max_bytes
         self.max_owner_bytes = max_owner_bytes  # per owner; None: no limit per owner
         self._lock = threading.Lock()
@@ -129,15 +137,18 @@ class SessionFile:
         if problem != "ok":
             what = problem.splitlines()[-1]
             raise file_error(path, f" is damaged ({what}); {USE_ANOTHER}")
-        found = db.execute("PRAGMA user_version").fetchone()[0]
-        if found not in (0, VERSION):
-            raise file_error(path, f": its version is {found}, this release reads {VERSION}")
+        version = db.execute("PRAGMA user_version").fetchone()[0]  # 0: a new file
+        known = len(MIGRATIONS)
+        if not 0 <= version <= known:
+            raise file_error(
+                path, f": its version is {version}, this release reads up to {known}; {USE_ANOTHER}"
+            )
         db.execute("PRAGMA foreign_keys = ON")
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA temp_store = MEMORY")
-        db.executescript(SCHEMA + USAGE)
-        if found != VERSION:
-            db.execute(f"PRAGMA user_version = {VERSION}")
+        for number, statements in enumerate(MIGRATIONS[version:], version + 1):
+            db.executescript(f"BEGIN; {statements} PRAGMA user_version = {number}; COMMIT;")
+        db.executescript(USAGE)
         db.commit()
         self._page_size = db.execute("PRAGMA page_size").fetchone()[0]
         db.execute(f"PRAGMA max_page_count = {max(1, self.max_bytes // self._page_size)}")
