@@ -57,6 +57,18 @@ TEST(file_of_another_identity_is_replaced) {
     CHECK_EQ(TuningFile(directory.path(), "gpu 2").find("key"), 1);
 }
 
+TEST(file_of_another_version_is_replaced) {
+    const Directory directory;
+    TuningFile(directory.path(), "gpu 1").remember("256 x 512", 3);
+    const std::string all = directory.read();
+    CHECK_EQ(all.rfind("llaisys tuning 1: gpu 1\n", 0), size_t(0));
+    directory.write("llaisys tuning 0" + all.substr(all.find(':')));
+    TuningFile file(directory.path(), "gpu 1");
+    CHECK_EQ(file.find("256 x 512"), -1);
+    file.remember("key", 1);
+    CHECK_EQ(directory.read(), "llaisys tuning 1: gpu 1\nkey\t1\n");
+}
+
 TEST(damage_is_ignored) {
     const Directory directory;
     TuningFile(directory.path(), "gpu 1").remember("good", 2);

@@ -189,22 +189,26 @@ def shape_config(shape: str) -> dict[str, Any]:
 
 
 def write_shape_model(shape: str, dtype: str, directory: Path, layers: int | None = None) -> Path:
-    """Write the model unless the directory already has it. `layers`: instead of the shape's."""
+    """Write the model unless the directory already has it: one of another config, which an earlier
+    release may have written, is replaced. `layers`: instead of the shape's."""
     config = shape_config(shape)
     check_choice("dtype", dtype, tuple(_TORCH_DTYPES))
-    if (directory / "config.json").is_file():
-        return directory
-    directory.mkdir(parents=True, exist_ok=True)
     full = {**config, "torch_dtype": _TORCH_DTYPES[dtype]}
     if layers is not None:
         full["num_hidden_layers"] = layers
+    text = json.dumps(full, indent=2).encode()
+    path = directory / "config.json"
+    if path.is_file():
+        if path.read_bytes() == text:
+            return directory
+        path.unlink()
+    directory.mkdir(parents=True, exist_ok=True)
     tensors = list(file_tensors(parse_config(full)))
     _write_atomically(
         directory / "model.safetensors", lambda file: _write_tensors(file, tensors, dtype)
     )
     # The config is written last: its presence marks a complete model.
-    text = json.dumps(full, indent=2).encode()
-    _write_atomically(directory / "config.json", lambda file: file.write(text))
+    _write_atomically(path, lambda file: file.write(text))
     return directory
 
 
