@@ -4,6 +4,7 @@
 #   CXX=clang++ make test          another compiler
 #   make build CUDA=1              with CUDA, without a GPU too; CUDA=0: without CUDA; else: if a GPU is found
 #   make build CUDA=1 CUDA_ARCHITECTURES="80 90a"
+#   make wheel CUDA=1              a wheel with CUDA, for CUDA_ARCHITECTURES or 90a and 80
 #   make run ARGS="--port 9000"    more arguments for `llaisys serve`
 #   make test ARGS="--suite core"  arguments for scripts/run_tests.py
 #   make test PYTEST_ARGS="-k kv"  arguments for pytest
@@ -56,7 +57,8 @@ CPP_FILES = $(shell find src include test/cpp -type f \
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # the tools below use all cores themselves
 .PHONY: help run build develop test test-packages cpp-test py-test test-ray clients cuda-build lint format bench sanitize asan \
-  asan-build attack-nightly tsan cross-test clean check-tools native changed-options
+  asan-build attack-nightly tsan cross-test clean check-tools native changed-options wheel wheel-test \
+  fetch-model
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | \
@@ -93,7 +95,7 @@ $(VENV)/.created: | check-tools
 $(VENV)/.base: pyproject.toml $(VENV)/.created
 	@$(call requirements,base) > build/requirements-base.txt
 	@$(STEP) $(NETWORK_HINT) "Installing packages" $(LOGS)/packages.txt -- \
-	  $(PIP_INSTALL) -r build/requirements-base.txt
+	  $(PIP_INSTALL) --no-compile -r build/requirements-base.txt
 	@touch $@
 
 # What builds the package has an environment of its own: CMake is 80 MB that `make run` does not need later.
@@ -156,13 +158,18 @@ native: $(TOOLS)/.installed
 	@$(call compile,the core,$(NATIVE)) --target llaisys_package
 
 # The wheel is built in build/native, where the C++ tests are built too: everything compiles once.
-$(VENV)/.installed: $(SOURCES) $(VENV)/.base $(TOOLS)/.installed $(CHANGED)
-	@$(call configure)
-	@$(call compile,the core,$(NATIVE)) --target llaisys_package
-	@rm -rf build/wheel
-	@PATH="$(abspath $(TOOLS)/bin):$$PATH" $(STEP) $(COMPILER_HINT) "Packing" $(LOGS)/wheel.txt -- \
-	  $(PIP) --python $(TOOLS)/bin/python wheel --no-build-isolation --no-deps -w build/wheel \
-	  -C build-dir=$(NATIVE) -C cmake.args=-GNinja .
+pack = rm -rf build/wheel && PATH="$(abspath $(TOOLS)/bin):$$PATH" \
+  $(STEP) $(COMPILER_HINT) "Packing" $(LOGS)/wheel.txt -- \
+  $(PIP) --python $(TOOLS)/bin/python wheel --no-build-isolation --no-deps -w build/wheel \
+  -C build-dir=$(NATIVE) -C cmake.args=-GNinja .
+
+# $(1): commands; they run while the packages are installed and, for `make run`, the model is fetched.
+with_packages = { $(MAKE) --no-print-directory $(VENV)/.base $(MODEL) || rm -f $(VENV)/.base; } | cat & \
+  packages=$$!; { $(1); }; status=$$?; wait $$packages; test -f $(VENV)/.base && exit $$status
+
+$(VENV)/.installed: $(SOURCES) $(TOOLS)/.installed $(CHANGED)
+	@$(call with_packages,$(call configure) && \
+	  $(call compile,the core,$(NATIVE)) --target llaisys_package && $(pack))
 	@$(STEP) "Installing llaisys" $(LOGS)/install.txt -- \
 	  $(PIP_INSTALL) --no-deps --force-reinstall build/wheel/*.whl
 	@rm -f $(VENV)/.editable
@@ -179,11 +186,41 @@ $(VENV)/.editable: pyproject.toml $(VENV)/.base $(TOOLS)/.installed
 # What `make run` and the tests use: the editable package once there is one, else the installed one.
 PACKAGE := $(if $(wildcard $(VENV)/.editable),develop,$(VENV)/.installed)
 
+# ---- wheels to distribute -----------------------------------------------------------------------
+
+$(TOOLS)/.wheel: $(TOOLS)/.installed
+	@$(call requirements,wheel) > build/requirements-wheel.txt
+	@$(STEP) $(NETWORK_HINT) "Installing auditwheel" $(LOGS)/auditwheel.txt -- \
+	  $(PIP) --python $(TOOLS)/bin/python install --progress-bar off --no-compile -r build/requirements-wheel.txt
+	@touch $@
+
+# auditwheel names the oldest glibc that the libraries run on; it decides the platform tag. A wheel with
+# CUDA has a version of its own: VERSION+cuda. The options of build/native are as before afterwards.
+WHEEL_CUDA := $(or $(CUDA_VALUE),OFF)
+wheel: $(TOOLS)/.wheel ## a manylinux wheel in dist/ (CUDA=1: with CUDA)
+	@$(call configure,-DLLAISYS_CUDA=$(WHEEL_CUDA) -DLLAISYS_CUDA_ARCHITECTURES="$(or $(CUDA_LIST),90a;80)")
+	@$(call compile,the core,$(NATIVE)) --target llaisys_package
+	@$(if $(filter ON,$(WHEEL_CUDA)),export LLAISYS_CUDA_WHEEL=1;) $(pack)
+	@PATH="$(abspath $(TOOLS)/bin):$$PATH" $(STEP) "Checking with auditwheel" $(LOGS)/auditwheel.txt -- \
+	  auditwheel repair --wheel-dir dist build/wheel/*.whl
+	@$(call configure,-DLLAISYS_CUDA=$(or $(call cached,LLAISYS_CUDA),AUTO) \
+	  -DLLAISYS_CUDA_ARCHITECTURES="$(call cached,LLAISYS_CUDA_ARCHITECTURES)")
+	@ls -l dist
+
+wheel-test: wheel ## install that wheel in a new environment without a compiler, and serve from it
+	@$(PYTHON) scripts/check_wheel.py dist/*.whl
+
 # ---- use ----------------------------------------------------------------------------------------
 
 build: $(VENV)/.installed ## set up .venv, build the core, install the package (CUDA=1: with CUDA)
 
 develop: $(VENV)/.editable native ## the same, but editable: Python from python/, the library from build/native
+
+# A model that cannot be fetched now is an error of the server.
+run: MODEL := fetch-model
+fetch-model: $(VENV)/.base
+	@PYTHONPATH=python $(STEP) "Fetching the model" $(LOGS)/model.txt -- \
+	  $(PY) scripts/run_server.py --fetch $(ARGS) || true
 
 run: $(PACKAGE) ## serve the default model with the web chat (ARGS="..." adds arguments of `llaisys serve`)
 	@LLAISYS_STARTED=$(STARTED) $(PY) scripts/run_server.py $(ARGS)

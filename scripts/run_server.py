@@ -1,6 +1,7 @@
 """Start the server of `make run`: `llaisys serve` with the defaults of the default model.
 
-    scripts/run_server.py [ARGUMENT...]     arguments of `llaisys serve`; they win over the defaults
+    scripts/run_server.py [ARGUMENT...]          arguments of `llaisys serve`, before the defaults
+    scripts/run_server.py --fetch [ARGUMENT...]  download the default model if it would be served
 
 The default model comes with a draft head, which is used: docs/guides/speculative_decoding.md. A
 model that is named is served as `llaisys serve` would.
@@ -8,6 +9,7 @@ model that is named is served as `llaisys serve` would.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
 import signal
@@ -21,6 +23,7 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)  # no traceback while modules are i
 
 from step import seconds  # noqa: E402
 
+from llaisys.diagnostics import fetch_model  # noqa: E402
 from llaisys.entrypoints.cli import build_parser  # noqa: E402
 
 DRAFTS = '{"method": "eagle", "num_speculative_tokens": 6}'
@@ -29,10 +32,13 @@ DRAFTS = '{"method": "eagle", "num_speculative_tokens": 6}'
 def arguments_of(given: list[str]) -> list[str]:
     """The given arguments and the defaults they leave open."""
     options = build_parser().parse_args(["serve", *given])  # a usage error ends here
-    names_a_model = options.model or options.models or options.config
-    if names_a_model or options.speculative_config is not None:
+    if names_a_model(options) or options.speculative_config is not None:
         return given
     return [*given, "--speculative-config", DRAFTS]
+
+
+def names_a_model(options: argparse.Namespace) -> bool:
+    return bool(options.model or options.models or options.config)
 
 
 def next_commands(url: str, elapsed: float | None) -> str:
@@ -73,6 +79,13 @@ def serve(command: list[str]) -> int:
     return 128 - status if status < 0 else status
 
 
+def main(given: list[str]) -> int:
+    if given[:1] == ["--fetch"]:
+        if not names_a_model(build_parser().parse_args(["serve", *given[1:]])):
+            fetch_model(None)
+        return 0
+    return serve([sys.executable, "-m", "llaisys", "serve", *arguments_of(given)])
+
+
 if __name__ == "__main__":
-    arguments = arguments_of(sys.argv[1:])
-    sys.exit(serve([sys.executable, "-m", "llaisys", "serve", *arguments]))
+    sys.exit(main(sys.argv[1:]))

@@ -134,6 +134,16 @@ def test_arguments_of_make_run_are_added_to_its_defaults() -> None:
         assert run_server.arguments_of(own) == own
 
 
+def test_make_run_fetches_the_default_model_only_if_it_is_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fetched: list[str | None] = []
+    monkeypatch.setattr(run_server, "fetch_model", fetched.append)
+    for given, times in (([], 1), (["--port", "9000"], 2), (["org/model"], 2), (["-m", "dir"], 2)):
+        assert run_server.main(["--fetch", *given]) == 0
+        assert fetched == [None] * times
+
+
 SERVER = """
 import signal, sys
 def stop(number, frame): sys.exit(7)
