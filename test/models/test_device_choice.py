@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -190,7 +191,7 @@ def test_what_is_missing_selects_the_cpu_and_refuses_cuda_in_one_sentence(
 
 def test_remedies_name_the_command(machine: FakeMachine) -> None:
     machine.nvml = FakeNvml((9, 0), (9, 0))
-    with pytest.raises(InvalidInputError, match=r"pip install '\.\[cuda\]'"):
+    with pytest.raises(InvalidInputError, match=r"pip install 'llaisys\[cuda\]'"):
         require_cuda((0, 1), 2)
     machine.libraries[cuda_support.NCCL] = object()
     assert require_cuda((0, 1), 2).num_gpus == 2
@@ -252,3 +253,28 @@ def test_the_search_is_fast_without_a_driver(monkeypatch: pytest.MonkeyPatch) ->
     start = time.process_time()
     assert gpu_probe.find_gpus().problem == "no NVIDIA driver was found"
     assert time.process_time() - start < 0.05
+
+
+def test_libraries_of_the_cuda_extra_are_loaded_latest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = ["cublas/lib/libcublasLt.so.12", "cu13/lib/libcublasLt.so.13", "nccl/lib/libnccl.so.2"]
+    for file in files:
+        path = tmp_path / "nvidia" / file
+        path.parent.mkdir(parents=True)
+        path.touch()
+    broken: set[str] = set()
+    loaded: list[str] = []
+
+    def load(path: str) -> None:
+        if Path(path).name in broken:
+            raise OSError
+        loaded.append(Path(path).name)
+
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(library.ctypes, "CDLL", load)
+    for name in ("libcublasLt.so", "libnccl.so"):
+        library.preload(name)
+    broken.add("libcublasLt.so.13")
+    library.preload("libcublasLt.so")
+    assert loaded == ["libcublasLt.so.13", "libnccl.so.2", "libcublasLt.so.12"]

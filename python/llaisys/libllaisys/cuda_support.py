@@ -15,9 +15,9 @@ MIN_CAPABILITY = (8, 0)  # that the kernels support
 NCCL = "libnccl.so.2"
 DRIVER_DIRECTORY = Path("/proc/driver/nvidia")  # of the kernel module
 
-BUILD = "`make build CUDA=1` builds it where nvcc is installed"
+BUILD = "install the wheel with CUDA, or `make build CUDA=1` where nvcc is installed"
 DRIVER = "install the NVIDIA driver, and check it with nvidia-smi"
-EXTRA = "`pip install '.[cuda]'` installs it"
+EXTRA = "`pip install 'llaisys[cuda]'` installs it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,9 +74,11 @@ def _only_the_cpu(device: str, why: str) -> InvalidInputError:
 
 
 def preload(name: str) -> None:
-    """Load a library from an `nvidia-*` wheel, for systems without the CUDA toolkit."""
+    """Load a library from an `nvidia-*` wheel (`pip install llaisys[cuda]`), the latest version of
+    several. dlopen() in the core finds it by its SONAME then."""
     for folder in map(Path, sys.path):
-        for path in sorted(folder.glob(f"nvidia/*/lib/{name}.*"), reverse=True):
+        found = folder.glob(f"nvidia/*/lib/{name}.*")
+        for path in sorted(found, key=lambda path: path.name, reverse=True):
             try:
                 ctypes.CDLL(str(path))
             except OSError:
