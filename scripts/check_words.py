@@ -88,6 +88,7 @@ ALLOWED = (
     Allowed("python/llaisys/engine/config.py", "async stepping", "deprecated name of an option"),
     Allowed("test/entrypoints/test_option_names.py", "async stepping", "deprecated name"),
     Allowed("docs/reference/configuration.md", "async stepping", "deprecated name"),
+    Allowed("CHANGELOG.md", "async stepping", "deprecated name"),
     Allowed("src/ops/sample_rows/*", "processors?", "logits processors"),
     Allowed("test/cuda/native/check_sample_rows.cu", "processors?", "logits processors"),
     Allowed("test/*.py", "draw", "the API of hypothesis"),

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python" / "llaisys"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 INSIDE = sorted(path.name for path in PACKAGE.iterdir() if path.is_dir())
 SOURCES = ("include", "src", "python", "webui", "test", "scripts", "docs", "cmake", "examples")
 # engine/core.py and the like are said from python/llaisys.
