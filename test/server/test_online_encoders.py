@@ -12,7 +12,6 @@ import pytest
 import torch
 import transformers
 from encoder_models import hidden_states, make_encoder, save_encoder
-from http_helpers import error_of
 from server_helpers import ServerProcess
 
 pytestmark = pytest.mark.parity
@@ -71,14 +70,20 @@ def test_rerank_sorts_by_the_scores_of_the_model(
     )
 
 
+CHAT = {"messages": [{"role": "user", "content": "the cat"}]}
+
+
 def test_generation_embeddings_and_long_pairs_are_refused(client: httpx.Client) -> None:
     pair = {"query": "cat " * 50, "documents": ["dog " * 50]}
     for path, body, message in (
         ("/v1/completions", {"prompt": "the cat"}, "bert is an encoder, which generates no text"),
+        ("/v1/chat/completions", CHAT, "is an encoder, which generates no text"),
+        ("/api/chat", {"model": "", **CHAT}, "is an encoder, which generates no text"),
         ("/v1/embeddings", {"input": "the cat"}, "reranker"),
         ("/v1/rerank", pair, "96"),
     ):
-        assert message in error_of(client.post(path, json=body), 400)["message"]
+        response = client.post(path, json=body)
+        assert response.status_code == 400 and message in response.text
 
 
 def test_embeddings_with_the_pooling_of_the_model(tmp_path: Path) -> None:

@@ -408,6 +408,7 @@ def test_metrics_with_llama_cpp_names(client: httpx.Client) -> None:
     def metrics() -> dict[str, float]:
         answer = client.get("/metrics")
         assert int(answer.headers["Process-Start-Time-Unix"]) > 0
+        assert "# TYPE llamacpp:n_tokens_max counter" in answer.text
         lines = [line for line in answer.text.splitlines() if line.startswith("llamacpp:")]
         return {name: float(value) for name, value in (line.split(" ") for line in lines)}
 
@@ -426,6 +427,17 @@ def test_metrics_with_llama_cpp_names(client: httpx.Client) -> None:
     assert all(after[f"llamacpp:{name}"] > 0 for name in names.split())
     gauges = "prompt_tokens_seconds predicted_tokens_seconds requests_processing requests_deferred"
     assert all(after[f"llamacpp:{name}"] >= 0 for name in gauges.split())
+
+
+def test_timings_of_prompt_progress(client: httpx.Client) -> None:
+    body = {"prompt": "progress " * 40, "n_predict": 2}
+    fields = {"return_progress": True, "timings_per_token": True}
+    parts = [e for e in events_of(client, "/completion", body | fields) if "prompt_progress" in e]
+    first, last = parts[0]["timings"], parts[-1]["timings"]
+    assert first["prompt_n"] == first["prompt_ms"] == first["predicted_n"] == 0
+    progress = parts[-1]["prompt_progress"]
+    assert last["prompt_n"] == progress["total"] - progress["cache"] and last["prompt_ms"] > 0
+    assert last["prompt_ms"] == progress["time_ms"] and last["cache_n"] == progress["cache"]
 
 
 def test_apply_template_includes_tools(client: httpx.Client) -> None:

@@ -177,13 +177,18 @@ class InputProcessor:
     def _check_ids(self, prompt: Sequence[int]) -> list[int]:
         return check_prompt_ids("prompt", prompt, self.info.vocab_size - 1)
 
-    def _check_params(self, params: SamplingParams) -> None:
-        if params.pooling is None and self.info.is_encoder:
+    def check_generates(self) -> None:
+        """Raise InvalidInputError for a model that generates no text."""
+        if self.info.is_encoder:
             raise InvalidInputError(
                 f"model: {self.info.model_type} is an encoder, which generates no text; use the "
                 f"{'score and rerank' if self.info.scores_pairs else 'embedding'} calls",
                 field="model",
             )
+
+    def _check_params(self, params: SamplingParams) -> None:
+        if params.pooling is None:
+            self.check_generates()
         if params.pooling is not None and (params.pooling == SCORE) != self.info.scores_pairs:
             is_reranker = self.info.scores_pairs
             limit = f"{SCORE}: a reranker has no embeddings" if is_reranker else "/".join(POOLINGS)

@@ -23,6 +23,7 @@ from llaisys.server.http.limits import Admission, EmbeddingBudget, LogprobBudget
 from llaisys.server.keys.ring import KeyRing
 from llaisys.server.lora.table import LoraTable
 from llaisys.server.metrics import Metrics, ModelMetrics
+from llaisys.server.responses.background import BackgroundResponses
 from llaisys.server.sessions.responses import ResponseStore
 from llaisys.server.sessions.store import SessionStore
 from llaisys.server.sessions.turns import SessionTurns
@@ -45,6 +46,7 @@ class SharedState:
         self.sessions = sessions
         self.turns = SessionTurns(sessions)
         self.responses = ResponseStore(sessions)
+        self.background = BackgroundResponses()
         self.metrics = Metrics()
         self.keys = KeyRing(config.keys)
         self.registry = Registry()

@@ -100,6 +100,7 @@ async def open_chat(
 ) -> Chat:
     """Build the chat of a body. `messages`: the full conversation if longer than the body's. When
     old turns are dropped, the last `num_new` messages stay."""
+    job.service.engine.inputs.check_generates()
     params = await job.sampling(body.to_sampling)
     drops = _drops_old_turns(job, body)
     if messages is None:

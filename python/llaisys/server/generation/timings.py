@@ -60,6 +60,13 @@ class StreamTimings:
         return {**prompt, **predicted_object(self._tokens, 1e3 * seconds)}
 
 
+def progress_timings(progress: dict[str, Any]) -> dict[str, Any]:
+    """Return the timings at a prompt progress object, before the first token."""
+    computed = progress["processed"] - progress["cache"]
+    prompt = rate_object("prompt", computed, progress["time_ms"])
+    return {"cache_n": progress["cache"], **prompt, **predicted_object(0, 0.0)}
+
+
 class PromptProgressReporter:
     """Formats prompt progress for a stream: first the cached tokens, then increasing counts, all
     tokens with the first output token. A recomputed prompt reports no count twice."""

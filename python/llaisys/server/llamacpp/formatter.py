@@ -19,7 +19,11 @@ from llaisys.server.errors import ApiError
 from llaisys.server.generation.formatter import AnswerFormatter
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.llama_object import final_object
-from llaisys.server.generation.timings import PromptProgressReporter, StreamTimings
+from llaisys.server.generation.timings import (
+    PromptProgressReporter,
+    StreamTimings,
+    progress_timings,
+)
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import json_bytes, sse
 from llaisys.server.llamacpp.schemas import LlamaSampling
@@ -125,7 +129,10 @@ class LlamaFormatter(AnswerFormatter):
         self._sent[index] = self._sent.get(index, 0) + len(delta.token_ids)
         self._timings[number].add(len(delta.token_ids))
         for progress in self._progress[number].objects(delta.progress):
-            yield sse(self._chunk(number, index, "", []) | {"prompt_progress": progress})
+            chunk = self._chunk(number, index, "", []) | {"prompt_progress": progress}
+            if self.body.timings_per_token:
+                chunk["timings"] = progress_timings(progress)
+            yield sse(chunk)
         if delta.text or delta.logprobs or (delta.token_ids and delta.finish_reason is None):
             chunk = self._chunk(number, index, delta.text, delta.token_ids)
             if delta.logprobs:

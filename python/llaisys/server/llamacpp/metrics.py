@@ -1,7 +1,4 @@
-"""Metrics under the names of llama.cpp's server, for a server with one model.
-
-Types are llama.cpp's, except that `n_tokens_max` is a gauge because it is not a sum.
-"""
+"""Metrics under the names and types of llama.cpp's server, for a server with one model."""
 
 from __future__ import annotations
 
@@ -54,6 +51,13 @@ class LlamaCollector(Collector):
             ("n_tokens_max", "Longest context so far, in tokens.", totals.longest),
         ):  # fmt: skip
             yield GaugeMetricFamily(PREFIX + name, text, value=value)
+
+
+def with_llama_types(text: bytes) -> bytes:
+    """Declare `n_tokens_max` a counter, as llama.cpp does; the client library appends _total to the
+    name of a counter."""
+    name = f"# TYPE {PREFIX}n_tokens_max ".encode()
+    return text.replace(name + b"gauge", name + b"counter")
 
 
 def _sum(stats: list[EngineStats], name: str) -> int:

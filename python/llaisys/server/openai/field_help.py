@@ -151,7 +151,7 @@ FIELD_HELP = {
     "request_id": "Id of the request in logs and for cancellation",
     "previous_response_id": "Response to continue",
     "store": "Store the response",
-    "background": "Not supported; must be false",
+    "background": "Generate without a connection; poll or stream the response by its id",
     "include": "Further parts of the response",
     "drop_old_turns": "Drop the oldest turns of a conversation that exceeds the context",
     "lora": "LoRA adapter: its name, or llama.cpp's list of ids and scales (0 or 1)",

@@ -15,6 +15,7 @@ from llaisys.server.generation.job import Job
 from llaisys.server.generation.timings import (
     PromptProgressReporter,
     StreamTimings,
+    progress_timings,
     timings_object,
 )
 from llaisys.server.generation.token_names import TokenNames
@@ -144,8 +145,10 @@ class OpenAIFormatter(AnswerFormatter):
         """Return the prompt progress events: after the role chunk in a chat, else first."""
         events = self._begin(index, number, delta) if self.builder.chat else []
         for progress in self._progress[number].objects(delta.progress):
-            chunk = self.builder.chunk(index, "")
-            events.append(self._event({**chunk, "prompt_progress": progress}))
+            chunk = {**self.builder.chunk(index, ""), "prompt_progress": progress}
+            if self.body.timings_per_token:
+                chunk["timings"] = progress_timings(progress)
+            events.append(self._event(chunk))
         return events
 
     def _chat(self, index: int, delta: StreamOutput) -> list[bytes]:

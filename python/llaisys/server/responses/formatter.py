@@ -80,6 +80,15 @@ class ResponsesFormatter(BlockFormatter):
             **others,
         }
 
+    def snapshot(self, status: str) -> dict[str, Any]:
+        """Return the response as it is now; `status`: of one that has not ended."""
+        return self.complete if self.complete is not None else self._response(status)
+
+    def format_cancelled(self) -> bytes:
+        """Return the last event of a response that was cancelled by its id."""
+        self.complete = self._response("cancelled")
+        return self._sse_event("response.cancelled", response=self.complete)
+
     def _finished(self, output: CompletionOutput, usage: Usage) -> dict[str, Any]:
         if output.finish_reason == "length":
             details = {"reason": "max_output_tokens"}
@@ -236,9 +245,8 @@ class ResponsesFormatter(BlockFormatter):
     def format_error(self, error: ApiError) -> list[bytes]:
         code = ERROR_CODES.get(error.status, "server_error")
         details = {"code": code, "message": error.message}
-        return [
-            self._sse_event("response.failed", response=self._response("failed", error=details))
-        ]
+        self.complete = self._response("failed", error=details)
+        return [self._sse_event("response.failed", response=self.complete)]
 
 
 def text_part(text: str, logprobs: list[msgspec.Raw]) -> dict[str, Any]:
@@ -268,7 +276,7 @@ def response_head(
         "object": "response",
         "created_at": int(time.time()),
         "status": "in_progress",
-        "background": False,
+        "background": bool(body.background),
         "error": None,
         "incomplete_details": None,
         "instructions": body.instructions,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,7 @@ from llaisys.server.generation.messages import convert_messages, run_on_messages
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes, json_response
+from llaisys.server.responses.background import detached
 from llaisys.server.responses.formatter import ResponsesFormatter
 from llaisys.server.responses.items import input_items, references, with_resolved
 from llaisys.server.responses.schemas import ResponsesRequest
@@ -69,6 +71,9 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
     """Answer a text or items. The response is stored unless `store` is false."""
     stores = body.store is not False
     found = await open_response(request, body, stores)
+    releases: list[Callable[[], None]] = []
+    if body.background:
+        found.job.request, releases = detached(request)
     job, chat, engine = found.job, found.chat, found.job.service.engine
     formatter = ResponsesFormatter(
         chat.new_reader(),
@@ -83,7 +88,12 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
     if stores:
         service, owner = service_of(request), owner_of(request)
         job.turn = ResponseTurn(service, owner, formatter, found.before, found.new, job.request_id)
-    return await chat.run(formatter)
+    if not body.background:
+        return await chat.run(formatter)
+    background = service_of(request).shared.background.start(
+        owner_of(request), formatter, lambda: chat.run(formatter), releases
+    )
+    return background.event_stream() if body.stream else json_response(background.snapshot())
 
 
 @router.post("/input_tokens")
@@ -188,8 +198,21 @@ def not_found() -> ApiError:
 
 
 @router.get("/{response_id}")
-async def get_response(request: Request, response_id: ResponseId) -> Response:
-    """Return a stored response."""
+async def get_response(
+    request: Request,
+    response_id: ResponseId,
+    stream: bool = False,
+    starting_after: Annotated[int, Query(ge=-1)] = -1,
+) -> Response:
+    """Return a stored or background response. `stream`: the events of a background response after
+    the sequence number `starting_after`."""
+    background = service_of(request).shared.background.find(owner_of(request), response_id)
+    if stream:
+        if background is None:
+            raise not_found()
+        return background.event_stream(starting_after)
+    if background is not None:
+        return json_response(background.snapshot())
     found = await service_of(request).responses.get(owner_of(request), response_id)
     if found is None:
         raise not_found()
@@ -237,6 +260,13 @@ async def get_input_items(
 async def cancel_response(request: Request, response_id: ResponseId) -> Response:
     """Cancel a response that is being generated."""
     service, owner = service_of(request), owner_of(request)
+    background = service.shared.background.find(owner, response_id)
+    if background is not None:
+        await service.shared.background.cancel(background)
+        found = background.snapshot()
+        if found["status"] in ("cancelled", "failed"):
+            return json_response(found)
+        raise ApiError(400, "the response is complete", code="response_not_cancellable")
     running = service.registry.find(response_id, owner)
     if not running:
         if await service.responses.get(owner, response_id) is None:
@@ -249,6 +279,11 @@ async def cancel_response(request: Request, response_id: ResponseId) -> Response
 
 @router.delete("/{response_id}")
 async def delete_response(request: Request, response_id: ResponseId) -> dict[str, Any]:
-    if not await service_of(request).responses.delete(owner_of(request), response_id):
+    service, owner = service_of(request), owner_of(request)
+    background = service.shared.background.find(owner, response_id)
+    if background is not None:
+        await service.shared.background.cancel(background)
+        service.shared.background.remove(response_id)
+    if not await service.responses.delete(owner, response_id) and background is None:
         raise not_found()
     return {"id": response_id, "object": "response", "deleted": True}

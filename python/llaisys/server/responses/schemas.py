@@ -20,7 +20,14 @@ from llaisys.server.openai.fields import (
     Reasons,
     filter_object,
 )
-from llaisys.server.openai.schemas import LOGPROBS, NEW_TOKENS, ModelName, Schema, Text
+from llaisys.server.openai.schemas import (
+    LOGPROBS,
+    NEW_TOKENS,
+    ModelName,
+    Schema,
+    Text,
+    conflicting_field,
+)
 from llaisys.server.openai.tool_schemas import FUNCTION_TOOLS
 from llaisys.server.responses import items
 
@@ -97,7 +104,7 @@ class ResponsesRequest(ProtocolRequest):
     include: list[Text] | None = None
     user: Text | None = Field(None, max_length=1024)
     truncation: Literal["disabled", "auto"] | None = None
-    background: Literal[False] | None = None
+    background: bool | None = None
     # hints
     service_tier: Text | None = None
     prompt_cache_key: Text | None = None
@@ -151,7 +158,7 @@ class ResponsesRequest(ProtocolRequest):
         chat: dict[str, Any] = {"messages": messages or [{"role": "user", "content": ""}]}
         values = {
             "model": self.model,
-            "stream": self.stream,
+            "stream": True if self.background else self.stream,
             "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -171,6 +178,8 @@ class ResponsesRequest(ProtocolRequest):
         return chat | self._tools()
 
     def _check(self) -> None:
+        if self.background and self.store is False:
+            raise conflicting_field("store", "false", "true with background")
         items.references(self.items)
         for number, name in enumerate(self.include or ()):
             if name not in INCLUDED:
