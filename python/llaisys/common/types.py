@@ -228,6 +228,7 @@ class ModelInfo:
     pooling: str = "last"  # default of embeddings
     is_encoder: bool = False  # generates no text
     scores_pairs: bool = False  # a reranker: scores pairs of texts, no embeddings
+    judges_pairs: bool = False  # its inputs are chats that ask for "yes" or "no"
     tokenizer_source: Any = None  # for llaisys.tokenization; None: no tokenizer
     device: str = "cpu"
     max_loras: int = 0  # device slots of LoRA adapters; 0: not supported

@@ -18,6 +18,7 @@ from llaisys.common.sampling import SCORE, SamplingParams
 from llaisys.common.types import RequestOutput
 from llaisys.common.validation import invalid_count
 from llaisys.entrypoints.prompts import Prompt, as_batch
+from llaisys.tokenization.pair import judge_text
 
 
 class EmbeddingCalls(ABC):
@@ -86,6 +87,11 @@ class EmbeddingCalls(ABC):
     def _scores(self, first: list[Prompt], second: list[Prompt], use_tqdm: bool) -> list[float]:
         work: list[tuple[Prompt, SamplingParams | None]] = []
         for pair in zip(first, second, strict=True):
+            if self.model_info.judges_pairs:
+                text = judge_text("text_1 + text_2", *pair)
+                ids = self.tokenizer.judge_prompt(self.tokenizer.encode(text, False))
+                work.append((ids, pooling_params(SCORE)))
+                continue
             one, other = (
                 self.tokenizer.encode(text, False) if isinstance(text, str) else text
                 for text in pair

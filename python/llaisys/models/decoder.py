@@ -46,7 +46,7 @@ from llaisys.models.loading.random_dir import RandomCheckpoint
 from llaisys.models.loading.shard import Shard
 from llaisys.models.lora.files import base_linears
 from llaisys.models.native import NativeAdapter, kv_head_bytes
-from llaisys.models.score_head import ScoreHead
+from llaisys.models.score_head import ClassifierHead, JudgeHead, is_judge
 from llaisys.models.sharding import check_divisibility, lm_head_shard, shard_of
 from llaisys.models.synthetic_tensors import RandomTensors
 from llaisys.models.tensors import tensor_from, tensor_from_blocks
@@ -145,7 +145,9 @@ class DecoderAdapter(NativeAdapter):
         if config.encoder is not None:
             adapter.is_encoder, adapter.can_launch = True, False
             if config.encoder.has_score:
-                adapter.score_head = ScoreHead(checkpoint, config.encoder.is_score_raw)
+                adapter.score_head = ClassifierHead(checkpoint, config.encoder.is_score_raw)
+        elif is_judge(checkpoint):
+            adapter.score_head = JudgeHead(checkpoint)
         return adapter
 
     def _fill(

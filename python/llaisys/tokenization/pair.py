@@ -1,4 +1,4 @@
-"""Special tokens around a pair of texts, the input of a cross-encoder."""
+"""The input of a reranker: two texts with special tokens, or a chat that asks about them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tokenizers
+
+from llaisys.common.validation import invalid_value
+
+# The prompt of the model card of Qwen3-Reranker.
+JUDGE_PREFIX = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n"
+)
+JUDGE_SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+_INSTRUCT = "<Instruct>: "
+_TASK = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+def judge_text(field: str, query: object, document: object) -> str:
+    """The text between JUDGE_PREFIX and JUDGE_SUFFIX. A query that begins with '<Instruct>: ' has
+    its own instruction, and its '<Query>: '. InvalidInputError naming `field`: token ids."""
+    if not isinstance(query, str) or not isinstance(document, str):
+        given = document if isinstance(query, str) else query
+        raise invalid_value(field, given, "strings: this reranker joins the texts")
+    if not query.startswith(_INSTRUCT):
+        query = f"{_INSTRUCT}{_TASK}\n<Query>: {query}"
+    return f"{query}\n<Document>: {document}"
 
 
 @dataclass(frozen=True, slots=True)

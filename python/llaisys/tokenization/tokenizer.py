@@ -27,7 +27,7 @@ from llaisys.tokenization.chat_template import ChatTemplate, TemplateInfo, plain
 from llaisys.tokenization.control_tokens import ControlTokens, Span, mark_strings
 from llaisys.tokenization.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from llaisys.tokenization.expansion import check_expansion
-from llaisys.tokenization.pair import PairAffixes
+from llaisys.tokenization.pair import JUDGE_PREFIX, JUDGE_SUFFIX, PairAffixes
 from llaisys.tokenization.settings import TokenizerSettings, read_settings
 from llaisys.tokenization.source import TokenizerSource
 from llaisys.tokenization.token_text import LazyTokenBytes, token_text
@@ -185,6 +185,11 @@ class Tokenizer:
         """Ids of two texts encoded without special tokens, as one input of a cross-encoder; and the
         index of the first token of the second type, or None when all have one type."""
         return self._pair.join(first, second)
+
+    def judge_prompt(self, text: Sequence[int]) -> list[int]:
+        """Ids of a `judge_text` as the prompt of Qwen3-Reranker."""
+        prefix, suffix = (_run(self._full, part) for part in (JUDGE_PREFIX, JUDGE_SUFFIX))
+        return [*prefix, *text, *suffix]
 
     def _bounded(self, text: str, what: str) -> str:
         if len(text) > self._max_text_chars:

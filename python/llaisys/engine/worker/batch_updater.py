@@ -53,7 +53,7 @@ class BatchUpdater:
             row = self._batch.add(seq)
             self._sampling.add(row, seq)
             self._logprobs.add(seq)
-            self._pooling.add(seq)
+            self._pooling.add(adapter, seq)
             if row in self._sampling.penalised:
                 prompt, output = self._sampling.history(row, np.array(seq.token_ids))
                 adapter.sampler_reset(seq.seq_id, prompt)

@@ -266,6 +266,7 @@ def describe(opened: OpenedModel, adapter: ModelAdapter, config: EngineConfig) -
         pooling=_pooling(config, opened),
         is_encoder=adapter.is_encoder,
         scores_pairs=adapter.score_head is not None,
+        judges_pairs=adapter.score_head is not None and adapter.score_head.is_judge,
         generation_defaults={} if checkpoint is None else {**checkpoint.config.generation},
         device=config.device,
         tokenizer_source=getattr(checkpoint, "tokenizer_source", None),

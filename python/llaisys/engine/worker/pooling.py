@@ -16,7 +16,8 @@ NONE, LAST, MEAN = 0, 1, 2  # LlaisysPooling
 
 class _Pooled(NamedTuple):
     num_prompt: int  # tokens
-    method: str  # SamplingParams.pooling
+    method: str  # 'last' | 'cls' | 'mean'
+    is_score: bool
     second_text: int  # first token of the second text; 0: no pair
 
 
@@ -29,11 +30,16 @@ class PromptPooling:
     def __bool__(self) -> bool:
         return bool(self._requested)
 
-    def add(self, seq: NewSequence) -> None:
+    def add(self, adapter: ModelAdapter, seq: NewSequence) -> None:
         sampling = seq.sampling
-        if sampling.pooling is not None:
-            pair = sampling.second_text or 0
-            self._requested[seq.seq_id] = _Pooled(seq.num_prompt_tokens, sampling.pooling, pair)
+        if sampling.pooling is None:
+            return
+        method, is_score = sampling.pooling, sampling.pooling == SCORE
+        if is_score:
+            head = adapter.score_head
+            method = "last" if head is not None and head.is_judge else "cls"
+        pair = sampling.second_text or 0
+        self._requested[seq.seq_id] = _Pooled(seq.num_prompt_tokens, method, is_score, pair)
 
     def release(self, adapter: ModelAdapter, seq_id: int) -> None:
         if self._requested.pop(seq_id, None) is not None:
@@ -50,14 +56,14 @@ class PromptPooling:
                 is_end = start + count >= found.num_prompt
                 if found.method == "mean":
                     pooling[first:end] = MEAN
-                elif found.method in ("cls", SCORE):
+                elif found.method == "cls":
                     pooling[first] = LAST if start == 0 else NONE
                 elif is_end:
                     pooling[end - 1] = LAST
                 if found.second_text:
                     types[first + max(0, found.second_text - start) : end] = 1
                 if is_end:
-                    ended.append((seq_id, found.method == SCORE))
+                    ended.append((seq_id, found.is_score))
             first = end
         step.pooling = pooling if pooling.any() else None
         step.token_types = types if types.any() else None

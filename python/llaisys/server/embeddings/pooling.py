@@ -28,6 +28,7 @@ from llaisys.server.generation.job import Job, add_usage, check_in_time, engine_
 from llaisys.server.generation.prompts import encode_prompts
 from llaisys.server.http.payload import body_response, join_chunks
 from llaisys.server.openai.schemas import CompletionRequest
+from llaisys.tokenization.pair import judge_text
 
 BATCH_SIZE = 64  # texts of a request in the engine at once
 MAX_VALUES = 1 << 22  # embedding values of one request
@@ -119,12 +120,19 @@ async def respond_with_scores(
     check_count(name, len(first) + len(second), job.service.config.limits.max_inputs, "texts")
     engine = job.service.engine
     tokenizer = engine.require_tokenizer()
-    left = await encode_prompts(engine, first, False, job.prompt_limit)
-    right = await encode_prompts(engine, second, False, job.prompt_limit)
-    pairs = [
-        tokenizer.join_pair(a, b)
-        for a, b in zip(left * (len(right) // len(left)), right, strict=True)
-    ]
+    pairs: list[tuple[list[int], int | None]]
+    if job.service.info.judges_pairs:
+        all_first = [*first] * (len(second) // len(first))
+        texts = [judge_text(name, a, b) for a, b in zip(all_first, second, strict=True)]
+        encoded = await encode_prompts(engine, texts, False, job.prompt_limit)
+        pairs = [(tokenizer.judge_prompt(ids), None) for ids in encoded]
+    else:
+        left = await encode_prompts(engine, first, False, job.prompt_limit)
+        right = await encode_prompts(engine, second, False, job.prompt_limit)
+        pairs = [
+            tokenizer.join_pair(a, b)
+            for a, b in zip(left * (len(right) // len(left)), right, strict=True)
+        ]
     for ids, _ in pairs:
         job.prompt_limit.check_tokens(len(ids))
     params = [pooling_params(SCORE, second_text) for _, second_text in pairs]
