@@ -143,6 +143,7 @@ export async function* generate(messages, settings, { signal, requestId }) {
 	const parameters = { max_tokens: (defaults[settings.model ?? ""] ?? {}).max_tokens ?? MAX_TOKENS, repetition_detection: REPETITION };
 	for (const name of PARAMETERS) if (settings[name] !== undefined) parameters[name] = settings[name];
 	if (!parameters.max_tokens || settings.custom?.max_completion_tokens) delete parameters.max_tokens; // 0: no limit
+	if (settings.tools?.length) parameters.tools = settings.tools.map(toWireTool);
 	if (settings.probabilities) Object.assign(parameters, { logprobs: true, top_logprobs: TOP_LOGPROBS });
 	Object.assign(parameters, settings.custom);
 	parameters.stream = settings.stream !== false;
@@ -196,4 +197,5 @@ function part(response) {
 	};
 }
 
+const toWireTool = ({ name, description, schema }) => ({ type: "function", function: { name, description, parameters: schema } });
 const likelihood = ({ token, logprob }) => ({ text: token, probability: Math.exp(logprob) });

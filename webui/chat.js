@@ -2,8 +2,9 @@
 // the messages. After any outcome the chat can be used again.
 
 import * as api from "./api.js";
-import { appendCalls, toWireCalls } from "./tool_calls.js";
+import { appendCalls, toWireCalls, toWireResults } from "./tool_calls.js";
 import { Emitter } from "./events.js";
+import { callTool } from "./mcp.js";
 import { appendTokens } from "./probabilities.js";
 import { contentOf, newAnswer, withAnotherVersion } from "./chat_schema.js";
 import { ReasoningText } from "./reasoning_text.js";
@@ -62,6 +63,19 @@ export class Conversations extends Emitter {
 		return this.#run(chat, message, chat.messages, () => {}, { ...message });
 	}
 
+	/** Runs the tools that the last answer calls, then generates an answer with their results. */
+	async runTools(chat) {
+		const { messages } = chat;
+		const { signal } = this.#begin(chat, null);
+		const pending = messages.at(-1).calls.filter(({ result }) => result === null);
+		await Promise.all(pending.map(async (call) => {
+			const tool = toolOf(chat, call);
+			call.result = tool ? await callTool(tool, call.arguments, signal).catch(() => null) : "Error: this tool is not allowed.";
+		}));
+		this.#end(chat);
+		if (!signal.aborted) await this.regenerate(chat, messages.length);
+	}
+
 	stop(chat) {
 		this.#runs.get(chat.id)?.controller.abort();
 	}
@@ -77,17 +91,10 @@ export class Conversations extends Emitter {
 	 * text back and returns how to retry. `earlier`: a copy of the message that is continued.
 	 */
 	async #run(chat, message, before, restoreInput, earlier) {
-		if (this.#runs.has(chat.id)) throw new Error("this chat already has a run");
-		const run = { controller: new AbortController(), message };
-		const { signal } = run.controller;
-		const requestId = api.newRequestId();
-		this.#runs.set(chat.id, run);
-		this.#store.busy.add(chat.id);
-		chat.failure = null;
 		Object.assign(message, { finish: null, failure: null });
+		const requestId = api.newRequestId();
+		const { signal } = this.#begin(chat, message);
 		const prompt = wire(chat, earlier !== null);
-		this.#store.save(chat, true);
-		this.emit("state", chat);
 
 		const clock = new Clock(), reasoning = new ReasoningText();
 		let failure = null;
@@ -110,8 +117,6 @@ export class Conversations extends Emitter {
 			if (!signal.aborted) failure = describe(error, requestId);
 		}
 		if (signal.aborted) message.finish = "stopped";
-		this.#runs.delete(chat.id);
-		this.#store.busy.delete(chat.id);
 		const nothing = message.content === (earlier?.content ?? "") && !message.calls.length;
 		if ((failure || signal.aborted) && nothing) {
 			if (earlier) Object.assign(message, earlier);
@@ -124,20 +129,41 @@ export class Conversations extends Emitter {
 			failed.failure = failure;
 			if (failed === message) message.finish = "error";
 		}
-		this.#store.save(chat, true);
-		this.emit("state", chat);
+		this.#end(chat);
 		if (failure?.status === 401) this.emit("unauthorized");
 	}
+
+	/** Marks a chat as running, and returns the controller that `stop` uses. */
+	#begin(chat, message) {
+		if (this.#runs.has(chat.id)) throw new Error("this chat already has a run");
+		const controller = new AbortController();
+		this.#runs.set(chat.id, { controller, message });
+		this.#store.busy.add(chat.id);
+		chat.failure = null;
+		this.#store.save(chat, true);
+		this.emit("state", chat);
+		return controller;
+	}
+
+	#end(chat) {
+		this.#runs.delete(chat.id);
+		this.#store.busy.delete(chat.id);
+		this.#store.save(chat, true);
+		this.emit("state", chat);
+	}
 }
+
+/** The tool of an MCP server that a call names, or undefined. */
+export const toolOf = (chat, { name }) => chat.settings.tools?.find((tool) => tool.name === name);
 
 /** The messages of a request. An unfinished answer is included only when it is continued. */
 function wire(chat, resume) {
 	const system = chat.settings.system ? [{ role: "system", content: chat.settings.system }] : [];
 	const messages = resume ? chat.messages : chat.messages.slice(0, -1);
-	return [...system, ...messages.map((message) => ({
+	return [...system, ...messages.flatMap((message) => [{
 		role: message.role, content: contentOf(message),
 		...(message.calls?.length && { tool_calls: toWireCalls(message.calls) }),
-	}))];
+	}, ...toWireResults(message.calls ?? [])])];
 }
 
 function describe(error, requestId) {

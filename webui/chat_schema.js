@@ -7,7 +7,7 @@
 // generation. `versions` is null or a list of alternative messages, each with the messages after it (`tail`);
 // the entry of the shown message is null.
 
-import { normaliseCalls } from "./tool_calls.js";
+import { normaliseCalls, normaliseTools } from "./tool_calls.js";
 
 const ROLES = ["user", "assistant"];
 
@@ -22,7 +22,7 @@ export function normaliseChat(raw) {
 		named: Boolean(raw.named),
 		created: Number(raw.created) || now,
 		updated: Number(raw.updated) || now,
-		settings: { ...raw.settings },
+		settings: { ...raw.settings, ...(raw.settings?.tools && { tools: normaliseTools(raw.settings.tools) }) },
 		messages: normaliseMessages(raw.messages),
 		draft: String(raw.draft ?? ""),
 		files: normaliseFiles(raw.files),

@@ -9,7 +9,7 @@ import { sentFiles } from "./files.js";
 import { jsonBlock } from "./json_block.js";
 import { hasTokens, tokenView } from "./probabilities.js";
 
-/** `actions`: {edit, rewrite, regenerate, show, resume, fork}, each called with the message. */
+/** `actions`: {edit, rewrite, regenerate, show, resume, fork, runTools}, each called with the message; `toolOf(call)`. */
 export function messageView(message, actions) {
 	return message.role === "user" ? new UserView(message, actions) : new AnswerView(message, actions);
 }
@@ -77,7 +77,8 @@ class AnswerView {
 	sync({ running, writing, last }) {
 		this.#render(writing);
 		const { message } = this;
-		const state = JSON.stringify([running, writing, last, message.finish, message.failure]);
+		const tools = message.calls.map((call) => this.#isPending(call));
+		const state = JSON.stringify([running, writing, last, message.finish, message.failure, tools]);
 		if (state === this.#state) return;
 		this.#state = state;
 		this.element.classList.toggle("writing", writing);
@@ -109,9 +110,14 @@ class AnswerView {
 			this.#answer = { push: (more) => text.append(more), end: () => {} };
 		}
 		if (ends) this.ended = true;
-		const calls = this.message.calls.map(({ name, arguments: given }) => `${name} ${given.length}`).join() + writing;
-		if (calls !== this.#calls) this.calls.replaceChildren(...callsView(this.message.calls, !writing));
+		const calls = this.message.calls.map(({ name, arguments: given, result }) => `${name} ${given.length} ${result?.length}`).join() + writing;
+		if (calls !== this.#calls) this.calls.replaceChildren(...callsView(this.message.calls, !writing, (call) => this.#isPending(call)));
 		this.#calls = calls;
+	}
+
+	/** Whether a call can be run and was not. */
+	#isPending(call) {
+		return call.result === null && Boolean(this.actions.toolOf(call));
 	}
 
 	/** Opens an editor in place of the answer. */
@@ -143,6 +149,12 @@ class AnswerView {
 				h("button", { class: "button quiet", disabled: running,
 					onclick: () => actions.resume(message) }, icon("play"), "Continue")));
 		}
+		const called = message.calls.filter((call) => this.#isPending(call));
+		if (last && called.length) {
+			const names = called.map((call) => `${call.name} (${new URL(actions.toolOf(call).url).host})`);
+			parts.push(h("div", { class: "cut" }, h("span", {}, `Run ${names.join(", ")} with these arguments?`),
+				h("button", { class: "button", disabled: running, onclick: () => actions.runTools(message) }, icon("play"), "Run")));
+		}
 		const changing = [iconButton("refresh", "Regenerate answer", () => actions.regenerate(message)),
 			iconButton("edit", "Edit answer", () => this.#edit())];
 		const tools = h("div", { class: "tools" }, ...versionSteps(this, running),
@@ -154,7 +166,7 @@ class AnswerView {
 			tools.append(button);
 		}
 		const { usage, stats } = message;
-		const facts = [message.edited && "edited", message.truncated && "oldest messages omitted", usage?.completion && `${usage.completion} tokens`,
+		const facts = [message.edited && "edited", message.truncated && "oldest messages omitted", usage?.completion && `${usage.completion} token${usage.completion === 1 ? "" : "s"}`,
 			stats?.rate && `${stats.rate.toFixed(stats.rate < 10 ? 1 : 0)} tok/s`].filter(Boolean);
 		if (facts.length) tools.append(h("span", { class: "facts" }, facts.join(" · ")));
 		parts.push(tools);

@@ -3,6 +3,7 @@
 import * as api from "./api.js";
 import { byId, h, toast } from "./dom.js";
 import { writeDefaults } from "./store.js";
+import { ToolsPanel } from "./tools_panel.js";
 
 // name, label, type, attributes, hint
 const FIELDS = [
@@ -35,6 +36,7 @@ export class Settings {
 	#inputs = new Map();
 	#picker = byId("model-picker"); // in the header, over the name of the model
 	#recommended = h("p", { class: "hint" });
+	#tools = new ToolsPanel(() => this.#store.active.settings.tools ?? [], (tools) => this.#save({ ...this.#store.active.settings, tools }));
 	#models = [];
 	#ready;
 
@@ -43,6 +45,7 @@ export class Settings {
 		this.#store = store;
 		this.#ready = ready;
 		byId("settings-fields").append(...FIELDS.map((field) => this.#field(...field)));
+		byId("settings-fields").append(this.#tools.element);
 		byId("set-temperature").parentNode.before(this.#recommended);
 		byId("settings-open").addEventListener("click", () => this.open());
 		byId("sampling").addEventListener("click", () => this.open("max_tokens"));
@@ -50,6 +53,7 @@ export class Settings {
 		byId("settings-reset").addEventListener("click", () => {
 			this.#save({});
 			this.#fill();
+			this.#tools.show();
 		});
 		byId("settings-default").addEventListener("click", () => {
 			writeDefaults(store.active.settings);
@@ -80,6 +84,7 @@ export class Settings {
 		this.#dialog.showModal();
 		if (name) this.#inputs.get(name).input.focus();
 		this.#showStates();
+		this.#tools.show();
 	}
 
 	/** Updates the load state of each model; the selection stays. */
@@ -190,8 +195,8 @@ export class Settings {
 
 	/** Saves valid fields; the browser marks invalid ones. */
 	#read() {
-		const { model } = this.#store.active.settings;
-		const settings = model && !this.#models.length ? { model } : {};
+		const { model, tools } = this.#store.active.settings;
+		const settings = { ...(tools && { tools }), ...(model && !this.#models.length && { model }) };
 		for (const [name, { input, type }] of this.#inputs) {
 			const value = input.value;
 			if (type === "json") input.setCustomValidity(objectIn(value) ? "" : "This must be a JSON object.");

@@ -1,9 +1,11 @@
 // The active conversation: messages, empty state, failures, scroll position.
 
 import { announce, byId, h, icon } from "./dom.js";
+import { toolOf } from "./chat.js";
 import { failureCard } from "./failure.js";
 import { messageView } from "./message.js";
 import { showVersion } from "./chat_schema.js";
+import { hasResults } from "./tool_calls.js";
 
 const NEAR = 80; // pixels from the end within which the view follows new text
 
@@ -99,7 +101,8 @@ export class Thread {
 			const again = { send: () => this.#submit(), regenerate: () => this.#chats.regenerate(chat, failure.again.index) };
 			return [failureCard(failure, failure.again && again[failure.again.kind])];
 		}
-		if (messages.at(-1)?.role !== "user") return [];
+		const last = messages.at(-1);
+		if (!last || (last.role !== "user" && !hasResults(last))) return [];
 		return [h("div", { class: "cut" }, h("span", {}, "No answer yet."),
 			h("button", { class: "button quiet",
 				onclick: () => this.#chats.regenerate(chat, messages.length) }, icon("play"), "Answer"))];
@@ -120,6 +123,8 @@ export class Thread {
 			regenerate: (message) => this.#chats.regenerate(chat, indexOf(message)),
 			show: (message, number) => this.#show(chat, indexOf(message), number),
 			resume: () => this.#chats.resume(chat),
+			toolOf: (call) => toolOf(chat, call),
+			runTools: () => this.#chats.runTools(chat),
 			fork: (message) => {
 				const messages = structuredClone(chat.messages.slice(0, indexOf(message) + 1));
 				const copy = this.#store.create(chat.settings);

@@ -82,6 +82,7 @@ class FakeServer(ThreadingHTTPServer):
         self.sessions: dict[str, dict[str, Any]] = {}
         self.sessions_full = False
         self.api_key: str | None = None
+        self.mcp_origins: list[str] = []
         self.model_defaults: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0}
         self.loading: dict[str, Any] | None = None  # body of /health while the model loads
         self.metrics = {
@@ -112,6 +113,7 @@ class FakeServer(ThreadingHTTPServer):
         self.sessions.clear()
         self.sessions_full = False
         self.api_key = None
+        self.mcp_origins = []
         self.loading = None
 
     def reply_to(self, text: str) -> Reply:
@@ -144,8 +146,12 @@ class Handler(BaseHTTPRequestHandler):
         if file.is_file() and file.parent == WEBUI:
             kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
             kind = "text/javascript" if file.suffix == ".js" else kind
-            headers = {"Content-Security-Policy": CSP, "Cache-Control": "max-age=600"}
-            self._send(200, file.read_bytes(), kind, headers)
+            cached = "no-cache" if file.name == "index.html" else "max-age=600"
+            headers = {"Content-Security-Policy": self._permit(CSP), "Cache-Control": cached}
+            content = file.read_bytes()
+            if file.name == "index.html":
+                content = self._permit(content.decode()).encode()
+            self._send(200, content, kind, headers)
         elif path == "/health":
             loading = self.server.loading
             status, body = (503, loading) if loading else (200, {"status": "ok"})
@@ -172,6 +178,13 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, "\n".join(lines).encode(), "text/plain")
         else:
             self._refuse(404, f"no route {path}")
+
+    def _permit(self, text: str) -> str:
+        """`text` with the origins of MCP servers, as the server's option writes them."""
+        origins = " ".join(self.server.mcp_origins)
+        meta = '<meta name="mcp-origins" content="'
+        text = text.replace("connect-src 'self'", f"connect-src 'self' {origins}".strip())
+        return text.replace(meta, meta + origins)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))))

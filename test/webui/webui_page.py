@@ -57,6 +57,7 @@ class PageDriver:
         self.problems: list[str] = []
         self.urls: list[str] = []
         self.expected_errors = 0  # HTTP errors that the test causes
+        self.other_origins: tuple[str, ...] = ()  # that the page may call
         self.page = self.open()
 
     def open(self) -> Any:
@@ -79,7 +80,8 @@ class PageDriver:
         others = [text for text in self.problems if not HTTP_ERROR.search(text)]
         assert not others
         assert len(http_errors) <= self.expected_errors, http_errors
-        outside = [url for url in self.urls if not url.startswith((self.url, "blob:", "data:"))]
+        own = (self.url, "blob:", "data:", *self.other_origins)
+        outside = [url for url in self.urls if not url.startswith(own)]
         assert not outside
 
     def ask(self, text: str, wait: bool = True) -> None:

@@ -76,7 +76,8 @@ def make_app(shared: SharedState, models: Models) -> ASGIApp:
         app.include_router(adapter.router)
     app.include_router(session_routes.router)
     add_status_routes(app, shared, models)
-    webui = WebUi(find_webui(config.webui) if config.serve_webui else None)
+    folder = find_webui(config.webui) if config.serve_webui else None
+    webui = WebUi(folder, config.mcp_origins)
     for path in webui.assets:
         app.add_api_route(path, webui.serve, methods=["GET", "HEAD"], include_in_schema=False)
     limits = config.limits

@@ -4,6 +4,7 @@ command line and a file."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -48,6 +49,7 @@ def default_session_file() -> Path:
 
 
 MAX_BYTES = 1 << 62
+ORIGIN = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 BARE_ENGINE_BYTES = 128 << 20  # of an engine process without a model
 
 
@@ -232,6 +234,11 @@ class ServerConfig:
         True, Switch(), "Serve the web UI at /", flag="--ui", group="server", common=True,
         aliases=("--no-webui",),
     )  # fmt: skip
+    mcp_origins: tuple[str, ...] = option(
+        (), Names(), "Origin of MCP servers for the web UI; repeatable", flag="--mcp-origin",
+        group="security", metavar="ORIGIN",
+        more="The browser calls them; this server does not. Without one, the web UI has no tools.",
+    )  # fmt: skip
     serve_metrics: bool = option(
         True, Switch(), "Serve /metrics", flag="--metrics", group="observability",
         more="Otherwise it is a 501.",
@@ -290,6 +297,9 @@ class ServerConfig:
                 "n_threads", 0, "the CPUs of an engine when engines are on a Ray cluster"
             )
         self._check_loras()
+        for origin in self.mcp_origins:
+            if not ORIGIN.fullmatch(origin):
+                raise invalid_value("mcp_origins", origin, "an origin such as https://mcp.example")
         checked = SamplingParams.from_wire(self.sampling).to_wire()
         object.__setattr__(self, "sampling", checked)
         object.__setattr__(self, "api_keys", named_keys(self.keys))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import mimetypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import Request
 from fastapi.responses import Response
 
+CONNECT = "connect-src 'self'"
 CSP = "; ".join(
     (
         "default-src 'none'",
@@ -17,7 +19,7 @@ CSP = "; ".join(
         "style-src 'self'",
         "img-src 'self' data: blob:",
         "font-src 'self'",
-        "connect-src 'self'",
+        CONNECT,
         "manifest-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
@@ -54,8 +56,11 @@ class Asset:
 class WebUi:
     """Files by URL path, read at start; no other path is ever opened."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, mcp_origins: Sequence[str] = ()) -> None:
+        """`mcp_origins`: the origins besides its own that the page may call, for MCP servers."""
         self.assets: dict[str, Asset] = {}
+        connect = " ".join((CONNECT, *mcp_origins))
+        self.headers = {**HEADERS, "Content-Security-Policy": CSP.replace(CONNECT, connect)}
         if folder is None:
             return
         for file in sorted(folder.rglob("*")):
@@ -66,6 +71,10 @@ class WebUi:
             if file.stat().st_size > MAX_FILE_BYTES:
                 continue
             content = file.read_bytes()
+            if relative.as_posix() == "index.html":
+                mark = b'<meta name="mcp-origins" content="'
+                content = content.replace(CONNECT.encode(), connect.encode())
+                content = content.replace(mark, mark + " ".join(mcp_origins).encode())
             kind = mimetypes.guess_type(file.name)[0] or "application/octet-stream"
             if file.suffix in (".js", ".mjs"):
                 kind = "text/javascript"
@@ -80,7 +89,7 @@ class WebUi:
 
     async def serve(self, request: Request) -> Response:
         asset = self.assets[request.url.path]
-        headers = {**HEADERS, "ETag": asset.etag}
+        headers = {**self.headers, "ETag": asset.etag}
         if request.headers.get("if-none-match") == asset.etag:
             return Response(status_code=304, headers=headers)
         return Response(asset.content, headers=headers, media_type=asset.media_type)
