@@ -410,7 +410,7 @@ SHAPES = {
     "llama.cpp": Shape(
         "/completion",
         {"prompt": "hi", "n_predict": 4, "id_slot": 0, "cache_prompt": True, "x": None},
-        {"id_slot", "x"},
+        {"x"},
     ),
     "llama.cpp template": Shape(
         "/apply-template",
@@ -450,7 +450,7 @@ SOFT = re.compile(r"reasoning(_|\.)effort|output_config\.effort|think")
 def test_strict_mode_rejects_ignored_fields(client: httpx.Client, shape: Shape) -> None:
     response = client.post(shape.path, json=shape.body, headers=STRICT)
     hard = {name for name in shape.ignored if not SOFT.fullmatch(name)}
-    own = {"options.num_ctx", "id_slot"}  # names that the protocol has, without effect
+    own = {"options.num_ctx"}  # names that the protocol has, without effect
     assert response.status_code == (400 if hard - own else 200), response.text
 
 

@@ -43,7 +43,6 @@ def ignored(response: httpx.Response) -> list[str]:
         ("prediction", {"type": "content", "content": "x"}),
         ("keep_alive", "5m"),
         ("t_max_prompt_ms", 500),
-        ("id_slot", 0),
         ("n_discard", 1),
         ("stream_options", {"include_usage": True}),
     ],

@@ -247,6 +247,10 @@ class ServerConfig:
         True, Switch(), "Serve /slots", flag="--slots", group="observability",
         more="Otherwise it is a 501.",
     )  # fmt: skip
+    slot_save_path: Path | None = option(
+        None, FilePath(), "Directory for saved slots (llama.cpp)", group="server", metavar="DIR",
+        more="Requests with `id_slot` then have a prefix cache per slot.",
+    )  # fmt: skip
     strict_fields: bool = option(
         False, Switch(), "Reject unknown request fields and tools", group="server",
         more="Otherwise they are ignored and named in `x-llaisys-ignored-fields`, and other names "

@@ -19,6 +19,7 @@ from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import ApiError, EngineNotReadyError
 from llaisys.server.generation.generation import Generation, Registry
+from llaisys.server.generation.slots import SlotTable
 from llaisys.server.http.limits import Admission, EmbeddingBudget, LogprobBudget
 from llaisys.server.keys.ring import KeyRing
 from llaisys.server.lora.table import LoraTable
@@ -68,6 +69,7 @@ class Service:
         self.registry = shared.registry
         self.body_pool = shared.body_pool
         self.model_names: tuple[str, ...] = config.served_model_names
+        self.slots = SlotTable(config.slot_save_path, config.max_num_seqs)
         self.loras = LoraTable(config.engine.lora.lora_modules)
         self.metrics = ModelMetrics(shared.metrics, lambda: self.metric_name)
         self.admission = Admission(config.limits, config.max_num_seqs, config.max_per_key)

@@ -173,7 +173,7 @@ class Job:
             prompts,
             params,
             bool(body.stream),
-            body.cache_salt,
+            body.cache_salt or self.service.slots.salt(self.owner, body.id_slot),
             reuse,
             self.request_id,
             reading,
@@ -206,7 +206,7 @@ class Job:
         if not any(choice.token_ids for out in outputs for choice in out.outputs):
             check_in_time(outputs[0].finish_reason)
         for output in outputs:
-            self._count_reasoning(output)
+            self._finish_output(output)
         usage = add_usage([output.usage for output in outputs])
         self.log_usage(usage, outputs[0].outputs[0].finish_reason)
         body = await self._whole_body(formatter, outputs, params, usage)
@@ -289,7 +289,7 @@ class Job:
                 if delta.finish_reason == "error":
                     raise engine_error()
                 if delta.output is not None:
-                    self._count_reasoning(delta.output)
+                    self._finish_output(delta.output)
                 events: list[bytes] = []
                 size = 0
                 pause.start()
@@ -325,7 +325,10 @@ class Job:
                 self.turn.close()
             self._log_stream(generation)
 
-    def _count_reasoning(self, output: RequestOutput) -> None:
+    def _finish_output(self, output: RequestOutput) -> None:
+        """Count reasoning tokens and record the tokens of the slot."""
+        tokens = [*output.prompt_token_ids, *output.token_ids]
+        self.service.slots.record(self.owner, self.body.id_slot, tokens)
         if self.count_reasoning is not None:
             counts = (self.count_reasoning(choice.token_ids) for choice in output.outputs)
             output.usage.reasoning_tokens = sum(counts)

@@ -53,6 +53,7 @@ class LlamaFormatter(AnswerFormatter):
         self.extra_chars = sum(map(len, texts))
         self._max_model_len = job.max_model_len
         self._eos_token_ids = job.service.engine.inputs.eos_token_ids
+        self._id_slot = -1 if body.id_slot is None else body.id_slot
         self._sent: dict[int, int] = {}  # choice -> sent tokens
         self._progress = [PromptProgressReporter() for _ in prompts]
         self._timings = [StreamTimings(len(prompt)) for prompt in prompts]
@@ -83,7 +84,7 @@ class LlamaFormatter(AnswerFormatter):
         yield b"}"
 
     def _final(self, number: int, output: CompletionOutput, text: str) -> dict[str, Any]:
-        return final_object(
+        found = final_object(
             self.params,
             output,
             prompt=self.texts[number],
@@ -95,6 +96,7 @@ class LlamaFormatter(AnswerFormatter):
             max_model_len=self._max_model_len,
             eos_token_ids=self._eos_token_ids,
         )
+        return {**found, "id_slot": self._id_slot}
 
     def _selected(self, final: dict[str, Any]) -> dict[str, Any]:
         """Return the `response_fields`; "a/b" is field b of a. Missing ones are omitted."""
@@ -149,7 +151,7 @@ class LlamaFormatter(AnswerFormatter):
             "content": text,
             "tokens": tokens,
             "stop": False,
-            "id_slot": -1,
+            "id_slot": self._id_slot,
             "tokens_predicted": self._sent[index],
             "tokens_evaluated": len(self.prompts[number]),
         }

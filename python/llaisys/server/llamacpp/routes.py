@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,8 +13,10 @@ from fastapi.responses import Response
 from llaisys.common.embedding import EmbeddingFormat
 from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED
 from llaisys.common.sampling import SamplingParams
+from llaisys.common.validation import invalid_value
 from llaisys.server.embeddings.pooling import Pooled, respond_with_embeddings
 from llaisys.server.errors import ApiError
+from llaisys.server.generation.generation import unless_disconnected
 from llaisys.server.generation.infill import Snippet, encode_infill
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.llama_object import settings_object
@@ -23,6 +27,7 @@ from llaisys.server.generation.prompts import (
     encode_messages,
     encode_prompts,
 )
+from llaisys.server.generation.slots import read_tokens, write_tokens
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes, json_response
 from llaisys.server.llamacpp.formatter import LlamaFormatter
@@ -32,6 +37,7 @@ from llaisys.server.llamacpp.schemas import (
     LlamaCompletionRequest,
     LlamaEmbeddingRequest,
     LlamaSampling,
+    SlotRequest,
 )
 from llaisys.server.openai import routes as openai
 from llaisys.server.openai.tool_schemas import tool_set_of
@@ -39,6 +45,8 @@ from llaisys.server.responses import routes as responses
 from llaisys.server.service import Service, service_for
 
 router = APIRouter(route_class=CheckedRoute)
+
+NO_FILE = SlotRequest(filename="")
 
 # The same routes under the paths of clients whose base URL has no /v1.
 router.post("/chat/completions", tags=["llama.cpp"])(openai.chat_completions)
@@ -169,16 +177,53 @@ async def slots(request: Request, fail_on_no_slot: str | None = None) -> Respons
 
 
 @router.post("/slots/{number}", tags=["llama.cpp"])
-async def change_slot(number: int, action: str | None = None) -> Response:
-    """Refuse to save, restore or erase a slot: the engine has none, prefixes are found by their
-    content."""
-    raise ApiError(
-        501,
-        "slots are not saved, restored or erased by this server; cached prefixes are found by "
-        "their content",
-        param="action",
-        code="unsupported",
-    )
+async def change_slot(
+    request: Request, number: int, action: str | None = None, body: SlotRequest = NO_FILE
+) -> Response:
+    """Save the tokens of a slot to a file, compute those of a file into its prefix cache, or erase
+    its cache."""
+    service = await service_for(request, None)
+    slots, owner = service.slots, request.scope["state"]["owner"]
+    if slots.folder is None:
+        text = "slots are not saved by this server; start it with --slot-save-path"
+        raise ApiError(501, text, param="action", code="unsupported")
+    slots.check(number)
+    if action == "erase":
+        return json_response({"id_slot": number, "n_erased": slots.replace(owner, number)})
+    if action not in ("save", "restore"):
+        raise invalid_value("action", action, "save, restore or erase")
+    name = body.filename
+    path, started = slots.path(owner, name), time.monotonic()
+    found: dict[str, Any] = {"id_slot": number, "filename": name}
+    if action == "save":
+        tokens = slots.tokens(owner, number)
+        size = await asyncio.to_thread(write_tokens, path, tokens)
+        found |= {"n_saved": len(tokens), "n_written": size}
+    else:
+        limits = (service.info.max_model_len, service.info.vocab_size)
+        tokens, size = await asyncio.to_thread(read_tokens, path, *limits)
+        slots.replace(owner, number, tokens)
+        if tokens:
+            await compute_prefix(request, service, tokens, slots.salt(owner, number))
+        found |= {"n_restored": len(tokens), "n_read": size}
+    spent = round(1e3 * (time.monotonic() - started), 3)
+    return json_response({**found, "timings": {f"{action}_ms": spent}})
+
+
+async def compute_prefix(
+    request: Request, service: Service, tokens: Sequence[int], salt: str | None
+) -> None:
+    """Compute tokens into the prefix cache."""
+    state = request.scope["state"]
+    generation = service.generation(state["owner"], [state["request_id"]], 1)
+
+    async def run() -> None:
+        async with generation:
+            only = SamplingParams(max_tokens=0)
+            await generation.submit([list(tokens)], only, False, salt, True, state["request_id"])
+            await generation.result()
+
+    await unless_disconnected(request.receive, run())
 
 
 def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:

@@ -154,6 +154,12 @@ def map_samplers(names: Any) -> list[Any]:
     return [name for name in mapped if not isinstance(name, str) or name not in UNUSED_SAMPLERS]
 
 
+class SlotRequest(LlamaFields):
+    """Body of /slots/N?action=save or restore."""
+
+    filename: Text = Field("", max_length=256)
+
+
 class ApplyTemplateRequest(LlamaFields):
     tool_types: ClassVar[frozenset[str] | None] = FUNCTION_TOOLS
 

@@ -71,6 +71,7 @@ FIELD_HELP = {
     "use_beam_search": "Return the n most likely of best_of beams (vLLM); no streams",
     "length_penalty": "Exponent of the length in the score of a beam (vLLM)",
     "best_of": "Choices or beams to compute; the n most likely are returned",
+    "id_slot": "Slot whose prefix cache is used, with --slot-save-path; -1: any (llama.cpp)",
     "truncation_side": "Side at which the prompt is cut: left (default) or right",
     "seed": "Random seed; -1: random",
     "return_token_ids": "Return token ids of prompt and output (vLLM)",

@@ -100,7 +100,6 @@ HINTS: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": (None,),
     "media_io_kwargs": (None,),
     # llama.cpp: placement and speed
-    "id_slot": (None, -1),
     "n_discard": (None, 0),
     "n_cache_reuse": (None, 0),
     "n_indent": (None, 0),

@@ -111,6 +111,7 @@ NOT_IN_BEAMS = (
     *("stop", "logit_bias", "bad_words", "allowed_token_ids", "min_tokens", "thinking_budget"),
     *("prompt_logprobs", "logprob_token_ids", "structured_outputs", *STRUCTURED_FIELDS),
 )
+MAX_SLOTS = 1 << 16
 MAX_LORAS = 1024  # entries of llama.cpp's `lora` list
 
 
@@ -147,6 +148,8 @@ class SamplingFields(TableFields):
     use_beam_search: bool | None = None
     length_penalty: Annotated[float | None, Checked("length_penalty", LENGTH_PENALTY)] = None
     best_of: Annotated[int | None, Checked("best_of", Integer(1, MAX_N))] = None
+    # llama.cpp: slot whose prefix cache is used, with --slot-save-path
+    id_slot: Annotated[int | None, Checked("id_slot", Integer(-1, MAX_SLOTS - 1))] = None
     # llama.cpp, of a stream
     timings_per_token: bool | None = None  # timings in every chunk
     return_progress: bool | None = None  # prompt progress chunks before the first text
