@@ -12,7 +12,7 @@ import pytest
 from family_parity import check_cuda_greedy_tokens, chunked_cuda_logits
 from moe_models import MODELS, VOCAB, make_moe_model, write_moe_gguf, write_mxfp4
 from native_helpers import EPSILON, Array
-from reference_models import random_tokens, reference_logits, save
+from reference_models import BLOCK, Piece, opened, random_tokens, reference_logits, run_block, save
 from test_cuda_ops import Side
 from test_cuda_quantised import random_weight
 
@@ -168,10 +168,13 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(streams: dict[str, Stream])
 # (gate and up, down); the last ones have no fast kernel
 QUANTISED = [
     ("q4_k", "q6_k"), ("q4_1", "q8_0"), ("i4_g128", "i4_g32"), ("f8 by row", "f8 by row"),
-    ("f8 by block", "q5_k"), ("q2_k", "i8_g128"), ("q4_0+q5_0", "q4_0"), ("bf16", "q8_0"),
+    ("f8 by block", "q5_k"), ("q2_k", "i8_g128"), ("q8_0", "q4_1"), ("i8_g128", "q8_0"),
+    ("q4_0+q5_0", "q4_0"), ("bf16", "q8_0"),
 ]  # fmt: skip
-# (tokens, experts of a token, experts): few tokens, tiles of 16 and 64 pairs
-QUANTISED_TOKENS = [(1, 1, 2), (1, 8, 16), (4, 2, 5), (3, 10, 12), (5, 2, 14), (150, 4, 6)]
+# (tokens, experts of a token, experts): few tokens, tiles of 16, 32 and 64 pairs
+QUANTISED_TOKENS = [
+    (1, 1, 2), (1, 8, 16), (4, 2, 5), (3, 10, 12), (5, 2, 14), (30, 4, 9), (150, 4, 6),
+]  # fmt: skip
 if IS_SMALL:
     QUANTISED_TOKENS = [(1, 2, 3), (5, 2, 3), (40, 2, 3)]
 
@@ -248,7 +251,7 @@ def test_experts_are_quantised_at_load(quantization: str, tmp_path: Path) -> Non
     plain = chunked_cuda_logits(directory, tokens, "bf16")
     got = chunked_cuda_logits(directory, tokens, "bf16", quantization=quantization)
     distance = np.linalg.norm(got - plain, axis=1) / np.linalg.norm(plain, axis=1)
-    limit = {"int8": 0.05, "int4": 0.4, "fp8": 0.2}[quantization]  # experts stay bf16 with fp8
+    limit = {"int8": 0.05, "int4": 0.4, "fp8": 0.2}[quantization]
     assert 0 < np.median(distance) < limit
 
 
@@ -270,6 +273,25 @@ def test_logits(name: str, sizes: dict[str, Any], tmp_path: Path) -> None:
         else:  # rounding selects another expert for a few tokens
             distance = np.linalg.norm(got - expected, axis=1) / np.linalg.norm(expected, axis=1)
             assert np.median(distance) < 0.1
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "gpt_oss", "glm4_moe"])
+def test_few_tokens_are_routed_as_in_exact_mode(name: str, tmp_path: Path) -> None:
+    """Up to 16 tokens have the norm, the router and the routing in one kernel, unless exact."""
+    directory = save(make_moe_model(name, **SIZES[1], num_hidden_layers=4), tmp_path)
+    tokens, steps = random_tokens(60, VOCAB), (1, 16, 2, 9, 1, 4, 7, 12, 8)
+    found = []
+    for exact in (False, True):
+        size = {"kv_cache_capacity_tokens": 4 * BLOCK, "max_model_len": 60, "exact": exact}
+        with opened(directory, device="cuda", dtype="bf16", **size) as adapter:
+            begin, parts = 0, []
+            for n in steps:
+                piece = Piece(0, tokens[begin : begin + n], begin)
+                parts.append(run_block(adapter, [piece], {0: [2, 0, 1, 3]}))
+                begin += n
+            found.append(np.concatenate(parts))
+    distance = np.linalg.norm(found[0] - found[1], axis=1) / np.linalg.norm(found[1], axis=1)
+    assert 0 < np.median(distance) < 0.02  # rounding selects another expert for a few tokens
 
 
 # DeepSeek-V2-Lite, and heads that are no multiple of a tile.

@@ -246,11 +246,10 @@ def keeps_blocks(options: AdapterOptions) -> bool:
 
 
 def _is_plain(name: str, options: AdapterOptions) -> bool:
-    """Whether kernels for this tensor support no quantised dtype: experts and heads on a GPU, and
-    tables of positions and token types."""
+    """Whether kernels for this tensor support no quantised dtype: heads of latent attention on a
+    GPU, and tables of positions and token types."""
     field = weight_field(name)[0]
-    is_stacked = field in (*STACKED_FIELDS, *HEAD_WEIGHTS)
-    return field in TABLE_FIELDS or (options.device != "cpu" and is_stacked)
+    return field in TABLE_FIELDS or (options.device != "cpu" and field in HEAD_WEIGHTS)
 
 
 def kept_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> str | None:
@@ -330,8 +329,7 @@ def _has_kernels(name: str, dtype: str, options: AdapterOptions) -> bool:
     """Whether the device multiplies this tensor in this quantised dtype."""
     if dtype == "f8_g128" and options.device == "cpu":
         return False
-    is_expert = weight_field(name)[0] in STACKED_FIELDS
-    return (is_expert and dtype != "f8_g128") or not _is_plain(name, options)
+    return not _is_plain(name, options)
 
 
 def weight_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> str:

@@ -175,7 +175,7 @@ void MoeLayers::run(const device::Stream &stream, size_t layer, const ops::Norm 
                     const Buffers &buffers, float scale, ops::Residual *residual) const {
     const Layer &weights = layers_[layer];
     const Tensor &normed = norm.normed;
-    ops::norm_rows(stream, normed, ops::settle(stream, residual), norm);
+    route(stream, layer, norm, buffers, residual);
     const bool has_shared = meta_.shared_di > 0;
     if (has_shared) {
         run_shared_input(stream, weights, normed, buffers);
@@ -204,21 +204,34 @@ void MoeLayers::run(const device::Stream &stream, size_t layer, const ops::Norm 
     residual->addend = buffers.sum;
 }
 
-void MoeLayers::run_experts(const device::Stream &stream, size_t layer, const Tensor &normed,
-                            const Buffers &buffers, const Tensor &out, bool adds) const {
-    const Layer &weights = layers_[layer];
-    const int64_t count = int64_t(meta_.n_experts);
-    const ops::LinearPart router{&weights.router.weight, tensor_at(weights_->moe_router_b, layer),
-                                 &buffers.logits};
-    ops::linear(stream, normed, &router, 1);
+void MoeLayers::route(const device::Stream &stream, size_t layer, const ops::Norm &norm,
+                      const Buffers &buffers, ops::Residual *residual) const {
+    const ops::LinearWeight &router = layers_[layer].router.weight;
+    const Tensor *router_bias = tensor_at(weights_->moe_router_b, layer);
+    const Tensor *score_bias = tensor_at(weights_->moe_score_b, layer);
     ops::MoeRouting routing;
     routing.is_sigmoid = meta_.moe_is_sigmoid != 0;
     routing.is_renormalised = meta_.moe_is_renormalised != 0;
     routing.n_groups = meta_.moe_groups != 0 ? meta_.moe_groups : 1;
     routing.n_top_groups = meta_.moe_top_groups != 0 ? meta_.moe_top_groups : routing.n_groups;
     routing.scale = meta_.moe_scale != 0 ? meta_.moe_scale : 1.0f;
-    ops::moe_route(stream, buffers.experts, buffers.weights, buffers.logits,
-                   tensor_at(weights_->moe_score_b, layer), routing);
+    const Tensor &sum = ops::settle(stream, residual);
+    if (norm.kind == ops::NormKind::rms &&
+        ops::moe_norm_route(stream, buffers.experts, buffers.weights,
+                            {sum, norm.weight, norm.epsilon, norm.normed, &router, router_bias},
+                            score_bias, routing)) {
+        return;
+    }
+    ops::norm_rows(stream, norm.normed, sum, norm);
+    const ops::LinearPart part{&router, router_bias, &buffers.logits};
+    ops::linear(stream, norm.normed, &part, 1);
+    ops::moe_route(stream, buffers.experts, buffers.weights, buffers.logits, score_bias, routing);
+}
+
+void MoeLayers::run_experts(const device::Stream &stream, size_t layer, const Tensor &normed,
+                            const Buffers &buffers, const Tensor &out, bool adds) const {
+    const Layer &weights = layers_[layer];
+    const int64_t count = int64_t(meta_.n_experts);
     const Tensor gate_bias = stacked(tensor_at(weights_->moe_gate_b, layer), count);
     const Tensor up_bias = stacked(tensor_at(weights_->moe_up_b, layer), count);
     const Tensor down_bias = group_->rank() == 0 // added once

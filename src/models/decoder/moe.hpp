@@ -67,6 +67,9 @@ private:
         runtime::PackedWeight shared_gate, shared_up, shared_down, shared_scale;
     };
 
+    // Writes norm.normed, and experts and weights of the buffers.
+    void route(const device::Stream &stream, size_t layer, const ops::Norm &norm,
+               const Buffers &buffers, ops::Residual *residual) const;
     void run_experts(const device::Stream &stream, size_t layer, const Tensor &normed,
                      const Buffers &buffers, const Tensor &out, bool adds) const;
     // shared_gate = the hidden values of the shared experts.

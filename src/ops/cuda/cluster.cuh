@@ -36,6 +36,13 @@ __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t barrier) {
                  : "memory");
 #endif
 }
+// Store to shared memory of a block of the cluster; `address` is mapped. Visible there after
+// barrier_cluster_arrive() and barrier_cluster_wait().
+__device__ __forceinline__ void st_shared_cluster(uint32_t address, float value) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
+#endif
+}
 // st.async; both addresses are mapped.
 __device__ __forceinline__ void st_async(uint32_t address, float value, uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900

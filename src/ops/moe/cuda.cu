@@ -1,6 +1,6 @@
 // Selects the kernels of a mixture of experts:
 //
-//   moe_route      cuda_route.cuh
+//   moe_route      cuda_route.cuh; up to 16 tokens with the norm and the router in one kernel
 //   moe_mlp        16-bit activations of one dtype
 //                  weights of that dtype, hs and di multiples of 8
 //     1 to 4 tokens    cuda_gemv.cuh
@@ -231,11 +231,58 @@ void moe_route_cuda(const device::Stream &stream, const Tensor &experts, const T
     if (n == 0) {
         return;
     }
-    cuda::launch(
-        device::cuda_stream_of(stream), cuda::route_kernel_of(n_experts),
-        cuda::ceil_div(n, cuda::kRouteWarps), unsigned(cuda::kRouteWarps * cuda::kWarpSize), 0,
-        true, experts.as<int32_t>(), weights.as<float>(), logits.as<float>(),
-        bias != nullptr ? bias->as<float>() : nullptr, n, n_experts, int(experts.size(1)), routing);
+    const float *given = bias != nullptr ? bias->as<float>() : nullptr;
+    cuda::dispatch_route(n_experts, [&](auto per_lane) {
+        cuda::launch(device::cuda_stream_of(stream), cuda::route_kernel<per_lane()>,
+                     cuda::ceil_div(n, cuda::kRouteWarps),
+                     unsigned(cuda::kRouteWarps * cuda::kWarpSize), 0, true, experts.as<int32_t>(),
+                     weights.as<float>(), logits.as<float>(), given, n, n_experts,
+                     int(experts.size(1)), routing);
+    });
+}
+
+bool moe_norm_route_cuda(const device::Stream &stream, const Tensor &experts, const Tensor &weights,
+                         const RouterInput &input, const Tensor *bias, const MoeRouting &routing) {
+    const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
+    const Tensor &normed = input.normed, &residual = input.residual;
+    const Tensor &router = input.router->bytes;
+    const int n_experts = int(input.router->out_features), hs = int(residual.size(1));
+    const int n = int(residual.size(0));
+    if (n < 1 || n > cuda::kNormRouteTokens || cuda_stream.is_exact || !cuda_stream.has_pdl ||
+        hs % 8 != 0 || hs > cuda::kNormRouteMaxHidden || n_experts > cuda::kMoeMaxExperts ||
+        (routing.n_groups > cuda::kRouteMaxGroups && routing.n_top_groups < routing.n_groups) ||
+        normed.dtype() == LLAISYS_DTYPE_F32 || is_quantised(input.router->dtype()) ||
+        router.dtype() != normed.dtype() || residual.dtype() != LLAISYS_DTYPE_F32 ||
+        input.norm_weight.dtype() != LLAISYS_DTYPE_F32 || normed.stride(0) % 8 != 0 ||
+        residual.stride(0) % 4 != 0 || !is_16_byte_aligned(normed) ||
+        !is_16_byte_aligned(residual) || !is_16_byte_aligned(router) ||
+        !is_16_byte_aligned(input.norm_weight)) {
+        return false;
+    }
+    cuda::dispatch_half(normed.dtype(), [&](auto type) {
+        using T = decltype(type);
+        const cuda::NormRoute<T> args{residual.as<float>(),
+                                      residual.stride(0),
+                                      input.norm_weight.as<float>(),
+                                      input.epsilon,
+                                      reinterpret_cast<T *>(normed.data()),
+                                      normed.stride(0),
+                                      reinterpret_cast<const T *>(router.data()),
+                                      cuda::reals(input.router_bias),
+                                      bias != nullptr ? bias->as<float>() : nullptr,
+                                      experts.as<int32_t>(),
+                                      weights.as<float>(),
+                                      n_experts,
+                                      int(experts.size(1)),
+                                      hs,
+                                      routing};
+        cuda::dispatch_route(n_experts, [&](auto per_lane) {
+            cuda::launch(cuda_stream, cuda::norm_route_kernel<T, per_lane()>,
+                         dim3(cuda::kNormRouteCluster, unsigned(n)), cuda::kNormRouteThreads, 0,
+                         {true, cuda::kNormRouteCluster}, args);
+        });
+    });
+    return true;
 }
 
 void moe_mlp_cuda(const device::Stream &stream, const Tensor &out, bool adds, const Tensor &in,

@@ -7,6 +7,8 @@ namespace llaisys::ops {
 
 void moe_route_cuda(const device::Stream &stream, const Tensor &experts, const Tensor &weights,
                     const Tensor &logits, const Tensor *bias, const MoeRouting &routing);
+bool moe_norm_route_cuda(const device::Stream &stream, const Tensor &experts, const Tensor &weights,
+                         const RouterInput &input, const Tensor *bias, const MoeRouting &routing);
 void moe_mlp_cuda(const device::Stream &stream, const Tensor &out, bool adds, const Tensor &in,
                   const Tensor &experts, const Tensor &weights, const ExpertMlp &mlp,
                   const MoeBuffers &buffers);

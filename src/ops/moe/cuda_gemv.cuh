@@ -3,7 +3,8 @@
 // DRAM bandwidth.
 //
 //   moe_gate_up_gemv_kernel   grid (di / 8, pairs): hidden[pair] = activation(gate, up)
-//   moe_down_gemv_kernel      grid (hs / 8, tokens): out[t] (+)= sum over j of weight * down
+//   moe_down_gemv_kernel      grid (hs / 8, tokens): out[t] (+)= sum over j of weight * down;
+//                             loads weights while the first kernel ends
 //
 // hs and di are multiples of 8; pointers are 16-byte aligned.
 #pragma once
@@ -18,14 +19,14 @@ constexpr int kMoeGemvThreads = kMoeGemvWarps * kWarpSize;
 
 template <typename T>
 __global__ void __launch_bounds__(kMoeGemvThreads) moe_gate_up_gemv_kernel(MoeArgs<T> args) {
-    launch_dependents();
     const int lane = threadIdx.x % kWarpSize;
     const int output = int(blockIdx.x) * kMoeGemvWarps + int(threadIdx.x) / kWarpSize;
     const int pair = int(blockIdx.y);
+    grid_dependency_wait();
+    launch_dependents(); // not earlier: moe_down_gemv_kernel reads `experts` before it waits
     if (output >= args.di) {
         return;
     }
-    grid_dependency_wait();
     const int expert = args.experts[pair];
     const int64_t row = int64_t(expert) * args.di + output;
     const auto *x = reinterpret_cast<const uint4 *>(args.x + pair / args.top_k * args.ldx);
@@ -70,7 +71,6 @@ __global__ void __launch_bounds__(kMoeGemvThreads) moe_down_gemv_kernel(MoeArgs<
     if (output >= args.hs) {
         return;
     }
-    grid_dependency_wait();
     const int units = args.di / 8; // of one expert
     constexpr int kAtOnce = 12;
     const int all = args.top_k * units;
@@ -78,16 +78,23 @@ __global__ void __launch_bounds__(kMoeGemvThreads) moe_down_gemv_kernel(MoeArgs<
     const float *weights = args.weights + token * args.top_k;
     const auto *hidden =
         reinterpret_cast<const uint4 *>(args.hidden + int64_t(token) * args.top_k * args.di);
-    float sum = 0;
-    for (int first = lane; first < all; first += kAtOnce * kWarpSize) {
-        uint4 w[kAtOnce];
+    uint4 w[kAtOnce];
+    const auto load = [&](int first) {
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
             const int at = min(first + i * kWarpSize, all - 1);
             const int j = at / units;
-            const int64_t row = int64_t(experts[j]) * args.hs + output;
+            const int64_t row = int64_t(__ldcg(experts + j)) * args.hs + output;
             w[i] = __ldcs(reinterpret_cast<const uint4 *>(args.down + row * args.di) +
                           (at - j * units));
+        }
+    };
+    load(lane);
+    grid_dependency_wait();
+    float sum = 0;
+    for (int first = lane; first < all; first += kAtOnce * kWarpSize) {
+        if (first != lane) {
+            load(first);
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {

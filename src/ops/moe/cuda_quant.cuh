@@ -1,11 +1,12 @@
 // Experts with quantised weights (ops/quant_rows.hpp). A lane loads 16 adjacent codes of a weight
 // row, converts them in registers and uses them as the A operand of mma.sync; the lanes of x load the
-// same 16 values, so that the order of k within a step is the same on both sides. Weights do not
-// pass through shared memory. Bound: DRAM bandwidth for few pairs, mma.sync for many.
+// same 16 values, so that the order of k within a step is the same on both sides. Bound: DRAM
+// bandwidth for few pairs, mma.sync for many.
 //
 //   few tokens   moe_quant_few_gate_up_kernel  grid (di / 16, pairs), warps split k
 //                moe_quant_few_down_kernel     grid (hs / 16, tokens), warps split experts and k
-//   more         moe_quant_gemm_kernel         the tiles of cuda_gemm.cuh, pairs sorted by expert
+//   more         moe_quant_gemm_kernel         the tiles of cuda_gemm.cuh, pairs sorted by expert;
+//                                              a pipeline stage has 128 bytes of codes of each row
 //
 // gate and up have one layout; in, hidden and outputs are 16-bit values of T.
 #pragma once
@@ -260,13 +261,25 @@ void moe_quant_few_down(const device::CudaStream &stream, const MoeArgs<T> &args
 
 // -- Tiles of pairs -------------------------------------------------------------------------------
 
-constexpr int kMoeQuantStages = 4; // of x
+__host__ __device__ constexpr int moe_quant_stages(int tile_n) { return tile_n >= 64 ? 2 : 3; }
+// Values of k in a pipeline stage: 128 bytes of codes.
+template <QuantCodes Codes> constexpr int kMoeQuantTileK = Codes == QuantCodes::int4 ? 256 : 128;
+template <QuantCodes Codes>
+__host__ __device__ constexpr uint32_t moe_quant_stage_bytes(int tile_n) {
+    return kMoeTileM * 128 + uint32_t(tile_n) * kMoeQuantTileK<Codes> * 2;
+}
 
 template <typename T, QuantCodes Codes, int TileN, bool IsDown>
 __global__ void __launch_bounds__(kMoeThreads)
     moe_quant_gemm_kernel(MoeArgs<T> args, MoeQuantWeights w) {
-    constexpr uint32_t kStage = uint32_t(TileN) * kMoeRowBytes;
-    constexpr int kTileOut = IsDown ? kMoeTileM : kMoeTileM / 2; // outputs of a block
+    constexpr uint32_t kStage = moe_quant_stage_bytes<Codes>(TileN);
+    constexpr int kStages = moe_quant_stages(TileN);
+    constexpr int kTileK = kMoeQuantTileK<Codes>;
+    constexpr int kParts = kTileK / kMoeTileK;                 // of 64 values
+    constexpr uint32_t kPart = uint32_t(TileN) * kMoeRowBytes; // bytes of x
+    constexpr int kSegment = int(quant_segment(Codes));
+    constexpr int kChunkValues = Codes == QuantCodes::int4 ? 32 : 16; // in 16 bytes of codes
+    constexpr int kTileOut = IsDown ? kMoeTileM : kMoeTileM / 2;      // outputs of a block
     constexpr int kNTiles = TileN / 8;
     constexpr int kXRows = TileN / 16; // rows of x that a thread copies
     extern __shared__ unsigned char dynamic[];
@@ -287,14 +300,24 @@ __global__ void __launch_bounds__(kMoeThreads)
     const int64_t expert_row = int64_t(tile.expert) * n_out;
     const QuantMatrix &first = IsDown ? w.down : w.gate;
     const QuantMatrix &second = IsDown ? w.down : w.up;
-    MoeRows<Codes, 4> rows(first, k);
-    int outputs[4]; // of the sums' rows lane / 4 and lane / 4 + 8, both halves
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int row = lane / 4 + i % 2 * 8 + (IsDown ? warp * 32 + i / 2 * 16 : warp * 16);
-        outputs[i] = min(first_out + row, n_out - 1);
-        rows.rows[i] = (i < 2 ? first : second).bytes + (expert_row + outputs[i]) * first.row_bytes;
-    }
+    // Offset of value `column` of a row, and of the parameters of its segment.
+    const int64_t segment_bytes = first.layout.segment_bytes(kSegment);
+    const auto codes_at = [&](int column) {
+        return column / kSegment * segment_bytes + MoeRows<Codes, 1>::code_bytes(column % kSegment);
+    };
+    const auto params_at = [&](int column) {
+        const int segment = column / kSegment;
+        return segment * segment_bytes +
+               MoeRows<Codes, 1>::code_bytes(min(kSegment, k - segment * kSegment));
+    };
+    // Stage row 32 v + r: r below 16 is output 16 v + r of gate, the others are of up; down:
+    // output 32 v + r.
+    const auto row_of = [&](int row) {
+        const bool is_second = !IsDown && row % 32 >= 16;
+        const int output = first_out + (IsDown ? row : row / 32 * 16 + row % 16);
+        return (is_second ? second : first).bytes +
+               (expert_row + min(output, n_out - 1)) * first.row_bytes;
+    };
 
     const int chunk = int(threadIdx.x) % 8, copy_row = int(threadIdx.x) / 8;
     const T *x_rows[kXRows];
@@ -307,56 +330,103 @@ __global__ void __launch_bounds__(kMoeThreads)
         x_rows[i] = IsDown ? args.hidden + int64_t(at) * args.di
                            : args.x + int64_t(pairs[at] / args.top_k) * args.ldx;
     }
-    const int k_tiles = (k + kMoeTileK - 1) / kMoeTileK;
-    const auto load_x = [&](int k_tile) {
-        const int column = k_tile * kMoeTileK + chunk * 8;
-        const bool is_inside = column < k;
-        const uint32_t to = buffer + uint32_t(k_tile % kMoeQuantStages) * kStage;
+    const auto load = [&](int k_tile) {
+        const uint32_t to = buffer + uint32_t(k_tile % kStages) * kStage;
+        const int column = k_tile * kTileK + chunk * kChunkValues;
+        const bool has_codes = column < k;
+        const int64_t offset = has_codes ? codes_at(column) : 0;
 #pragma unroll
-        for (int i = 0; i < kXRows; ++i) {
+        for (int i = 0; i < kMoeTileM / 16; ++i) {
             cp_async_16(to + swizzle_128b(copy_row + 16 * i, chunk),
-                        x_rows[i] + (is_inside ? column : 0), has_x[i] && is_inside);
+                        row_of(copy_row + 16 * i) + offset, has_codes);
+        }
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+            const uint32_t x_to = to + kMoeTileM * 128 + uint32_t(part) * kPart;
+            const int x_column = k_tile * kTileK + part * kMoeTileK + chunk * 8;
+            const bool is_inside = x_column < k;
+#pragma unroll
+            for (int i = 0; i < kXRows; ++i) {
+                cp_async_16(x_to + swizzle_128b(copy_row + 16 * i, chunk),
+                            x_rows[i] + (is_inside ? x_column : 0), has_x[i] && is_inside);
+            }
         }
     };
+    // Rows of the lane: lane / 4 + 8 i of the warp's 32.
+    const unsigned char *rows[4];
+    int outputs[4];
+    QuantParams params[kParts][4];
+    const int shift = first.layout.group == 16 ? 4 : first.layout.group == 32 ? 5 : 7;
 #pragma unroll
-    for (int i = 0; i < kMoeQuantStages - 1; ++i) {
+    for (int i = 0; i < 4; ++i) {
+        const int row = warp * 32 + i * 8 + lane / 4;
+        rows[i] = row_of(row);
+        outputs[i] = min(first_out + (IsDown ? row : row / 32 * 16 + row % 16), n_out - 1);
+    }
+    const auto load_part_params = [&](int k_tile, int part) {
+        const int column = k_tile * kTileK + part * kMoeTileK + lane % 4 * 16;
+        const int64_t offset = column < k ? params_at(column) : 0;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            params[part][i] = {};
+            if (column < k) {
+                params[part][i] = load_params(rows[i] + offset, column % kSegment >> shift,
+                                              first.layout.param_bytes);
+            }
+        }
+    };
+    const int k_tiles = (k + kTileK - 1) / kTileK;
+#pragma unroll
+    for (int i = 0; i < kStages - 1; ++i) {
         if (i < k_tiles) {
-            load_x(i);
+            load(i);
         }
         cp_async_commit_group();
     }
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+        load_part_params(0, part);
+    }
 
     float sums[2][kNTiles][4] = {};
-    for_moe_tiles(rows, 0, k_tiles, 1, [&](const MoeCodes<Codes, 4> &codes, int k_tile) {
-        cp_async_wait_group<kMoeQuantStages - 2>();
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+        cp_async_wait_group<kStages - 2>();
         __syncthreads();
-        if (k_tile + kMoeQuantStages - 1 < k_tiles) {
-            load_x(k_tile + kMoeQuantStages - 1);
+        if (k_tile + kStages - 1 < k_tiles) {
+            load(k_tile + kStages - 1);
         }
         cp_async_commit_group();
-        uint32_t values[2][2][8]; // [half][rows 0 to 7, 8 to 15]
+        const unsigned char *w_at = staging + uint32_t(k_tile % kStages) * kStage;
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            decode_16<T, Codes>(codes.bits[i], codes.params[i], values[i / 2][i % 2]);
-        }
-        const unsigned char *x_at = staging + uint32_t(k_tile % kMoeQuantStages) * kStage;
+        for (int part = 0; part < kParts; ++part) {
+            uint32_t values[2][2][8]; // [half][rows 0 to 7, 8 to 15]
 #pragma unroll
-        for (int j = 0; j < kNTiles; ++j) {
+            for (int i = 0; i < 4; ++i) {
+                const int at = MoeRows<Codes, 1>::code_bytes(part * kMoeTileK + lane % 4 * 16);
+                const auto *codes = reinterpret_cast<const QuantBits<Codes> *>(
+                    w_at + swizzle_128b(warp * 32 + i * 8 + lane / 4, at / 16) + at % 16);
+                decode_16<T, Codes>(*codes, params[part][i], values[i / 2][i % 2]);
+            }
+            load_part_params(k_tile + 1, part);
+            const unsigned char *x_at = w_at + kMoeTileM * 128 + uint32_t(part) * kPart;
 #pragma unroll
-            for (int part = 0; part < 2; ++part) {
-                const uint4 b = *reinterpret_cast<const uint4 *>(
-                    x_at + swizzle_128b(j * 8 + lane / 4, lane % 4 * 2 + part));
+            for (int j = 0; j < kNTiles; ++j) {
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    uint32_t a[4];
-                    moe_operand(values[half], 2 * part, a);
-                    mma_m16n8k16<T>(sums[half][j], a, b.x, b.y);
-                    moe_operand(values[half], 2 * part + 1, a);
-                    mma_m16n8k16<T>(sums[half][j], a, b.z, b.w);
+                for (int pair = 0; pair < 2; ++pair) {
+                    const uint4 b = *reinterpret_cast<const uint4 *>(
+                        x_at + swizzle_128b(j * 8 + lane / 4, lane % 4 * 2 + pair));
+#pragma unroll
+                    for (int half = 0; half < 2; ++half) {
+                        uint32_t a[4];
+                        moe_operand(values[half], 2 * pair, a);
+                        mma_m16n8k16<T>(sums[half][j], a, b.x, b.y);
+                        moe_operand(values[half], 2 * pair + 1, a);
+                        mma_m16n8k16<T>(sums[half][j], a, b.z, b.w);
+                    }
                 }
             }
         }
-    });
+    }
     cp_async_wait_group<0>();
     __syncthreads();
 #pragma unroll
@@ -372,10 +442,11 @@ __global__ void __launch_bounds__(kMoeThreads)
     store_moe_tile<T, TileN, IsDown>(args, tile, sums, staging, first_out);
 }
 
-constexpr uint32_t moe_quant_smem(int tile_n, bool is_down) {
-    const uint32_t x = kMoeQuantStages * uint32_t(tile_n) * kMoeRowBytes;
+template <QuantCodes Codes> constexpr uint32_t moe_quant_smem(int tile_n, bool is_down) {
+    const uint32_t stages =
+        uint32_t(moe_quant_stages(tile_n)) * moe_quant_stage_bytes<Codes>(tile_n);
     const uint32_t out = uint32_t(tile_n) * uint32_t((is_down ? kMoeTileM : kMoeTileM / 2) + 8) * 2;
-    return 128 + (x > out ? x : out);
+    return 128 + (stages > out ? stages : out);
 }
 
 template <typename T, QuantCodes Codes, int TileN, bool IsDown>
@@ -384,7 +455,7 @@ void moe_quant_gemm(const device::CudaStream &stream, const MoeArgs<T> &args,
     const int64_t pairs = int64_t(args.n) * args.top_k;
     const unsigned tiles = unsigned(std::min<int64_t>(pairs, args.n_experts) + pairs / TileN);
     const auto kernel = moe_quant_gemm_kernel<T, Codes, TileN, IsDown>;
-    const size_t smem = moe_quant_smem(TileN, IsDown);
+    const size_t smem = moe_quant_smem<Codes>(TileN, IsDown);
     set_max_dynamic_smem(kernel, smem);
     const int n_out = IsDown ? args.hs : args.di, tile_out = IsDown ? kMoeTileM : kMoeTileM / 2;
     launch(stream, kernel, dim3(ceil_div(n_out, tile_out), tiles), kMoeThreads, smem, true, args,
@@ -406,12 +477,16 @@ void run_moe_quant_product(const device::CudaStream &stream, const MoeArgs<T> &a
         return is_down ? moe_quant_few_down<T, Codes>(stream, args, w)
                        : moe_quant_few_gate_up<T, Codes>(stream, args, w);
     }
-    if (args.n * args.top_k / args.n_experts < 12) {
-        return is_down ? moe_quant_gemm<T, Codes, 16, true>(stream, args, w)
-                       : moe_quant_gemm<T, Codes, 16, false>(stream, args, w);
+    const auto gemm = [&](auto tile_n) {
+        return is_down ? moe_quant_gemm<T, Codes, tile_n(), true>(stream, args, w)
+                       : moe_quant_gemm<T, Codes, tile_n(), false>(stream, args, w);
+    };
+    const int mean = args.n * args.top_k / args.n_experts;
+    if (mean < 8) {
+        return gemm(std::integral_constant<int, 16>{});
     }
-    return is_down ? moe_quant_gemm<T, Codes, 64, true>(stream, args, w)
-                   : moe_quant_gemm<T, Codes, 64, false>(stream, args, w);
+    return mean < 24 ? gemm(std::integral_constant<int, 32>{})
+                     : gemm(std::integral_constant<int, 64>{});
 }
 
 template <typename T>

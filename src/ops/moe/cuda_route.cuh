@@ -1,8 +1,15 @@
 // Routing of tokens to experts, one warp per token. Latency-bound.
+//
+//   route_kernel        the logits are in memory
+//   norm_route_kernel   RMS norm, router product and routing of a token by a cluster of 8 blocks;
+//                       the weights of the router are loaded before grid_dependency_wait()
 #pragma once
 
-#include "ops/cuda/common.cuh"
+#include "ops/cuda/cluster.cuh"
+#include "ops/moe/cuda_args.cuh"
 #include "ops/moe/op.hpp"
+
+#include <type_traits>
 
 namespace llaisys::ops::cuda {
 
@@ -26,21 +33,14 @@ __device__ __forceinline__ RouteEntry warp_best(RouteEntry best) {
     return best;
 }
 
-// PerLane: experts of a lane; expert e belongs to lane e % 32. Excluded and selected experts have
-// the index INT32_MAX.
+// Selects k experts for one row of logits by one warp. PerLane: experts of a lane; expert e belongs
+// to lane e % 32. Excluded and selected experts have the index INT32_MAX. scratch: shared memory of
+// the warp, PerLane * 32 values.
 template <int PerLane>
-__global__ void __launch_bounds__(kRouteWarps *kWarpSize)
-    route_kernel(int32_t *experts, float *weights, const float *logits, const float *bias, int n,
-                 int n_experts, int k, MoeRouting routing) {
-    __shared__ float shared_choice[kRouteWarps][PerLane * kWarpSize];
-    launch_dependents();
-    grid_dependency_wait();
-    const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-    const int token = int(blockIdx.x) * kRouteWarps + warp;
-    if (token >= n) {
-        return;
-    }
-    const float *row = logits + int64_t(token) * n_experts;
+__device__ __forceinline__ void route_row(int32_t *experts, float *weights, const float *row,
+                                          const float *bias, int n_experts, int k,
+                                          const MoeRouting &routing, float *scratch) {
+    const int lane = threadIdx.x % kWarpSize;
     float scores[PerLane], choice[PerLane];
     int index[PerLane];
     float largest = -INFINITY;
@@ -80,14 +80,14 @@ __global__ void __launch_bounds__(kRouteWarps *kWarpSize)
         const int width = n_experts / routing.n_groups;
 #pragma unroll
         for (int i = 0; i < PerLane; ++i) {
-            shared_choice[warp][i * kWarpSize + lane] = choice[i];
+            scratch[i * kWarpSize + lane] = choice[i];
         }
         __syncwarp();
         RouteEntry group{-INFINITY, INT32_MAX};
         if (lane < routing.n_groups) {
             float second = -INFINITY;
             for (int e = lane * width; e < (lane + 1) * width; ++e) {
-                const float value = shared_choice[warp][e];
+                const float value = scratch[e];
                 if (value > group.value) {
                     second = group.value;
                     group.value = value;
@@ -134,29 +134,180 @@ __global__ void __launch_bounds__(kRouteWarps *kWarpSize)
         score = __shfl_sync(kFullMask, score, best.index % kWarpSize);
         sum += score;
         if (lane == 0) {
-            experts[int64_t(token) * k + j] = best.index;
-            weights[int64_t(token) * k + j] = score;
+            experts[j] = best.index;
+            weights[j] = score;
         }
         weight = lane == j ? score : weight;
     }
     const float factor = routing.is_renormalised ? routing.scale / (sum + 1e-20f) : routing.scale;
     if (lane < k) {
-        weights[int64_t(token) * k + lane] = weight * factor;
+        weights[lane] = weight * factor;
     }
     if (lane == 0) { // more than 32 experts of a token
         for (int j = kWarpSize; j < k; ++j) {
-            weights[int64_t(token) * k + j] *= factor;
+            weights[j] *= factor;
         }
     }
 }
 
-// The kernel with enough experts per lane.
-inline auto route_kernel_of(int n_experts) {
-    return n_experts <= 32    ? route_kernel<1>
-           : n_experts <= 64  ? route_kernel<2>
-           : n_experts <= 128 ? route_kernel<4>
-           : n_experts <= 256 ? route_kernel<8>
-                              : route_kernel<16>;
+template <int PerLane>
+__global__ void __launch_bounds__(kRouteWarps *kWarpSize)
+    route_kernel(int32_t *experts, float *weights, const float *logits, const float *bias, int n,
+                 int n_experts, int k, MoeRouting routing) {
+    __shared__ float scratch[kRouteWarps][PerLane * kWarpSize];
+    launch_dependents();
+    grid_dependency_wait();
+    const int warp = threadIdx.x / kWarpSize;
+    const int64_t token = int64_t(blockIdx.x) * kRouteWarps + warp;
+    if (token < n) {
+        route_row<PerLane>(experts + token * k, weights + token * k, logits + token * n_experts,
+                           bias, n_experts, k, routing, scratch[warp]);
+    }
+}
+
+// -- With norm and router -------------------------------------------------------------------------
+
+constexpr int kNormRouteTokens = 16; // most
+constexpr unsigned kNormRouteCluster = 8;
+constexpr int kNormRouteWarps = 8;
+constexpr int kNormRouteThreads = kNormRouteWarps * kWarpSize;
+constexpr int kNormRouteVectors = 4; // float4 values of the row per thread
+constexpr int kNormRouteMaxHidden = kNormRouteVectors * 4 * kNormRouteThreads;
+
+template <typename T> struct NormRoute {
+    const float *residual; // [n, hs]
+    int64_t ld_residual;
+    const float *norm_weight; // [hs]
+    float epsilon;
+    T *normed; // [n, hs]
+    int64_t ld_normed;
+    const T *router;      // [n_experts, hs]
+    Reals router_bias;    // [n_experts]; data null: none
+    const float *bias;    // [n_experts], of the selection; null: none
+    int32_t *experts;     // [n, k]
+    float *weights;       // [n, k]
+    int n_experts, k, hs; // hs: a multiple of 8
+    MoeRouting routing;
+};
+
+// Grid (8, tokens). Each block normalizes the row and multiplies it by an eighth of the router's
+// rows; block 0 of the cluster receives the logits.
+template <typename T, int PerLane>
+__global__ void __launch_bounds__(kNormRouteThreads) norm_route_kernel(NormRoute<T> args) {
+    __shared__ __align__(16) T row[kNormRouteMaxHidden];
+    __shared__ float logits[PerLane * kWarpSize], scratch[PerLane * kWarpSize];
+    __shared__ float sums[kNormRouteWarps];
+    launch_dependents();
+    barrier_cluster_arrive_relaxed(); // block 0 has started before others store to it
+    const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+    const int rank = int(blockIdx.x), token = int(blockIdx.y);
+    constexpr int kOfCluster = int(kNormRouteCluster) * kNormRouteWarps;
+    const int each = (args.n_experts + kOfCluster - 1) / kOfCluster; // experts of a warp
+    const int first = (rank * kNormRouteWarps + warp) * each;
+    const int count = min(each, args.n_experts - first); // may be negative
+    const int units = args.hs / 8, chunks = (units + kWarpSize - 1) / kWarpSize;
+    const int items = count * chunks; // of 32 units of 8 values
+    constexpr int kAtOnce = 16;
+    uint4 w[kAtOnce];
+    const auto load = [&](int begin) {
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const int item = begin + i, unit = item % chunks * kWarpSize + lane;
+            w[i] = make_uint4(0, 0, 0, 0);
+            if (item < items && unit < units) {
+                w[i] = reinterpret_cast<const uint4 *>(
+                    args.router + int64_t(first + item / chunks) * args.hs)[unit];
+            }
+        }
+    };
+    load(0);
+    float4 scales[kNormRouteVectors], values[kNormRouteVectors];
+    const int vectors = args.hs / 4;
+#pragma unroll
+    for (int j = 0; j < kNormRouteVectors; ++j) {
+        const int i = int(threadIdx.x) + j * kNormRouteThreads;
+        scales[j] = i < vectors ? reinterpret_cast<const float4 *>(args.norm_weight)[i]
+                                : make_float4(0, 0, 0, 0);
+    }
+    grid_dependency_wait();
+    const auto *in = reinterpret_cast<const float4 *>(args.residual + token * args.ld_residual);
+    float squares = 0;
+#pragma unroll
+    for (int j = 0; j < kNormRouteVectors; ++j) {
+        const int i = int(threadIdx.x) + j * kNormRouteThreads;
+        values[j] = i < vectors ? in[i] : make_float4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int j = 0; j < kNormRouteVectors; ++j) {
+        const float4 &v = values[j];
+        squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+    squares = block_sum<kNormRouteThreads>(squares, sums);
+    const float factor = 1.0f / sqrtf(squares / float(args.hs) + args.epsilon);
+    const int own = (vectors + int(kNormRouteCluster) - 1) / int(kNormRouteCluster);
+#pragma unroll
+    for (int j = 0; j < kNormRouteVectors; ++j) {
+        const int i = int(threadIdx.x) + j * kNormRouteThreads;
+        const float4 &v = values[j], &s = scales[j];
+        const uint2 bits = make_uint2(pack_pair<T>(v.x * factor * s.x, v.y * factor * s.y),
+                                      pack_pair<T>(v.z * factor * s.z, v.w * factor * s.w));
+        if (i < vectors) {
+            reinterpret_cast<uint2 *>(row)[i] = bits;
+        }
+        if (i < vectors && i / own == rank) {
+            reinterpret_cast<uint2 *>(args.normed + token * args.ld_normed)[i] = bits;
+        }
+    }
+    __syncthreads();
+    barrier_cluster_wait();
+    const uint32_t to = mapa(smem_address(logits), 0);
+    float sum = 0;
+    for (int begin = 0; begin < items; begin += kAtOnce) {
+        if (begin > 0) {
+            load(begin);
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            const int item = begin + i, unit = item % chunks * kWarpSize + lane;
+            if (item >= items) {
+                break;
+            }
+            if (unit < units) {
+                sum = dot_8<T>(w[i], reinterpret_cast<const uint4 *>(row)[unit], sum);
+            }
+            if (item % chunks == chunks - 1) {
+                const int expert = first + item / chunks;
+                sum = warp_sum(sum);
+                if (lane == 0) {
+                    sum += args.router_bias.data != nullptr ? args.router_bias.load(expert) : 0.0f;
+                    st_shared_cluster(to + uint32_t(expert) * 4, sum);
+                }
+                sum = 0;
+            }
+        }
+    }
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+    if (rank == 0 && warp == 0) {
+        route_row<PerLane>(args.experts + int64_t(token) * args.k,
+                           args.weights + int64_t(token) * args.k, logits, args.bias,
+                           args.n_experts, args.k, args.routing, scratch);
+    }
+}
+
+// Calls use(std::integral_constant) with enough experts per lane.
+template <typename Use> void dispatch_route(int n_experts, const Use &use) {
+    if (n_experts <= 32) {
+        use(std::integral_constant<int, 1>{});
+    } else if (n_experts <= 64) {
+        use(std::integral_constant<int, 2>{});
+    } else if (n_experts <= 128) {
+        use(std::integral_constant<int, 4>{});
+    } else if (n_experts <= 256) {
+        use(std::integral_constant<int, 8>{});
+    } else {
+        use(std::integral_constant<int, 16>{});
+    }
 }
 
 } // namespace llaisys::ops::cuda

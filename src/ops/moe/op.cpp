@@ -56,6 +56,18 @@ int64_t check_selected(const Checks &check, const Tensor &experts, const Tensor 
     return k;
 }
 
+void check_routing(const MoeRouting &routing, int64_t n_experts, int64_t k) {
+    const int groups = routing.n_groups;
+    require(groups >= 1 && n_experts % groups == 0, "moe_route: n_groups must divide ", n_experts,
+            " experts, got ", groups);
+    require(routing.n_top_groups >= 1 && routing.n_top_groups <= groups,
+            "moe_route: n_top_groups must be in [1, ", groups, "], got ", routing.n_top_groups);
+    require(k >= 1 && k <= n_experts / groups * routing.n_top_groups,
+            "moe_route: experts of a token must be in [1, ",
+            n_experts / groups * routing.n_top_groups, "], got ", k);
+    require(std::isfinite(routing.scale), "moe_route: scale must be finite, got ", routing.scale);
+}
+
 } // namespace
 
 ExpertWeights ExpertWeights::pack(const device::Stream &stream, const Tensor &weight,
@@ -94,15 +106,7 @@ void moe_route(const device::Stream &stream, const Tensor &experts, const Tensor
     if (bias != nullptr) {
         check.vector("bias", *bias, LLAISYS_DTYPE_F32, n_experts);
     }
-    const int groups = routing.n_groups;
-    require(groups >= 1 && n_experts % groups == 0, "moe_route: n_groups must divide ", n_experts,
-            " experts, got ", groups);
-    require(routing.n_top_groups >= 1 && routing.n_top_groups <= groups,
-            "moe_route: n_top_groups must be in [1, ", groups, "], got ", routing.n_top_groups);
-    require(k >= 1 && k <= n_experts / groups * routing.n_top_groups,
-            "moe_route: experts of a token must be in [1, ",
-            n_experts / groups * routing.n_top_groups, "], got ", k);
-    require(std::isfinite(routing.scale), "moe_route: scale must be finite, got ", routing.scale);
+    check_routing(routing, n_experts, k);
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
         return moe_route_cpu(stream, experts, weights, logits, bias, routing);
@@ -113,6 +117,22 @@ void moe_route(const device::Stream &stream, const Tensor &experts, const Tensor
     default:
         check.no_kernel();
     }
+}
+
+bool moe_norm_route(const device::Stream &stream, const Tensor &experts, const Tensor &weights,
+                    const RouterInput &input, const Tensor *bias, const MoeRouting &routing) {
+    const Checks check{"moe_norm_route", stream};
+    const int64_t k = check_selected(check, experts, weights, input.residual.size(0));
+    check_routing(routing, input.router->out_features, k);
+    if (bias != nullptr) {
+        check.vector("bias", *bias, LLAISYS_DTYPE_F32, input.router->out_features);
+    }
+#if defined(LLAISYS_HAVE_CUDA)
+    if (stream.type() == LLAISYS_DEVICE_NVIDIA) {
+        return moe_norm_route_cuda(stream, experts, weights, input, bias, routing);
+    }
+#endif
+    return false;
 }
 
 void moe_mlp(const device::Stream &stream, const Tensor &out, bool adds, const Tensor &in,

@@ -24,6 +24,21 @@ struct MoeRouting {
 void moe_route(const device::Stream &stream, const Tensor &experts, const Tensor &weights,
                const Tensor &logits, const Tensor *bias, const MoeRouting &routing);
 
+// The input of a router: rows of the residual stream, their RMS norm and the product.
+struct RouterInput {
+    const Tensor &residual;    // f32 [n, hs]
+    const Tensor &norm_weight; // [hs]
+    float epsilon;
+    const Tensor &normed;       // [n, hs], written
+    const LinearWeight *router; // [E, hs]
+    const Tensor *router_bias;  // [E] real; null: none
+};
+
+// moe_route after the norm and the product with the router, in one kernel. False where the device has
+// none for these arguments; nothing is written then.
+bool moe_norm_route(const device::Stream &stream, const Tensor &experts, const Tensor &weights,
+                    const RouterInput &input, const Tensor *bias, const MoeRouting &routing);
+
 // Weights of one product of all experts, packed for the device.
 struct ExpertWeights {
     int64_t count = 0; // experts; 0: not defined()
