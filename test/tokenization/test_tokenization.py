@@ -342,3 +342,24 @@ def test_pre_tokenizers_of_gguf_files(pre: str, words: list[str]) -> None:
     found = [text[begin:end] for _, (begin, end) in kind.pre_tokenize_str(text)]
     whole_words = ["HelloWorld", *words[2:]]  # letters of both cases are one word
     assert found == (words if pre in ("gpt-4o", "tekken") else whole_words)
+
+
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("deepseek-llm", ["I", "'", "m", " x", "_", "y", " ", "1", "2", "\n", "\n", " h", "é", "o",
+                          " ", "你好", "9", " a", " b", "!/", "\n"]),
+        ("deepseek-v3", ["I", "'m", " x", "_y", " ", "12", "\n\n", " héo", " ", "你好", "9", " a",
+                         " b", "!/\n"]),
+        ("seed-coder", ["I", "'m", " x", "_y", " ", "1", "2", "\n\n", " héo", " 你好", "9", " a",
+                        " b", "!/", "\n"]),
+        ("exaone-moe", ["I", "'m", " x", "_y", " ", "1", "2", "\n\n", " héo 你好", "9", " a b",
+                        "!/\n"]),
+        ("minimax-m2", ["I'm", " x", "_y", " ", "12", "\n\n", " héo", " 你好", "9", " a", " b",
+                        "!/\n"]),
+    ],
+)  # fmt: skip
+def test_pre_tokenizers_of_later_families(pre: str, words: list[str]) -> None:
+    kind = build._pre_tokenizer(build.PRE_TOKENIZERS[pre])
+    text = "I'm x_y 12\n\n héo 你好9 a b!/\n"
+    assert [text[begin:end] for _, (begin, end) in kind.pre_tokenize_str(text)] == words

@@ -53,20 +53,48 @@ KIMI_PATTERN = (
     rf"[{_HAN}]+|{_LEAD}{_OTHER_UPPER}*{_OTHER_LOWER}+{_CONTRACTIONS}?"
     rf"|{_LEAD}{_OTHER_UPPER}+{_OTHER_LOWER}*{_CONTRACTIONS}?|\p{{N}}{{1,3}}" + _TAIL
 )
+SEED_PATTERN = _CONTRACTIONS + (
+    r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+EXAONE_MOE_PATTERN = _CONTRACTIONS + (
+    r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+# Patterns that are applied one after another.
+DEEPSEEK_PATTERNS = (
+    r"[\r\n]",
+    r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}",
+)
+DEEPSEEK_V3_PATTERNS = (
+    r"\p{N}{1,3}",
+    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+    r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 
 # llama.cpp's pre-tokenizer names -> kind of splitting.
 PRE_TOKENIZERS = {
     **dict.fromkeys(("default", "gpt-2", "phi-2", "mpt", "olmo", "roberta-bpe"), "gpt2"),
+    "exaone4": "gpt2",
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), "digits"),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), "qwen2"),
+    "solar-open": "solar",
+    "seed-coder": "seed",
+    "exaone-moe": "exaone-moe",
+    "deepseek-llm": "deepseek",
+    **dict.fromkeys(("deepseek-v3", "joyai-llm"), "deepseek-v3"),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), "llama3"),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), "gpt4"),
     "stablelm2": "stablelm2",
     "tekken": "tekken",
-    **dict.fromkeys(("gpt-4o", "llama4"), "gpt4o"),
+    **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), "gpt4o"),
     "kimi-k2": "kimi",
 }
-_PATTERNS = {
+_PATTERNS: dict[str, str | tuple[str, ...]] = {
     "qwen2": QWEN2_PATTERN,
     "stablelm2": QWEN2_PATTERN,
     "llama3": LLAMA3_PATTERN,
@@ -74,6 +102,11 @@ _PATTERNS = {
     "tekken": TEKKEN_PATTERN,
     "gpt4o": GPT4O_PATTERN,
     "kimi": KIMI_PATTERN,
+    "solar": QWEN2_PATTERN,
+    "seed": SEED_PATTERN,
+    "exaone-moe": EXAONE_MOE_PATTERN,
+    "deepseek": DEEPSEEK_PATTERNS,
+    "deepseek-v3": DEEPSEEK_V3_PATTERNS,
 }
 _WHOLE_WORDS = ("llama3", "tekken", "kimi")  # a word that is a token is not divided by merges
 _TOKENIZER_CLASSES = {
@@ -114,10 +147,10 @@ def check_added(contents: Collection[str], where: str) -> None:
         )
 
 
-def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
+def _split(*patterns: str) -> pre_tokenizers.PreTokenizer:
     return pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(pattern), behavior="isolated", invert=False),
+            *(pre_tokenizers.Split(Regex(p), behavior="isolated", invert=False) for p in patterns),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -125,7 +158,8 @@ def _split(pattern: str) -> pre_tokenizers.PreTokenizer:
 
 def _pre_tokenizer(kind: str) -> pre_tokenizers.PreTokenizer:
     if kind in _PATTERNS:
-        return _split(_PATTERNS[kind])
+        found = _PATTERNS[kind]
+        return _split(found) if isinstance(found, str) else _split(*found)
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     if kind == "digits":
         digits = pre_tokenizers.Digits(individual_digits=True)
