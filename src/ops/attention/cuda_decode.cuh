@@ -406,10 +406,12 @@ void run_decode(device::CudaStream &stream, const AttentionArgs &args, const int
                          : are_long          ? decode_clusters(stream, units)
                                              : 1;
     const int n = clusters > 1 ? kMaxSplits : decode_splits(stream, units);
-    // With few tokens the blocks should fit beside those of the previous and the next kernel. Devices
-    // with 99 KB per block have room for two stages only.
+    // With few tokens the blocks should fit beside those of the previous and the next kernel. With
+    // many, three blocks of two stages per SM hide more latency than two of three. Devices with 99 KB
+    // per block have room for two stages only.
     constexpr int kOwnShared = 2 << 10; // upper bound of the static shared memory
     const bool are_few = 2 * stream.n_sms / units >= 4;
+    const bool are_many = units >= 7 * stream.n_sms;
     const bool has_room =
         max_decode_smem<T, D, HeadTiles, 3>(stream.has_pdl) + kOwnShared <= stream.max_shared_bytes;
     if (clusters > 1) {
@@ -417,7 +419,7 @@ void run_decode(device::CudaStream &stream, const AttentionArgs &args, const int
         return;
     }
     if constexpr (D == 64 || D == 128) {
-        if (tuning.stages == 3 || (tuning.stages == 0 && !are_few && has_room)) {
+        if (tuning.stages == 3 || (tuning.stages == 0 && !are_few && !are_many && has_room)) {
             launch_decode<T, T, D, HeadTiles, 3, false>(stream, args, tokens, n_tokens, n, 1);
             return;
         }
