@@ -61,6 +61,15 @@ LLAISYS_HOST_DEVICE float weight_of(float logit, float max, float temperature) {
     return exp_of(temperature == 1.0f ? distance : divide(distance, temperature));
 }
 
+// Bins of find_cutoff by distance from the largest logit: 32 per factor of e; the last holds weights
+// below e^-32.
+constexpr int kCutoffBins = 1024;
+LLAISYS_HOST_DEVICE int cutoff_bin(float logit, float max, float temperature) {
+    const float distance = logit == max ? 0.0f : divide(subtract(max, logit), temperature);
+    const float bin = multiply(distance, 32.0f);
+    return bin < float(kCutoffBins - 1) ? int(bin) : kCutoffBins - 1;
+}
+
 // Applies penalties to the logit of a token of the history that was sampled `sampled` times.
 LLAISYS_HOST_DEVICE float penalised(float x, int32_t sampled, float repetition, float presence,
                                     float frequency) {

@@ -224,7 +224,7 @@ TEST(sampling_from_reduced_rows_equals_sampling_from_full_rows) {
 // the device or known to the Sampler.
 TEST(device_sampler_equals_host_sampler) {
     std::mt19937 random(17);
-    int n_open = 0;
+    int n_maybe = 0;
     int n_made = 0;
     for (const int64_t vocab : {1, 5, 200, 256, 257, 513, 3000}) {
         constexpr int32_t kOutputs = 3;
@@ -258,19 +258,15 @@ TEST(device_sampler_equals_host_sampler) {
             }
             std::vector<float> values = some_logits(random, vocab, kOutputs);
             for (float &x : values) {
-                x = round % 2 == 0 ? x : x / 4; // flat: the top k are not enough
+                x = round % 2 == 0 ? x : x / 4; // flat: top_p and min_p keep more than the top k
             }
             Tensor logits = Tensor::create({kOutputs, vocab}, LLAISYS_DTYPE_F32);
             logits.load(values.data(), size_t(logits.bytes()));
             std::vector<int32_t> whole(rows.size()), made(rows.size(), -1);
             device.queue(rows_before); // its row 1 samples `last`
             const int slot = device.queue(logits, plan);
-            if (!device.finish(slot, view, made.data())) {
-                CHECK(plan.async == SamplingPlan::Async::maybe);
-                CHECK_EQ(made[0], -1);
-                ++n_open;
-                continue;
-            }
+            CHECK(device.finish(slot, view, made.data()));
+            n_maybe += int(plan.async == SamplingPlan::Async::maybe);
             ++n_made;
             sampler.sample(values.data(), kOutputs, view, whole.data());
             CHECK(whole == made);
@@ -289,7 +285,7 @@ TEST(device_sampler_equals_host_sampler) {
         }
     }
     CHECK(n_made > 200);
-    CHECK(n_open > 2);
+    CHECK(n_maybe > 50);
 }
 
 TEST(row_without_an_allowed_token_raises_the_same_error_from_reduced_rows) {

@@ -200,6 +200,86 @@ int32_t sample_row(const RowCandidates &row) {
     return left.size() <= 1 ? left.first() : left.picked(temperature, row.u);
 }
 
+// The last entry that top_p keeps, as find_cutoff of runner/sampler_math.cpp; id -1: not found.
+Entry find_cutoff(const std::vector<Entry> &entries, float max, float temperature, double target) {
+    double mass[sampling::kCutoffBins] = {};
+    std::vector<Entry> bins[sampling::kCutoffBins];
+    for (const Entry &entry : entries) {
+        const float weight = sampling::weight_of(entry.x, max, temperature);
+        if (weight > 0) {
+            const int bin = sampling::cutoff_bin(entry.x, max, temperature);
+            mass[bin] += double(weight);
+            bins[bin].push_back(entry);
+        }
+    }
+    double before = 0;
+    for (int bin = 0; bin < sampling::kCutoffBins - 1; ++bin) {
+        if (mass[bin] > 0) {
+            target -= before;
+            before = mass[bin];
+        }
+        if (mass[bin] > 0 && mass[bin] >= target) {
+            std::sort(bins[bin].begin(), bins[bin].end(), [](const Entry &a, const Entry &b) {
+                return a.x != b.x ? a.x > b.x : a.id < b.id;
+            });
+            for (const Entry &entry : bins[bin]) {
+                target -= double(sampling::weight_of(entry.x, max, temperature));
+                if (target <= 0) {
+                    return entry;
+                }
+            }
+        }
+    }
+    return {0, -1};
+}
+
+// A row that its best candidates do not decide, from all logits; -1: undecided.
+int32_t sample_wide_row(const RowCandidates &row, const float *x) {
+    if (row.kind != SampleKind::cut || !(row.x[0] > -sampling::kInfinity)) {
+        return -1;
+    }
+    const float max = row.x[0];
+    float temperature = row.temperature;
+    bool has_floor = false;
+    std::vector<Entry> entries; // in the order of ids
+    for (int64_t i = 0; i < row.vocabulary; ++i) {
+        if (x[i] > -sampling::kInfinity) {
+            entries.push_back({x[i], int32_t(i)});
+        }
+    }
+    const auto drop = [&](const auto &is_dropped) {
+        entries.erase(std::remove_if(entries.begin(), entries.end(), is_dropped), entries.end());
+    };
+    for (int32_t i = 0; i < row.n_processors; ++i) {
+        const auto kind = LogitsProcessorKind(row.processors[i]);
+        if (kind == LogitsProcessorKind::temperature) {
+            temperature = row.values[i];
+        } else if (kind == LogitsProcessorKind::top_p && i == 0) {
+            const Entry last =
+                find_cutoff(entries, max, temperature, double(row.values[i]) * row.sum);
+            if (last.id < 0) {
+                return -1;
+            }
+            drop([&](const Entry &e) {
+                return !(e.x > last.x || (e.x == last.x && e.id <= last.id));
+            });
+        } else if (kind == LogitsProcessorKind::min_p && !has_floor) {
+            has_floor = true;
+            drop([&](const Entry &e) {
+                return !(sampling::weight_of(e.x, max, temperature) >= row.values[i]);
+            });
+        } else {
+            return -1;
+        }
+    }
+    std::vector<float> kept;
+    for (const Entry &entry : entries) {
+        kept.push_back(entry.x);
+    }
+    const Weighed found = weigh(kept.data(), int64_t(kept.size()), max, temperature);
+    return entries[size_t(pick(found, row.u * found.sum))].id;
+}
+
 } // namespace
 
 void adjust_rows_cpu(const device::Stream & /*stream*/, const Tensor &out, const Tensor &logits,
@@ -259,11 +339,13 @@ void weigh_rows_cpu(const device::Stream & /*stream*/, const Tensor &sums, const
 }
 
 void sample_rows_cpu(const device::Stream & /*stream*/, const Tensor &ids, const Tensor &is_open,
-                     const Tensor &best_ids, const Tensor &best, const Tensor &sums,
-                     const Tensor &picks, const RowSampling &samples, int64_t vocabulary) {
+                     const Tensor &logits, const Tensor &best_ids, const Tensor &best,
+                     const Tensor &sums, const Tensor &picks, const RowSampling &samples) {
     const int64_t k = best.size(1);
+    const int64_t vocabulary = logits.size(1);
     for (int64_t r = 0; r < ids.size(0); ++r) {
-        const int64_t at = (samples.rows.defined() ? samples.rows.as<int32_t>()[r] : r) * k;
+        const int64_t from = samples.rows.defined() ? samples.rows.as<int32_t>()[r] : r;
+        const int64_t at = from * k;
         const int32_t processor = samples.processor_offsets.as<int32_t>()[r];
         const RowCandidates row{best.as<float>() + at,
                                 best_ids.as<int32_t>() + at,
@@ -277,7 +359,10 @@ void sample_rows_cpu(const device::Stream & /*stream*/, const Tensor &ids, const
                                 samples.processors.as<int32_t>() + processor,
                                 samples.processor_values.as<float>() + processor,
                                 samples.processor_offsets.as<int32_t>()[r + 1] - processor};
-        const int32_t id = sample_row(row);
+        int32_t id = sample_row(row);
+        if (id < 0 && samples.may_be_wide) {
+            id = sample_wide_row(row, logits.as<float>() + from * vocabulary);
+        }
         is_open.as<int32_t>()[r] = int32_t(id < 0);
         ids.as<int64_t>()[r] = id < 0 ? row.ids[0] : id;
     }

@@ -11,8 +11,8 @@ void weigh_rows_cuda(const device::Stream &stream, const Tensor &sums, const Ten
                      const Tensor &logits, const Tensor &best, const Tensor &rows,
                      const Tensor &temperatures, const Tensor &uniforms);
 void sample_rows_cuda(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
-                      const Tensor &best_ids, const Tensor &best, const Tensor &sums,
-                      const Tensor &picks, const RowSampling &samples, int64_t vocabulary);
+                      const Tensor &logits, const Tensor &best_ids, const Tensor &best,
+                      const Tensor &sums, const Tensor &picks, const RowSampling &samples);
 void rank_rows_cuda(const device::Stream &stream, const RowRanks &out, const Tensor &ids,
                     const Tensor &logits, const Tensor &rows, const Tensor &best_ids,
                     const Tensor &best);

@@ -4,6 +4,7 @@
 
 #include "ops/cuda/common.cuh"
 #include "ops/sample_rows/cuda_pick.cuh"
+#include "ops/sample_rows/cuda_sample.cuh"
 
 #include <climits>
 #include <cmath>
@@ -14,23 +15,6 @@ namespace {
 
 constexpr int kThreads = int(kMaxTopK);
 constexpr int kRankThreads = 512;
-
-struct Sampling {
-    int64_t *ids;
-    int32_t *is_open;
-    const int32_t *best_ids;
-    const float *best;
-    int k;
-    int64_t vocabulary;
-    const double *sums;
-    const int32_t *picks;
-    const int32_t *rows; // may be null
-    const int32_t *kinds;
-    const float *temperatures;
-    const double *uniforms;
-    const int32_t *processor_offsets, *processors;
-    const float *processor_values;
-};
 
 // Remaining candidates of a row, in shared memory.
 struct Left {
@@ -122,7 +106,7 @@ __device__ void walk_down(Left *left, const float *best, int k, double wanted) {
     left->n_kept = last + 1; // prefix length, removed candidates included
 }
 
-__global__ void __launch_bounds__(kThreads) sample_rows_kernel(Sampling d) {
+__global__ void __launch_bounds__(kThreads) sample_rows_kernel(cuda::Sampling d) {
     __shared__ Left left;
     cuda::grid_dependency_wait();
     const int r = blockIdx.x;
@@ -268,31 +252,35 @@ __global__ void __launch_bounds__(kRankThreads) rank_rows_kernel(Ranking k) {
 } // namespace
 
 void sample_rows_cuda(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
-                      const Tensor &best_ids, const Tensor &best, const Tensor &sums,
-                      const Tensor &picks, const RowSampling &samples, int64_t vocabulary) {
+                      const Tensor &logits, const Tensor &best_ids, const Tensor &best,
+                      const Tensor &sums, const Tensor &picks, const RowSampling &samples) {
     if (ids.size(0) == 0) {
         return;
     }
     const auto doubles = [](const Tensor &tensor) {
         return reinterpret_cast<const double *>(tensor.data());
     };
-    const Sampling d{ids.as<int64_t>(),
-                     is_open.as<int32_t>(),
-                     best_ids.as<int32_t>(),
-                     best.as<float>(),
-                     int(best.size(1)),
-                     vocabulary,
-                     doubles(sums),
-                     picks.as<int32_t>(),
-                     samples.rows.defined() ? samples.rows.as<int32_t>() : nullptr,
-                     samples.kinds.as<int32_t>(),
-                     samples.temperatures.as<float>(),
-                     doubles(samples.uniforms),
-                     samples.processor_offsets.as<int32_t>(),
-                     samples.processors.as<int32_t>(),
-                     samples.processor_values.as<float>()};
+    const cuda::Sampling d{ids.as<int64_t>(),
+                           is_open.as<int32_t>(),
+                           best_ids.as<int32_t>(),
+                           best.as<float>(),
+                           int(best.size(1)),
+                           logits.as<float>(),
+                           logits.size(1),
+                           doubles(sums),
+                           picks.as<int32_t>(),
+                           samples.rows.defined() ? samples.rows.as<int32_t>() : nullptr,
+                           samples.kinds.as<int32_t>(),
+                           samples.temperatures.as<float>(),
+                           doubles(samples.uniforms),
+                           samples.processor_offsets.as<int32_t>(),
+                           samples.processors.as<int32_t>(),
+                           samples.processor_values.as<float>()};
     cuda::launch(device::cuda_stream_of(stream), sample_rows_kernel, unsigned(ids.size(0)),
                  kThreads, 0, false, d);
+    if (samples.may_be_wide) {
+        cuda::sample_wide_rows(device::cuda_stream_of(stream), d, ids.size(0));
+    }
 }
 
 void rank_rows_cuda(const device::Stream &stream, const RowRanks &out, const Tensor &ids,

@@ -94,11 +94,13 @@ void weigh_rows(const device::Stream &stream, const Tensor &sums, const Tensor &
 }
 
 void sample_rows(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
-                 const Tensor &best_ids, const Tensor &best, const Tensor &sums,
-                 const Tensor &picks, const RowSampling &samples, int64_t vocabulary) {
+                 const Tensor &logits, const Tensor &best_ids, const Tensor &best,
+                 const Tensor &sums, const Tensor &picks, const RowSampling &samples) {
     const Checks check{"sample_rows", stream};
     const int64_t n = ids.size(0);
-    const int64_t k = vocabulary < kMaxTopK ? vocabulary : kMaxTopK;
+    check.real_rows("logits", logits, 2);
+    check_table(check, "logits", logits, LLAISYS_DTYPE_F32, best.size(0), logits.size(1));
+    const int64_t k = logits.size(1) < kMaxTopK ? logits.size(1) : kMaxTopK;
     check_vector(check, "ids", ids, LLAISYS_DTYPE_I64, n);
     check_vector(check, "is_open", is_open, LLAISYS_DTYPE_I32, n);
     check_table(check, "best", best, LLAISYS_DTYPE_F32, best.size(0), k);
@@ -114,12 +116,10 @@ void sample_rows(const device::Stream &stream, const Tensor &ids, const Tensor &
     check_vector(check, "processor_offsets", samples.processor_offsets, LLAISYS_DTYPE_I32, n + 1);
     switch (stream.type()) {
     case LLAISYS_DEVICE_CPU:
-        return sample_rows_cpu(stream, ids, is_open, best_ids, best, sums, picks, samples,
-                               vocabulary);
+        return sample_rows_cpu(stream, ids, is_open, logits, best_ids, best, sums, picks, samples);
 #if defined(LLAISYS_HAVE_CUDA)
     case LLAISYS_DEVICE_NVIDIA:
-        return sample_rows_cuda(stream, ids, is_open, best_ids, best, sums, picks, samples,
-                                vocabulary);
+        return sample_rows_cuda(stream, ids, is_open, logits, best_ids, best, sums, picks, samples);
 #endif
     default:
         check.no_kernel();

@@ -51,18 +51,19 @@ struct RowSampling {
     Tensor uniforms;     // i64 [n]: the bits of doubles in [0, 1)
     Tensor
         processor_offsets; // i32 [n + 1] into the two below; at least one processor where the kind is cut
-    Tensor processors;       // i32: LogitsProcessorKind
-    Tensor processor_values; // f32
+    Tensor processors;        // i32: LogitsProcessorKind
+    Tensor processor_values;  // f32
+    bool may_be_wide = false; // the best may not decide a row: top_p or min_p come first
 };
 
-// Sample ids i64 [n] from the k best of rows of `vocabulary` logits, best_ids i32 and best f32 [..,
-// k], k = min(vocabulary, kMaxTopK), largest first, and the results of weigh_rows, sums i64 [n]
+// Sample ids i64 [n] from rows of logits f32 [.., vocabulary], their k best, best_ids i32 and best f32
+// [.., k], k = min(vocabulary, kMaxTopK), largest first, and the results of weigh_rows, sums i64 [n]
 // and picks i32 [n]. is_open i32 [n]: 1 where these do not decide the row, whose id is then the
-// best.
+// best: all logits are -inf, or top_p or min_p keep more than the best and other processors follow.
 constexpr int64_t kMaxTopK = 256;
 void sample_rows(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
-                 const Tensor &best_ids, const Tensor &best, const Tensor &sums,
-                 const Tensor &picks, const RowSampling &samples, int64_t vocabulary);
+                 const Tensor &logits, const Tensor &best_ids, const Tensor &best,
+                 const Tensor &sums, const Tensor &picks, const RowSampling &samples);
 
 // Logprob inputs of sampled tokens, ids i64 [n] of rows i32 [n] of logits f32 [.., vocabulary] with
 // their k best, best_ids i32 and best f32 [.., k].

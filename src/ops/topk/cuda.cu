@@ -1,16 +1,16 @@
 // The k largest of each row, largest first, lower index first among equals.
 //
-//   k up to 1024    radix_topk_kernel: one block per row. A histogram of the leading 11 bits of the
-//                   order-preserving keys bounds the k-th largest; with more than 2048 candidates left,
-//                   the next 11 and the last 10 bits follow. Candidates are collected and sorted in
-//                   shared memory. Two passes over the row as a rule, from L2: bound by the L2 bandwidth
-//                   of one SM, about 10 us per pass over 151,936 values.
+//   k up to 1024    radix_topk_kernel: one block per row. Histograms of the leading bits of the
+//                   order-preserving keys bound the k-th largest; values not below the bound are
+//                   collected and sorted in shared memory. Long rows: the bound is that of an eighth
+//                   of the row, for a larger k, and usually leaves k to 2048 candidates. Otherwise
+//                   histograms of 11, 11 and 10 bits of the whole row follow until at most 2048
+//                   candidates are left. Bound: DRAM with many rows.
 //   more            topk_kernel: each of k rounds finds the next largest value.
 #include "ops/topk/cuda.hpp"
 
 #include "ops/cuda/common.cuh"
-
-#include <cmath>
+#include "ops/cuda/float_key.cuh"
 
 namespace llaisys::ops {
 
@@ -21,6 +21,8 @@ constexpr int kRadixThreads = 1024;
 constexpr int kRadixBins = 2048;
 constexpr int kCandidates = 2048;
 constexpr int kMostSelected = 1024;
+constexpr int kSampleEvery = 8;
+constexpr int64_t kMinSampledRow = 32 * kRadixThreads;
 
 struct Entry {
     float value; // never NaN
@@ -74,15 +76,6 @@ __global__ void topk_kernel(int32_t *index, float *value, const float *values, i
         }
         __syncthreads();
     }
-}
-
-// Order-preserving key; NaN is -inf, and both zeros have one key.
-__device__ __forceinline__ uint32_t key_of(float x) {
-    const uint32_t bits = __float_as_uint(x == x ? x + 0.0f : -INFINITY);
-    return bits ^ (bits >> 31 != 0 ? 0xffffffffu : 0x80000000u);
-}
-__device__ __forceinline__ float value_of(uint32_t key) {
-    return __uint_as_float(key ^ (key >> 31 != 0 ? 0x80000000u : 0xffffffffu));
 }
 
 // Leading bits of the k-th largest key, and the number of keys above them.
@@ -151,43 +144,74 @@ __global__ void __launch_bounds__(kRadixThreads)
         cut = {0, 0, 0, 0};
         n_listed = 0;
     }
-    constexpr int kShifts[] = {21, 10, 0};
-    constexpr int kBins[] = {2048, 2048, 1024};
-#pragma unroll
-    for (int round = 0; round < 3; ++round) {
-        for (int i = threadIdx.x; i < kRadixBins; i += kRadixThreads) {
-            histogram[i] = 0;
+    // Histograms of the leading bits of keys narrow the cut; `rounds` of them, one chunk of kRadixThreads
+    // values in `every`.
+    const auto select = [&](int rank, int rounds, int every) {
+        constexpr int kShifts[] = {21, 10, 0};
+        constexpr int kBins[] = {2048, 2048, 1024};
+        for (int round = 0; round < rounds; ++round) {
+            for (int i = threadIdx.x; i < kRadixBins; i += kRadixThreads) {
+                histogram[i] = 0;
+            }
+            __syncthreads();
+            const Cut known = cut;
+            if (every == 1 && round > 0 && known.above + known.inside <= kCandidates) {
+                break;
+            }
+#pragma unroll 8
+            for (int64_t i = threadIdx.x; i < n; i += int64_t(every) * kRadixThreads) {
+                const uint32_t key = cuda::key_of(row[i]);
+                if ((key & known.mask) == known.prefix) {
+                    atomicAdd(histogram + (key >> kShifts[round] & uint32_t(kBins[round] - 1)), 1);
+                }
+            }
+            __syncthreads();
+            if (threadIdx.x < cuda::kWarpSize) {
+                narrow(&cut, histogram, kBins[round], kShifts[round], rank);
+            }
+            __syncthreads();
         }
-        __syncthreads();
-        const Cut known = cut;
-        if (round > 0 && known.above + known.inside <= kCandidates) {
-            break;
-        }
+    };
+    // Lists the values whose leading bits are not below those of the cut, or are above them.
+    const auto collect = [&](const Cut &from, bool only_above) {
 #pragma unroll 8
         for (int64_t i = threadIdx.x; i < n; i += kRadixThreads) {
-            const uint32_t key = key_of(row[i]);
-            if ((key & known.mask) == known.prefix) {
-                atomicAdd(histogram + (key >> kShifts[round] & uint32_t(kBins[round] - 1)), 1);
+            const uint32_t key = cuda::key_of(row[i]);
+            const uint32_t leading = key & from.mask;
+            if (only_above ? leading > from.prefix : leading >= from.prefix) {
+                const int at = atomicAdd(&n_listed, 1);
+                if (at < kCandidates) {
+                    list[at] = uint64_t(key) << 32 | uint32_t(~uint32_t(i));
+                }
             }
         }
         __syncthreads();
-        if (threadIdx.x < cuda::kWarpSize) {
-            narrow(&cut, histogram, kBins[round], kShifts[round], k);
+    };
+    // The cut of a sample usually leaves a few more than k, so that the row is read once.
+    const float share = float(k) / kSampleEvery; // expected in the sample
+    const int rank = int(1.5f * share + 4 * sqrtf(share) + 4);
+    bool is_done = false;
+    if (n >= kMinSampledRow && rank * kSampleEvery <= kCandidates * 3 / 4) {
+        select(rank, 2, kSampleEvery);
+        const Cut sampled = cut;
+        collect(sampled, false);
+        is_done = n_listed >= k && n_listed <= kCandidates;
+        __syncthreads();
+        if (threadIdx.x == 0 && !is_done) {
+            cut = {0, 0, 0, 0};
+            n_listed = 0;
         }
         __syncthreads();
     }
+    if (!is_done) {
+        select(k, 3, 1);
+    }
     const Cut found = cut;
     // Too many equal the k-th: the last loop selects the lowest indices.
-    const bool are_many = found.above + found.inside > kCandidates;
-#pragma unroll 8
-    for (int64_t i = threadIdx.x; i < n; i += kRadixThreads) {
-        const uint32_t key = key_of(row[i]);
-        const uint32_t leading = key & found.mask;
-        if (are_many ? leading > found.prefix : leading >= found.prefix) {
-            list[atomicAdd(&n_listed, 1)] = uint64_t(key) << 32 | uint32_t(~uint32_t(i));
-        }
+    const bool are_many = !is_done && found.above + found.inside > kCandidates;
+    if (!is_done) {
+        collect(found, are_many);
     }
-    __syncthreads();
     const int count = n_listed;
     int n_sorted = 2;
     while (n_sorted < count) {
@@ -200,7 +224,7 @@ __global__ void __launch_bounds__(kRadixThreads)
     sort_descending(list, n_sorted);
     for (int i = threadIdx.x; i < min(count, k); i += kRadixThreads) {
         index[i] = int32_t(~uint32_t(list[i]));
-        value[i] = value_of(uint32_t(list[i] >> 32));
+        value[i] = cuda::value_of(uint32_t(list[i] >> 32));
     }
     if (!are_many) {
         return;
@@ -210,7 +234,7 @@ __global__ void __launch_bounds__(kRadixThreads)
     const unsigned lower = (1u << threadIdx.x % cuda::kWarpSize) - 1;
     for (int64_t first = 0, placed = count; first < n && placed < k; first += kRadixThreads) {
         const int64_t i = first + threadIdx.x;
-        const bool is_equal = i < n && key_of(row[i]) == found.prefix;
+        const bool is_equal = i < n && cuda::key_of(row[i]) == found.prefix;
         const unsigned equals = __ballot_sync(cuda::kFullMask, is_equal);
         __syncthreads(); // the histogram now holds the counts per warp
         if (threadIdx.x % cuda::kWarpSize == 0) {
@@ -224,7 +248,7 @@ __global__ void __launch_bounds__(kRadixThreads)
         }
         if (is_equal && at < k) {
             index[at] = int32_t(i);
-            value[at] = value_of(found.prefix);
+            value[at] = cuda::value_of(found.prefix);
         }
     }
 }

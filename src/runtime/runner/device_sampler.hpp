@@ -90,6 +90,7 @@ private:
     static UploadedPlan upload(const SamplingPlan &plan, int64_t vocabulary, StepArena *arena);
     // Reduction results of a plan's rows: tensors in the first `bytes` of reduced_.
     struct RowStats {
+        Tensor source; // logits after masks, biases and penalties
         Tensor ids, values, sums, picks, raw_ids, raw_values, raw_sums;
         int64_t bytes = 0;
     };

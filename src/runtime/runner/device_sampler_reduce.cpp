@@ -64,6 +64,7 @@ DeviceSampler::UploadedPlan DeviceSampler::upload(const SamplingPlan &plan, int6
     std::memcpy(bits, plan.uniforms.data(), plan.uniforms.size() * sizeof(double));
     samples.rows = plan.adjusts ? Tensor() : adjustments.rows;
     samples.kinds = put(arena, plan.kinds);
+    samples.may_be_wide = plan.async == SamplingPlan::Async::maybe;
     samples.processor_offsets = put(arena, plan.processor_offsets);
     samples.processors = put(arena, plan.processors);
     samples.processor_values = put(arena, plan.processor_values);
@@ -128,6 +129,7 @@ DeviceSampler::RowStats DeviceSampler::find(const Tensor &logits, const Sampling
         source = Tensor::on(adjusted_, 0, {n, vocabulary}, LLAISYS_DTYPE_F32);
         ops::adjust_rows(stream_, source, logits, uploaded.adjustments);
     }
+    found.source = source;
     ops::topk(stream_, found.ids, found.values, source);
     if (plan.needs_sums || plan.needs_picks) {
         ops::weigh_rows(stream_, found.sums, found.picks, source, found.values,
@@ -173,8 +175,8 @@ int DeviceSampler::queue(const Tensor &logits, const SamplingPlan &plan) {
     const RowStats found = find(logits, plan, uploaded);
     sampled_ = on_device(ids_at, {n}, LLAISYS_DTYPE_I64);
     ops::sample_rows(stream_, sampled_, on_device(is_undecided_at, {n}, LLAISYS_DTYPE_I32),
-                     found.ids, found.values, found.sums, found.picks, uploaded.samples,
-                     vocabulary);
+                     found.source, found.ids, found.values, found.sums, found.picks,
+                     uploaded.samples);
     sample.ids = reinterpret_cast<const int64_t *>(on_host(ids_at));
     sample.is_undecided = reinterpret_cast<const int32_t *>(on_host(is_undecided_at));
     if (plan.needs_raw) {

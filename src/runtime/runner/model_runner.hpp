@@ -130,6 +130,7 @@ private:
     // Returns the number of rows that the host sampled from full rows; -1: the device cannot sample
     // any.
     int32_t sample_on_device(const LlaisysSamplingMetadata &sampling, int32_t *ids);
+    bool take_sample(int slot, const LlaisysSamplingMetadata &sampling, int32_t *ids);
     // Reserves memory so that no step of token ids allocates device memory.
     void reserve_largest_step();
     int32_t step_slot(const PreparedStep &step, const std::vector<UbatchRange> &ranges);

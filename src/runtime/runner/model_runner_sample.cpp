@@ -34,6 +34,10 @@ int32_t ModelRunner::sample_on_device(const LlaisysSamplingMetadata &sampling, i
         return -1;
     }
     const Tensor logits = output_.rows();
+    if (plan_.async != SamplingPlan::Async::no &&
+        take_sample(device_sampler_.queue(logits, plan_), sampling, ids)) {
+        return 0;
+    }
     const ReducedRows found = device_sampler_.reduce(logits, plan_);
     const auto fetch = [&](const std::vector<int32_t> &rows) {
         return device_sampler_.copy_rows_to_host(logits, rows);
@@ -83,14 +87,19 @@ int32_t ModelRunner::queue_step(const LlaisysStepInput &input,
 
 bool ModelRunner::finish_sample(int slot, const LlaisysSamplingMetadata &sampling, int32_t *ids) {
     const Profile::Scope scope = profile_.sample();
-    const bool is_sampled = device_sampler_.finish(slot, sampling, ids);
-    if (is_sampled) {
-        samples_.on_device += sampling.n_rows;
-        const SampledRows &found = device_sampler_.found(slot);
-        found.ids != nullptr ? sampler_.record_sampled(found, sampling, ids)
-                             : sampler_.record_sampled(sampling.n_rows);
-    }
+    const bool is_sampled = take_sample(slot, sampling, ids);
+    samples_.on_device += is_sampled ? sampling.n_rows : 0;
     return is_sampled;
+}
+
+bool ModelRunner::take_sample(int slot, const LlaisysSamplingMetadata &sampling, int32_t *ids) {
+    if (!device_sampler_.finish(slot, sampling, ids)) {
+        return false;
+    }
+    const SampledRows &found = device_sampler_.found(slot);
+    found.ids != nullptr ? sampler_.record_sampled(found, sampling, ids)
+                         : sampler_.record_sampled(sampling.n_rows);
+    return true;
 }
 
 int32_t ModelRunner::execute_step(const LlaisysStepInput &input,

@@ -45,15 +45,6 @@ void cut(std::vector<Candidate> *best, int64_t k) {
     }
 }
 
-// Histogram bins by distance from the largest logit: 32 per factor of e; the last holds weights
-// below e^-32.
-constexpr int kBins = 1024;
-
-int bin_of(float logit, float max, float temperature) {
-    const float distance = logit == max ? 0.0f : (max - logit) / temperature;
-    return int(std::min(distance * 32.0f, float(kBins - 1)));
-}
-
 } // namespace
 
 float max_of(const float *x, int64_t n) {
@@ -211,14 +202,15 @@ Candidate find_cutoff_in(std::vector<Candidate> *list, const float *weights, dou
 
 Candidate find_cutoff(const float *x, const float *weights, int64_t n, float max, float temperature,
                       double target, std::vector<Candidate> *scratch) {
-    double mass[kBins] = {};
+    double mass[sampling::kCutoffBins] = {};
     for (int64_t i = 0; i < n; ++i) {
         if (weights[i] > 0) {
-            mass[bin_of(x[i], max, temperature)] += double(weights[i]);
+            mass[sampling::cutoff_bin(x[i], max, temperature)] += double(weights[i]);
         }
     }
     int bin = 0;
-    for (int next = 0; next < kBins; ++next) { // ends at the last bin with a weight above 0
+    for (int next = 0; next < sampling::kCutoffBins;
+         ++next) { // ends at the last bin with a weight above 0
         if (mass[next] > 0) {
             target -= mass[bin] * double(next != bin);
             bin = next;
@@ -229,7 +221,7 @@ Candidate find_cutoff(const float *x, const float *weights, int64_t n, float max
     }
     scratch->clear();
     for (int64_t i = 0; i < n; ++i) {
-        if (weights[i] > 0 && bin_of(x[i], max, temperature) == bin) {
+        if (weights[i] > 0 && sampling::cutoff_bin(x[i], max, temperature) == bin) {
             scratch->push_back({x[i], int32_t(i)});
         }
     }

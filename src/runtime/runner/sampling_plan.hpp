@@ -8,7 +8,8 @@ namespace llaisys::runtime {
 
 // Built by Sampler::plan; arrays have one entry per sampled row. Grow-only.
 struct SamplingPlan {
-    // Whether the device can sample all rows; maybe: unless the top-k logits of a row are too few.
+    // Whether the device can sample all rows; maybe: unless top_p or min_p keep more than the top-k
+    // logits of a row and other processors than temperature and min_p follow.
     enum class Async : uint8_t { no, maybe, yes };
     Async async = Async::no;
 

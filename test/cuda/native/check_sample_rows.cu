@@ -92,7 +92,7 @@ struct Case {
                         ? float(1 + below(std::min<int64_t>(vocabulary, 256)))
                     : what == ops::LogitsProcessorKind::top_p ? 0.05f + 0.01f * float(below(90))
                     : what == ops::LogitsProcessorKind::min_p ? 0.001f * float(1 + below(300))
-                                                      : 0.5f + 0.1f * float(below(9)));
+                                                              : 0.5f + 0.1f * float(below(9)));
             }
             processor_offsets.push_back(int32_t(processors.size()));
         }
@@ -131,6 +131,7 @@ std::vector<std::vector<std::byte>> run(const Place &place, const Case &c) {
     d.processor_offsets = vector(c.processor_offsets, kI32);
     d.processors = vector(c.processors, kI32);
     d.processor_values = vector(c.processor_values, kF32);
+    d.may_be_wide = true;
 
     const int64_t k = std::min(c.vocabulary, ops::kMaxTopK);
     const int64_t m = std::min<int64_t>(k, 5);
@@ -144,7 +145,7 @@ std::vector<std::vector<std::byte>> run(const Place &place, const Case &c) {
     ops::topk(place.stream, best_ids, best, adjusted);
     ops::weigh_rows(place.stream, sums, picks, adjusted, best, Tensor(), d.temperatures,
                     d.uniforms);
-    ops::sample_rows(place.stream, ids, is_open, best_ids, best, sums, picks, d, c.vocabulary);
+    ops::sample_rows(place.stream, ids, is_open, adjusted, best_ids, best, sums, picks, d);
     std::vector<int32_t> own(static_cast<size_t>(c.n));
     for (size_t i = 0; i < own.size(); ++i) {
         own[i] = int32_t(i);
@@ -218,8 +219,11 @@ int main(int argc, char **argv) {
             check_case(cpu, gpu, 5, 3, 2);
             check_copies(gpu, 640, 5);
         } else if (what.empty() || what == "check") {
-            for (const int64_t vocabulary : {1, 5, 200, 256, 257, 1000, 40003}) {
-                for (unsigned seed = 1; seed < (vocabulary < 2000 ? 30u : 5u); ++seed) {
+            for (const int64_t vocabulary : {1, 5, 200, 256, 257, 1000, 40003, 151936}) {
+                for (unsigned seed = 1; seed < (vocabulary < 2000    ? 30u
+                                                : vocabulary < 50000 ? 9u
+                                                                     : 3u);
+                     ++seed) {
                     check_case(cpu, gpu, vocabulary, 16, seed);
                 }
             }
