@@ -3,12 +3,15 @@
 
     scripts/bench_gpu_server.py [--device cuda] [--shape qwen2.5-1.5b] [--streams 64]
         [--requests 256] [--prompt-tokens 128] [--new-tokens 256] [--clients 4]
+        [--long-prompt 8000]
 
 Random weights and a synthetic tokenizer. Offline: `LLM.generate` of all requests with
 `max_num_seqs` = `--streams`. Then `llaisys serve` with the same limit, and `--clients` processes
 that share the streams, each a closed loop of `llaisys bench serve`: one process cannot read all
-streams. Prints one JSON line: generated tokens per second of each and their ratio. Exit status 1
-when a request fails or the ratio is below `--at-least` (0: only measure).
+streams. `--long-prompt`: the same load again beside one client whose prompts have that many tokens.
+Prints one JSON line: generated tokens per second of each and their ratio, percentiles of the
+inter-token latency. Exit status 1 when a request fails or the ratio is below `--at-least` (0: only
+measure).
 """
 
 from __future__ import annotations
@@ -23,12 +26,13 @@ import sys
 import time
 import urllib.request
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from llaisys.bench.serve import LoadGenerator, ServeOptions, summarise
+from llaisys.bench.serve import LoadGenerator, ServeOptions, percentiles, summarise
 from llaisys.models.synthetic import SHAPES, write_shape_model
 
 START_SECONDS = 180
@@ -79,20 +83,28 @@ def run_offline(model: str, options: argparse.Namespace) -> float:
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
     """Engine options of both."""
     length = options.prompt_tokens + options.new_tokens + 64
+    longest = max(length, options.long_prompt + 64)
     return {
         "device": options.device,
-        "max_num_seqs": options.streams,
-        "max_model_len": length,
-        "num_kv_blocks": options.streams * -(-length // 16) + 64,
-        "max_num_batched_tokens": max(8192, options.streams),
+        "max_num_seqs": options.streams + bool(options.long_prompt),
+        "max_model_len": longest,
+        "num_kv_blocks": options.streams * -(-length // 16) + -(-longest // 16) + 64,
+        "max_num_batched_tokens": max(8192, options.streams + 1),
         "async_scheduling": options.async_scheduling,
     }
 
 
-def run_client(load: ServeOptions) -> tuple[float, float, int, dict[str, int]]:
-    """(start, end, tokens, error counts) of one client process."""
+class ClientResult(NamedTuple):
+    start: float
+    end: float
+    tokens: int
+    failures: dict[str, int]
+    gaps: list[float]  # between tokens of a stream
+    ttft_ms: dict[str, float | None]
 
-    async def run() -> tuple[float, float, int, dict[str, int]]:
+
+def run_client(load: ServeOptions) -> ClientResult:
+    async def run() -> ClientResult:
         generator = LoadGenerator(load)
         try:
             await generator.prepare()
@@ -101,12 +113,15 @@ def run_client(load: ServeOptions) -> tuple[float, float, int, dict[str, int]]:
             await generator.pool.close()
         good = [sample for sample in generator.samples if sample.error is None]
         times = [time for sample in generator.samples for time in (sample.start, sample.end)]
-        return min(times), max(times), sum(s.num_tokens for s in good), dict(result.reasons)
+        return ClientResult(
+            min(times), max(times), sum(s.num_tokens for s in good), dict(result.reasons),
+            [gap for s in good for gap in s.gaps], result.report["ttft_ms"],
+        )  # fmt: skip
 
     return asyncio.run(run())
 
 
-def run_served(model: str, options: argparse.Namespace) -> tuple[float, dict[str, int]]:
+def run_served(model: str, options: argparse.Namespace) -> dict[str, Any]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -125,15 +140,36 @@ def run_served(model: str, options: argparse.Namespace) -> tuple[float, dict[str
             new_tokens=options.new_tokens,
         )
         fresh = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(options.clients, mp_context=fresh) as pool:
+        with ProcessPoolExecutor(options.clients + 1, mp_context=fresh) as pool:
             list(pool.map(run_client, [load] * options.clients))  # warm
             results = list(pool.map(run_client, [load] * options.clients))
+            found = served(results)
+            if options.long_prompt:
+                long = replace(
+                    load,
+                    concurrency=1,
+                    requests=32,
+                    prompt_tokens=options.long_prompt,
+                    new_tokens=1,
+                )
+                *beside, of_long = pool.map(run_client, [load] * options.clients + [long])
+                names = ("served_tok_s", "itl_ms", "failures")
+                found["beside_long_prompts"] = {name: served(beside)[name] for name in names}
+                found["beside_long_prompts"]["ttft_ms"] = of_long.ttft_ms
+                found["failures"] |= served(beside)["failures"] | of_long.failures
     finally:
         server.terminate()
         server.wait(60)
-    starts, ends, tokens, failures = zip(*results, strict=True)
-    reasons = {reason: count for part in failures for reason, count in part.items()}
-    return sum(tokens) / (max(ends) - min(starts)), reasons
+    return found
+
+
+def served(results: list[ClientResult]) -> dict[str, Any]:
+    seconds = max(r.end for r in results) - min(r.start for r in results)
+    return {
+        "served_tok_s": round(sum(r.tokens for r in results) / seconds, 1),
+        "itl_ms": percentiles([gap for r in results for gap in r.gaps]),
+        "failures": {reason: count for r in results for reason, count in r.failures.items()},
+    }
 
 
 def wait_ready(server: subprocess.Popen[bytes], url: str) -> None:
@@ -162,6 +198,7 @@ def main() -> int:
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--new-tokens", type=int, default=256)
     parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--long-prompt", type=int, default=0, help="tokens; 0: none")
     parser.add_argument("--async-scheduling", default="auto", choices=("auto", "on", "off"))
     parser.add_argument("--at-least", type=float, default=0.0)
     options = parser.parse_args()
@@ -170,8 +207,9 @@ def main() -> int:
     directory = options.models / f"{options.shape}-{options.dtype}-text"
     model = write_shape_model(options.shape, options.dtype, directory)
     write_tokenizer(model, SHAPES[options.shape]["vocab_size"])
-    served, failures = run_served(str(model), options)
+    online = run_served(str(model), options)
     offline = run_offline(str(model), options)
+    ratio = online["served_tok_s"] / offline
     result = {
         "device": options.device,
         "shape": options.shape,
@@ -180,12 +218,11 @@ def main() -> int:
         "new_tokens": options.new_tokens,
         "async_scheduling": options.async_scheduling,
         "offline_tok_s": round(offline, 1),
-        "served_tok_s": round(served, 1),
-        "served_of_offline": round(served / offline, 4),
-        "failures": failures,
+        "served_of_offline": round(ratio, 4),
+        **online,
     }
     print(json.dumps(result), flush=True)
-    return int(bool(failures) or served < options.at_least * offline)
+    return int(bool(online["failures"]) or ratio < options.at_least)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,13 @@ from llaisys.common.types import StepOutput
 from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import SchedulerConfig
 from llaisys.engine.scheduler import RequestScheduler
-from llaisys.engine.step_time import FIRST_TOKENS, IDLE_FACTOR, MIN_TOKENS, StepTimeBound
+from llaisys.engine.step_time import (
+    DECODE_FACTOR,
+    FIRST_TOKENS,
+    IDLE_FACTOR,
+    MIN_TOKENS,
+    StepTimeBound,
+)
 
 DECODE, TOKEN = 0.02, 0.002  # seconds of the simulated machine
 
@@ -50,6 +56,21 @@ def test_no_stream_waits_longer_than_the_bound_beside_a_long_prompt() -> None:
     assert sum(seconds > 0.2 for _, seconds, _ in steps) > 0.8 * len(steps)
 
 
+def test_many_streams_wait_less_than_two_steps_beside_a_long_prompt() -> None:
+    scheduler = scheduler_of(0.25)
+    scheduler.add([request(f"stream {number}", 8) for number in range(32)])
+    for _ in range(16):
+        run(scheduler)
+    scheduler.add([request("long", 500)])
+    steps = []
+    while not steps or steps[-1][0]:
+        steps.append(run(scheduler))
+    assert sum(count for count, _, _ in steps) == 500
+    longest = max(seconds for _, seconds, _ in steps)
+    assert 1.3 * DECODE < longest < 1.05 * max(DECODE_FACTOR * DECODE, DECODE + MIN_TOKENS * TOKEN)
+    assert all(len(names) == 33 for count, _, names in steps if count)
+
+
 def test_a_short_prompt_overtakes_a_long_one() -> None:
     scheduler = scheduler_of(0.25)
     scheduler.add([request("long", 20000)])
@@ -82,15 +103,15 @@ def test_a_slow_machine_still_makes_progress() -> None:
     bound = StepTimeBound(0.25)
     bound.observe(0, 3.0)
     bound.observe(64, 60.0)
-    assert bound.prefill_tokens(streams_wait=True) == MIN_TOKENS
+    assert bound.prefill_tokens(1) == MIN_TOKENS
 
 
 def test_one_stalled_step_is_forgotten() -> None:
     bound = StepTimeBound(0.25)
     for _ in range(20):
         bound.observe(200, DECODE + 200 * TOKEN)
-    usual = bound.prefill_tokens(streams_wait=False)
+    usual = bound.prefill_tokens(0)
     bound.observe(200, 10.0)
     for _ in range(20):
         bound.observe(200, DECODE + 200 * TOKEN)
-    assert bound.prefill_tokens(streams_wait=False) == pytest.approx(usual, rel=0.1)
+    assert bound.prefill_tokens(0) == pytest.approx(usual, rel=0.1)

@@ -49,8 +49,8 @@ class BatchBuilder:
 
     def build(self, batch: ScheduledBatch) -> None:
         """Schedule all requests that can run; the batch stays empty when none can."""
-        streams_wait = any(len(r.token_ids) - r.num_computed_tokens <= 1 for r in self.running)
-        bound = self.step_time.prefill_tokens(streams_wait)
+        num_streams = sum(len(r.token_ids) - r.num_computed_tokens <= 1 for r in self.running)
+        bound = self.step_time.prefill_tokens(num_streams)
         if bound is not None:
             self._prefill_bound = bound
             self._min_chunk = min(self.config.min_prefill_chunk, max(1, bound // 4))
