@@ -355,12 +355,15 @@ class AsyncLLMEngine:
 
     def _on_outputs(self, message: Outputs) -> None:
         updates = [update.update() for update in message.updates]
+        counts: dict[Callable[[int], None], int] = {}  # one key has many streams
         for update in updates:
             done = update.status.finished
             find = self._token_counters.pop if done else self._token_counters.get
             count = find(update.request_id, None)
             if count is not None and update.token_ids:
-                count(len(update.token_ids))
+                counts[count] = counts.get(count, 0) + len(update.token_ids)
+        for count, tokens in counts.items():
+            count(tokens)
         deltas, stopped = self._outputs.process(updates)
         if stopped:
             self._link.send(Finish(stopped, stopped=True))  # has no reply

@@ -131,6 +131,9 @@ class Shutdown(Struct, tag="shutdown", forbid_unknown_fields=True):
 # ---- engine process -> API process ---------------------------------------------------------------
 
 
+STATUSES = {status.value: status for status in RequestStatus}
+
+
 class Update(Struct, array_like=True, forbid_unknown_fields=True):
     """A `TokenUpdate` on the wire."""
 
@@ -175,7 +178,7 @@ class Update(Struct, array_like=True, forbid_unknown_fields=True):
         return TokenUpdate(
             self.request_id,
             self.token_ids,
-            RequestStatus(self.status),
+            STATUSES[self.status],
             self.logprobs,
             self.stop_reason,
             self.num_cached_tokens,
