@@ -215,7 +215,7 @@ class SamplingParams:
     )  # fmt: skip
     dynatemp_range: float = number(
         "dynatemp_range", 0.0, Number(0, 100),
-        "Dynamic temperature: the temperature varies by this much with the entropy; 0: off",
+        "Largest change of the temperature with the entropy (dynamic); 0: off",
     )  # fmt: skip
     dynatemp_exponent: float = number(
         "dynatemp_exponent", 1.0, Number(0, 100, above_low=True),
