@@ -407,7 +407,8 @@ def test_failed_completion_stream_ends_with_error(tmp_path: Any) -> None:
 def test_metrics_with_llama_cpp_names(client: httpx.Client) -> None:
     def metrics() -> dict[str, float]:
         answer = client.get("/metrics")
-        assert int(answer.headers["Process-Start-Time-Unix"]) > 0
+        (started,) = [v for k, v in answer.headers.raw if k == b"Process-Start-Time-Unix"]
+        assert int(started) > 0
         assert "# TYPE llamacpp:n_tokens_max counter" in answer.text
         lines = [line for line in answer.text.splitlines() if line.startswith("llamacpp:")]
         return {name: float(value) for name, value in (line.split(" ") for line in lines)}

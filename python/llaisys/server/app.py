@@ -23,7 +23,7 @@ from llaisys.server.http.security import (
 )
 from llaisys.server.http.webui import WebUi, find_webui
 from llaisys.server.llamacpp import routes as llamacpp_routes
-from llaisys.server.llamacpp.metrics import with_llama_types
+from llaisys.server.llamacpp.metrics import START_HEADER, with_llama_types
 from llaisys.server.lora import routes as lora_routes
 from llaisys.server.metrics import CONTENT_TYPE
 from llaisys.server.models.manager import Models
@@ -161,6 +161,8 @@ def add_status_routes(app: FastAPI, shared: SharedState, models: Models) -> None
         """Prometheus text format, with the header of llama.cpp's server."""
         if not shared.config.serve_metrics:
             raise ApiError(501, "/metrics is not served (--no-metrics)", code="unsupported")
-        started = {"Process-Start-Time-Unix": str(models.first.created)}
         text = with_llama_types(shared.metrics.text())
-        return Response(text, headers=started, media_type=CONTENT_TYPE)
+        response = Response(text, media_type=CONTENT_TYPE)
+        started = str(models.first.created).encode()
+        response.raw_headers.append((START_HEADER, started))
+        return response

@@ -327,8 +327,8 @@ class Job:
 
     def _finish_output(self, output: RequestOutput) -> None:
         """Count reasoning tokens and record the tokens of the slot."""
-        tokens = [*output.prompt_token_ids, *output.token_ids]
-        self.service.slots.record(self.owner, self.body.id_slot, tokens)
+        cached = [*output.prompt_token_ids, *output.token_ids[:-1]]  # tokens in the KV cache
+        self.service.slots.record(self.owner, self.body.id_slot, cached)
         if self.count_reasoning is not None:
             counts = (self.count_reasoning(choice.token_ids) for choice in output.outputs)
             output.usage.reasoning_tokens = sum(counts)

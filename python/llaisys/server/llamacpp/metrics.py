@@ -14,6 +14,17 @@ from llaisys.server.metrics import RequestTotals
 PREFIX = "llamacpp:"
 
 
+class CasedName(bytes):
+    """A header name that is sent as written. uvicorn sends names in lower case, and scripts of
+    llama.cpp compare them with case."""
+
+    def lower(self) -> CasedName:
+        return self
+
+
+START_HEADER = CasedName(b"Process-Start-Time-Unix")
+
+
 class LlamaCollector(Collector):
     def __init__(self, totals: RequestTotals, models: Iterable[MeasuredModel]) -> None:
         self.totals = totals
