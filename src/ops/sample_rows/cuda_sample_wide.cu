@@ -12,7 +12,7 @@
 
 #include "base/sampling.hpp"
 #include "ops/cuda/common.cuh"
-#include "ops/cuda/float_key.cuh"
+#include "ops/cuda/row_values.cuh"
 #include "ops/sample_rows/cuda_pick.cuh"
 
 #include <climits>
@@ -78,23 +78,21 @@ __device__ bool find_index(Shared *shared, const Row &row, int exponent_bin,
         shared->low[i] = shared->high[i] = 0;
     }
     __syncthreads();
-#pragma unroll 4
-    for (int64_t i = threadIdx.x; i < row.n; i += kThreads) {
-        const float logit = row.x[i];
-        const float weight = logit > -INFINITY ? row.weight(logit, row.temperature) : 0.0f;
-        if (!(weight > 0)) {
-            continue;
+    for_each_value<kThreads>(row.x, row.n, 1, [&](float logit, int64_t) {
+        if (!(logit > -INFINITY)) {
+            return;
         }
         const int bin = row.bin(logit);
         const int index = index_of(logit, bin);
-        if (index >= 0) {
+        const float weight = index >= 0 ? row.weight(logit, row.temperature) : 0.0f;
+        if (weight > 0) {
             const uint32_t bits = __float_as_uint(weight);
             const uint32_t value = ((bits & 0x7fffffu) | 0x800000u)
                                    << (int(bits >> 23) - 127 - exponent_of(bin));
             atomicAdd(shared->low + index, value & ((1u << kLowBits) - 1));
             atomicAdd(shared->high + index, value >> kLowBits);
         }
-    }
+    });
     __syncthreads();
     for (int i = threadIdx.x; i < kBins; i += kThreads) {
         const double sum = double(shared->high[i]) * double(1 << kLowBits) + double(shared->low[i]);

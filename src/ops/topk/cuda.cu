@@ -10,7 +10,7 @@
 #include "ops/topk/cuda.hpp"
 
 #include "ops/cuda/common.cuh"
-#include "ops/cuda/float_key.cuh"
+#include "ops/cuda/row_values.cuh"
 
 namespace llaisys::ops {
 
