@@ -139,28 +139,20 @@ __global__ void __launch_bounds__(kRopeKvStoreThreads)
             pairs.sincos(i, row, &angles[i].x, &angles[i].y);
         }
     };
-    if constexpr (Norms) {
-        // With few rows this kernel and the start of attention are latency-bound: everything that the
-        // GEMM does not write comes before the wait. Positions were written before the GEMM started.
-        launch_dependents();
-        for (int i = threadIdx.x; i < 4 * half; i += blockDim.x) {
-            weights[i] = i < 2 * half ? norm.q.load(i) : norm.k.load(i - 2 * half);
-        }
-        compute_angles();
-        __syncthreads();
-        grid_dependency_wait();
-        if (threadIdx.x < n_items) {
-            load_values(threadIdx.x);
-        }
-    } else {
-        grid_dependency_wait();
-        launch_dependents();
-        if (threadIdx.x < n_items) {
-            load_values(threadIdx.x);
-            load_biases(threadIdx.x);
-        }
-        compute_angles();
-        __syncthreads();
+    // This kernel and the start of attention are latency-bound: everything that the GEMM does not write
+    // comes before the wait. Positions were written before the GEMM started.
+    launch_dependents();
+    for (int i = threadIdx.x; Norms && i < 4 * half; i += blockDim.x) {
+        weights[i] = i < 2 * half ? norm.q.load(i) : norm.k.load(i - 2 * half);
+    }
+    if (!Norms && threadIdx.x < n_items) {
+        load_biases(threadIdx.x);
+    }
+    compute_angles();
+    __syncthreads();
+    grid_dependency_wait();
+    if (threadIdx.x < n_items) {
+        load_values(threadIdx.x);
     }
     for (int i = threadIdx.x; i < n_items; i += blockDim.x) {
         if (i >= blockDim.x) {
