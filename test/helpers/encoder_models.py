@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import torch
 import transformers
@@ -71,6 +72,53 @@ def save_encoder(model: Any, directory: Path, pooling: str = "", normalize: bool
         modes.setdefault(f"pooling_mode_{pooling}", True)
         (directory / "1_Pooling" / "config.json").write_text(json.dumps(modes))
     return directory
+
+
+def write_encoder_gguf(model: Any, path: Path, pooling: int = 1) -> None:
+    """As llama.cpp's converter, in Q8_0; replaces the matrices of `model` by their dequantised
+    values."""
+    config, qtype = model.config, gguf.GGMLQuantizationType.Q8_0
+    writer = gguf.GGUFWriter(path, "bert")
+    first = config.max_position_embeddings - POSITIONS
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(POSITIONS)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_layer_norm_eps(config.layer_norm_eps)
+    writer.add_causal_attention(False)
+    writer.add_pooling_type(gguf.PoolingType(pooling))
+    words = WORDS + [f"w{i}" for i in range(config.vocab_size - len(WORDS))]
+    control = [word.startswith("[") for word in words]
+    writer.add_tokenizer_model("bert")
+    writer.add_token_list(
+        [
+            word if special else word[2:] if word.startswith("##") else "\u2581" + word
+            for word, special in zip(words, control, strict=True)
+        ]
+    )
+    writer.add_token_types([3 if special else 1 for special in control])
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.BERT, config.num_hidden_layers)
+    for name, parameter in model.state_dict().items():
+        own = name.removeprefix(f"{model.base_model_prefix}.")
+        if own.startswith("pooler.") or own.endswith("_ids"):
+            continue
+        target = names.get_name(own, try_suffixes=(".weight", ".bias"))
+        assert target is not None, own
+        values = parameter.numpy()
+        if target in ("position_embd.weight", "token_types.weight", "cls.output.weight"):
+            writer.add_tensor(target, values[first:] if target[0] == "p" else values)
+        elif values.ndim == 1:
+            writer.add_tensor(target, values)
+        else:
+            blocks = gguf.quantize(values, qtype)
+            writer.add_tensor(target, blocks, raw_dtype=qtype)
+            with torch.no_grad():
+                parameter.copy_(torch.from_numpy(np.array(gguf.dequantize(blocks, qtype))))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def hidden_states(model: Any, tokens: list[int]) -> NDArray[np.float64]:

@@ -17,6 +17,7 @@ from encoder_models import (
     hidden_states,
     make_encoder,
     save_encoder,
+    write_encoder_gguf,
 )
 from numpy.typing import NDArray
 from reference_models import opened, random_tokens
@@ -104,6 +105,38 @@ def test_scores_of_pairs_equal_transformers(name: str, is_raw: bool, tmp_path: P
         np.testing.assert_allclose(got, expected, rtol=1e-4)
         with pytest.raises(InvalidInputError, match="reranker"):
             llm.embed("the cat")
+
+
+@pytest.mark.parametrize("name", ["bert", "roberta", "xlm-roberta"])
+def test_gguf_file_equals_transformers(name: str, tmp_path: Path) -> None:
+    model = make_encoder(name, hidden_size=64, intermediate_size=96)
+    path = tmp_path / "model.gguf"
+    write_encoder_gguf(model, path)
+    with LLM(str(path), dtype="f32") as llm:
+        assert llm.model_info.is_encoder and llm.model_info.pooling == "mean"
+        got = [output.embedding for output in llm.embed(PROMPTS)]
+        for vector, prompt in zip(got, PROMPTS, strict=True):
+            expected = pooled(hidden_states(model, prompt), "mean")
+            np.testing.assert_allclose(vector, expected, atol=1e-5)
+        words = "The cats sat on a ran"
+        directory = save_encoder(make_encoder("bert"), tmp_path / "files")
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+        assert llm.tokenizer.encode(words) == tokenizer(words)["input_ids"]
+
+
+def test_gguf_reranker_equals_transformers(tmp_path: Path) -> None:
+    model = make_encoder(
+        "roberta", "ForSequenceClassification", hidden_size=64, intermediate_size=96
+    )
+    path = tmp_path / "model.gguf"
+    write_encoder_gguf(model, path)
+    with LLM(str(path), dtype="f32") as llm:
+        for first, second in PAIRS:
+            texts = [llm.tokenizer.encode(text, False) for text in (first, second)]
+            ids, _ = llm.tokenizer.join_pair(*texts)
+            with torch.no_grad():
+                logit = model(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids))).logits
+            assert llm.score(first, second)[0] == pytest.approx(float(logit.sigmoid()), rel=1e-4)
 
 
 def test_head_of_a_language_model_is_ignored(tmp_path: Path) -> None:

@@ -38,18 +38,20 @@ def test_every_tensor_has_a_weight_field_and_a_gguf_name(name: str) -> None:
     """The names of the gguf package lead to the tensors that the family reads."""
     family = FAMILIES[name]
     config = config_of(name)
-    used, sources = set(), set()
+    used, sources = set(), {}
     for tensor, shape in family.tensors(config):
         slot, layer = weight_field(tensor)
         assert slot in SLOTS and 0 <= layer < config.num_layers
         assert (slot, layer) not in used and shape and all(size > 0 for size in shape)
         used.add((slot, layer))
-        sources.add(family.source(tensor, config, is_gguf=True).name)
+        source = family.source(tensor, config, is_gguf=True).name
+        # Encoders have the names of the gguf package in their own files.
+        sources[source] = family.source(tensor, config, config.encoder is None).name
     if getattr(family, "has_gguf_files", True):
         code = {name: code for code, name in gguf.MODEL_ARCH_NAMES.items()}[family.architecture()]
         names = gguf.get_tensor_name_map(code, config.num_layers)
-        for source in sources:
-            hf = source.replace("mlp.gate_score.", "mlp.gate.e_score_correction.")
+        for source, named in sources.items():
+            hf = named.replace("mlp.gate_score.", "mlp.gate.e_score_correction.")
             target = names.get_name(hf, try_suffixes=(".weight", ".bias"))
             assert target is not None and family.name_from_gguf(target) == source
 

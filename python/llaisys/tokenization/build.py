@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.validation import is_int
 from llaisys.tokenization import encoder_files
-from llaisys.tokenization.encoder_files import unigram, word_piece
+from llaisys.tokenization.encoder_files import gguf_word_piece, unigram, word_piece
 from llaisys.tokenization.json_file import read_bytes, read_json_object
 from llaisys.tokenization.sentencepiece_bpe import default_kinds, sentencepiece_bpe
 from llaisys.tokenization.sentencepiece_file import read_sentencepiece
@@ -209,6 +209,8 @@ def from_vocabulary(vocabulary: BpeVocabulary, special_ids: dict[str, int]) -> t
     for name, token_id in special_ids.items():
         if not 0 <= token_id < len(tokens):
             raise ModelLoadError(f"tokenizer: {name} id {token_id}, outside [0, {len(tokens)})")
+    if vocabulary.is_word_piece:
+        return as_load_error("tokenizer", lambda: gguf_word_piece(tokens, types))
     if vocabulary.scores:
         kinds = types or default_kinds(tokens, special_ids)
         build = lambda: sentencepiece_bpe(vocabulary, vocab, kinds)  # noqa: E731

@@ -3,6 +3,7 @@ sentencepiece.bpe.model (unigram, XLM-RoBERTa)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from llaisys.tokenization.sentencepiece_file import read_unigram
 from llaisys.tokenization.token_text import SPACE
 
 VOCAB_TXT, UNIGRAM = "vocab.txt", "sentencepiece.bpe.model"
+_CONTROL = 3  # token type of GGUF files
 HIDDEN_SCORE = -1e4  # of special tokens: a text never has them as pieces
 
 
@@ -54,6 +56,26 @@ def word_piece(directory: Path, settings: dict[str, Any]) -> tokenizers.Tokenize
     if len(vocab) != len(tokens):
         twice = next(token for i, token in enumerate(tokens) if vocab[token] != i)
         raise ModelLoadError(f"{path}: the token {twice[:80]!r} is there twice")
+    return build_word_piece(vocab, settings, str(path))
+
+
+def gguf_word_piece(tokens: Sequence[str], types: Sequence[int]) -> tokenizers.Tokenizer:
+    """BERT's tokenizer from GGUF metadata, where a token that begins a word has U+2581 before it
+    and others have no '##'. Lower case unless a token has a capital."""
+    vocab: dict[str, int] = {}
+    is_lower = True
+    for i, token in enumerate(tokens):
+        name = token
+        if not types or types[i] != _CONTROL:
+            name = token[1:] if token.startswith(SPACE) else f"##{token}"
+            is_lower = is_lower and not any("A" <= letter <= "Z" for letter in token)
+        vocab.setdefault(name, i)
+    return build_word_piece(vocab, {"do_lower_case": is_lower}, "tokenizer.ggml.tokens")
+
+
+def build_word_piece(
+    vocab: dict[str, int], settings: dict[str, Any], path: str
+) -> tokenizers.Tokenizer:
     keys = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
     names = {key: _name(settings, key, f"[{key[:-6].upper()}]") for key in keys}
     for key in ("unk_token", "cls_token", "sep_token"):

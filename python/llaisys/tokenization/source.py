@@ -10,8 +10,8 @@ from llaisys.common.packed_strings import PackedStrings
 
 @dataclass(frozen=True, slots=True)
 class BpeVocabulary:
-    """A BPE vocabulary of GGUF metadata: byte-level with merges and a pre-tokenizer, or
-    SentencePiece with scores."""
+    """The vocabulary of GGUF metadata: byte-level BPE with merges and a pre-tokenizer,
+    SentencePiece BPE with scores, or WordPiece."""
 
     tokens: PackedStrings  # by id, in the byte-level alphabet or with U+2581 for spaces
     token_types: tuple[int, ...]  # by id: 1 normal, 3 control, 4 user defined, 6 byte; or empty
@@ -21,6 +21,7 @@ class BpeVocabulary:
     add_eos: bool = False
     scores: tuple[float, ...] = ()  # by id; not empty: SentencePiece, highest joins first
     add_space_prefix: bool = True  # SentencePiece: put a space before the text
+    is_word_piece: bool = False  # tokens that begin a word begin with U+2581
 
 
 @dataclass(frozen=True, slots=True)

@@ -295,7 +295,7 @@ def _pooling(config: EngineConfig, opened: OpenedModel) -> str:
 
         found = declared_pooling(source.directory)
     encoder = getattr(opened.checkpoint and opened.checkpoint.config, "encoder", None)
-    return found or ("last" if encoder is None else "cls")
+    return found or ("last" if encoder is None else str(encoder.pooling))
 
 
 def _usable_length(config: EngineConfig, adapter: ModelAdapter) -> int:

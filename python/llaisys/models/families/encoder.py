@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from llaisys.models.families.decoder import DecoderFamily
+from llaisys.models.families.decoder_tensors import TYPES, TensorNames
 from llaisys.models.families.model_config import Encoder, ModelConfig
 from llaisys.models.families.variant import Keys, RopeLayout, Sizes, Variant
 from llaisys.models.loading.family import GgufContents
@@ -32,6 +33,10 @@ _GLOBAL = {
     "model.embed_types": "embeddings.token_type_embeddings",
     "model.embed_norm": "embeddings.LayerNorm",
 }
+# GGUF names: within a layer, and of the classifier.
+_GGUF_LAYER = {"attn_output_norm": "self_attn.post_norm", "layer_output_norm": "mlp.post_norm"}
+_GGUF_SCORE = {"cls": "score.dense", "cls.output": "score.output"}
+_GGUF_POOLINGS = {1: "mean", 2: "cls", 3: "last"}  # pooling_type
 _OLD_NORMS = {"weight": "gamma", "bias": "beta"}  # of LayerNorm in old files
 _TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 
@@ -86,7 +91,22 @@ class EncoderFamily(DecoderFamily):
         return replace(config, encoder=encoder, eos_token_ids=())
 
     def config_from_gguf(self, contents: GgufContents) -> ModelConfig:
-        raise contents.unsupported(self.name)
+        """GGUF files have the positions of texts only, and no activation of the scores."""
+        config = DecoderFamily.config_from_gguf(self, contents)
+        types = contents.tensors.get(TYPES)
+        pooling = contents.metadata.integer(f"{self.architecture()}.pooling_type", 0, 8, 2)
+        encoder = Encoder(
+            token_types=0 if types is None else types.shape[0],
+            has_score="score.output.weight" in contents.tensors,
+            pooling=_GGUF_POOLINGS.get(pooling, "cls"),
+        )
+        return replace(config, encoder=encoder, eos_token_ids=())
+
+    def name_from_gguf(self, name: str) -> str | None:
+        module, _, kind = name.rpartition(".")
+        if module in _GGUF_SCORE:
+            return f"{_GGUF_SCORE[module]}.{kind}"
+        return DecoderFamily.name_from_gguf(self, name)
 
     def tensors(self, config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield from DecoderFamily.tensors(self, config)
@@ -97,6 +117,8 @@ class EncoderFamily(DecoderFamily):
             yield "score.output.bias", (1,)
 
     def source(self, name: str, config: ModelConfig, is_gguf: bool) -> TensorSource:
+        if is_gguf:
+            return TensorSource(name)
         module, kind = name.rsplit(".", 1)
         rows = None
         if module.startswith("score."):
@@ -152,7 +174,7 @@ BERT = EncoderFamily(
     defaults={"layer_norm_eps": 1e-12, "rope_theta": 10000.0},
     epsilon_key="layer_norm_eps",
     activations=("gelu", *_TANH),
-    has_gguf_files=False,
+    names=TensorNames(gguf=_GGUF_LAYER),
     prefix="bert.",
     dense="bert.pooler.dense",
     output="classifier",
@@ -160,6 +182,7 @@ BERT = EncoderFamily(
 ROBERTA = replace(
     BERT,
     name="roberta",
+    has_gguf_files=False,  # they have the architecture of BERT
     has_padding_positions=True,
     prefix="roberta.",
     dense="classifier.dense",

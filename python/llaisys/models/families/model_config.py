@@ -23,6 +23,7 @@ class Encoder:
     first_position: int = 0  # row of the position embedding of the first token
     has_score: bool = False  # a classifier of one label: the score of a pair of texts
     is_score_raw: bool = False  # the score is not passed through a sigmoid
+    pooling: str = "cls"  # default of embeddings
 
 
 @dataclass(frozen=True, slots=True)

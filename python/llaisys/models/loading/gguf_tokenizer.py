@@ -20,14 +20,15 @@ def tokenizer_from_gguf(
 ) -> TokenizerSource:
     """Type-checked tokenizer metadata, from which `Tokenizer` is built."""
     model = fields.string("tokenizer.ggml.model", None)
-    if model not in ("gpt2", "llama"):
-        known = "gpt2 (byte-level BPE), llama (SentencePiece BPE)"
+    builders = {"llama": _sentencepiece, "bert": _word_piece}
+    if model != "gpt2" and model not in builders:
+        known = "gpt2 (byte-level BPE), llama (SentencePiece BPE), bert (WordPiece)"
         why = f"{fields.where}: tokenizer.ggml.model {model!r} is not supported; known: {known}"
         return TokenizerSource(missing=why)
-    is_byte_level = model == "gpt2"
-    vocabulary = (
-        _byte_level(fields, default_pre_tokenizer) if is_byte_level else _sentencepiece(fields)
-    )
+    if model == "gpt2":
+        vocabulary = _byte_level(fields, default_pre_tokenizer)
+    else:
+        vocabulary = builders[model](fields)
     tokens = vocabulary.tokens
     kinds = (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
     special_ids = []
@@ -69,6 +70,12 @@ def _sentencepiece(fields: Fields) -> BpeVocabulary:
         add_eos=fields.boolean("tokenizer.ggml.add_eos_token", False),
         add_space_prefix=fields.boolean("tokenizer.ggml.add_space_prefix", True),
     )
+
+
+def _word_piece(fields: Fields) -> BpeVocabulary:
+    tokens = _texts(fields, "tokenizer.ggml.tokens")
+    types = _array(fields, "tokenizer.ggml.token_type", int, len(tokens))
+    return BpeVocabulary(tokens=tokens, token_types=types, is_word_piece=True)
 
 
 def _texts(fields: Fields, key: str) -> PackedStrings:
