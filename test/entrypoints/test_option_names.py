@@ -10,7 +10,7 @@ import pytest
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.engine.config import EngineConfig, given_engine_options
-from llaisys.entrypoints.cli import build_parser
+from llaisys.entrypoints.cli import build_parser, main
 from llaisys.server.config import ServerConfig
 from llaisys.server.options import config_from_args
 
@@ -165,3 +165,20 @@ def test_benchmarks_accept_the_names_of_vllm() -> None:
     words = ["--base-url", "u", "--num-prompts", "3", "--request-rate", "2"]
     options = build_parser().parse_args(["bench", "serve", *words])
     assert (options.url, options.requests, options.rate) == ("u", 3, 2.0)
+
+
+@pytest.mark.parametrize(
+    "words, hint",
+    [
+        (["serv"], "unknown command 'serv'; did you mean 'serve'?"),
+        (["bench", "throughputt"], "unknown command 'throughputt'; did you mean 'throughput'?"),
+        (["zzz"], "unknown command 'zzz'; known: serve, generate, chat"),
+        (["bench", "serve", "--endpoint", "chats"], "unknown value 'chats'; did you mean 'chat'?"),
+    ],
+)
+def test_unknown_commands_and_values_name_the_nearest(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    assert hint in capsys.readouterr().err

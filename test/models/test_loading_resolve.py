@@ -150,3 +150,12 @@ def test_hub_pattern_selects_one_gguf_file(tmp_path: Path, monkeypatch: pytest.M
         resolve_model("org/name:Q4_K_M")
     with pytest.raises(ModelLoadError, match=r"2 \.gguf files; name one"):
         open_checkpoint(folder)
+
+
+def test_adapter_directory_names_the_command_for_it(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    with pytest.raises(ModelLoadError, match=r"a LoRA adapter, not a model.*chat org/base --lora"):
+        open_checkpoint(tmp_path)
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": 3}')
+    with pytest.raises(ModelLoadError, match="serve BASE_MODEL --lora-modules"):
+        open_checkpoint(tmp_path)

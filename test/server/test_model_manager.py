@@ -15,7 +15,7 @@ from llaisys.common.types import ModelInfo
 from llaisys.server.config import ModelLimits, ServerConfig
 from llaisys.server.engine_client.messages import EngineStats, MemoryEstimate
 from llaisys.server.errors import ApiError
-from llaisys.server.models.manager import ModelManager
+from llaisys.server.models.manager import ModelManager, public_reason
 from llaisys.server.models.served import State
 from llaisys.server.service import Service, SharedState
 from llaisys.server.sessions.store import SessionStore
@@ -197,6 +197,48 @@ def test_busy_model_is_drained_after_its_residency(tmp_path: Path) -> None:
         await scene.manager.close()
 
     run(work())
+
+
+def test_every_model_is_checked_at_start(tmp_path: Path) -> None:
+    async def work() -> None:
+        checked = []
+
+        async def check(service: Service) -> str | None:
+            checked.append(service.metric_name)
+            return "/models/b/config.json: broken" if service.metric_name == "b" else None
+
+        scene = Scene(tmp_path, check=check)
+        await scene.manager.start()
+        while scene.state("b") is not State.FAILED or len(checked) < 2:
+            await asyncio.sleep(0.01)
+        assert checked == ["b", "c"] and scene.state("a") is State.READY
+        assert scene.state("c") is State.UNLOADED
+        assert scene.manager.card("b")["error"] == "config.json: broken"
+        assert "error" not in scene.manager.card("c")
+        with pytest.raises(ApiError, match=r"b could not be loaded: config.json: broken"):
+            await scene.ask("b")
+        scene.now += 2
+        await scene.ask("b")  # it has been repaired
+        assert "error" not in scene.manager.card("b")
+        await scene.manager.close()
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    "reason, public",
+    [
+        ("the engine failed: ModelLoadError: /a/b/config.json: bad", "config.json: bad"),
+        ("model: '/srv/secret/m.gguf' does not exist", "model: 'm.gguf' does not exist"),
+        ("x: unknown architecture 'y'; known: a, b; to add one: docs/internals/z.md",
+         "x: unknown architecture 'y'; to add one: docs/internals/z.md"),
+        ("use `llaisys chat org/name --lora ~/secret/x`", "use `llaisys chat org/name --lora x`"),
+        ("it needs 5 bytes; the budget is 4", "it needs 5 bytes; the budget is 4"),
+        ("../secret/x is 1/2 of y", "x is 1/2 of y"),
+    ],
+)  # fmt: skip
+def test_clients_see_the_reason_without_directories(reason: str, public: str) -> None:
+    assert public_reason(reason) == public
 
 
 def test_failed_load_is_a_503_for_that_model_only(tmp_path: Path) -> None:

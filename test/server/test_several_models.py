@@ -124,7 +124,10 @@ def test_failed_load_is_a_503_for_that_model_only(server: ServerProcess) -> None
         assert refused.status_code == 503
         assert refused.json()["error"]["code"] == "model_unavailable"
         assert int(refused.headers["retry-after"]) >= 1
-        assert "nothing-here" not in refused.text
+        text = refused.json()["error"]["message"]
+        assert "'nothing-here' does not exist" in text and "/nothing-here" not in text
+        card = client.get("/v1/models/broken").json()
+        assert card["state"] == "failed" and card["error"] in text
         assert ask(client, "mock").status_code == 200
         assert client.get("/health").status_code == 200
         assert states(client)["broken"] == "failed"

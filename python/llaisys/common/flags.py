@@ -95,6 +95,16 @@ class OptionParser(argparse.ArgumentParser):
                 self.error(unknown_name("option", word.partition("=")[0], known))
         return found, rest
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Name the nearest of the choices, such as commands."""
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            what = "command" if isinstance(action, argparse._SubParsersAction) else "value"
+            text = unknown_name(what, str(value), known)
+            raise argparse.ArgumentError(
+                action, text if "did you mean" in text else f"{text}; known: {', '.join(known)}"
+            )
+
     def _replace_aliases(self, given: Sequence[str]) -> list[str]:
         words: list[str] = []
         for index, word in enumerate(given):

@@ -86,15 +86,19 @@ class Family(ABC):
         return None
 
 
+class UnknownFamilyError(ModelLoadError):
+    """A model of a family that is not registered."""
+
+
 def find_family(families: Mapping[str, Family], model_type: object, where: str) -> Family:
     """The family of a model_type. The ModelLoadError names the known ones, the nearest of them
     and the guide."""
     family = families.get(model_type) if isinstance(model_type, str) else None
     if family is None:
         known = ", ".join(sorted(families))
-        near = get_close_matches(str(model_type).lower(), families, n=1, cutoff=0.5)
+        near = get_close_matches(str(model_type).lower(), families, n=1, cutoff=0.6)
         nearest = f"; nearest: {near[0]}" if near else ""
-        raise ModelLoadError(
+        raise UnknownFamilyError(
             f"{where}: unknown architecture {str(model_type)[:80]!r}; known: {known}{nearest}; to "
             f"add one: {GUIDE}"
         )

@@ -21,9 +21,23 @@ def read_config(directory: Path, families: Mapping[str, Family]) -> tuple[Family
     """From config.json and the optional generation_config.json of a model directory."""
     path = directory / "config.json"
     if not path.is_file():
-        raise ModelLoadError(f"{directory}: config.json is missing")
+        raise _not_a_model(directory)
     generation = read_optional_json_object(directory / "generation_config.json")
     return parse_config(read_json_object(path), generation, str(path), families)
+
+
+def _not_a_model(directory: Path) -> ModelLoadError:
+    """The error of a directory without config.json; an adapter's says how to use it."""
+    adapter = read_optional_json_object(directory / "adapter_config.json")
+    if not adapter:
+        return ModelLoadError(f"{directory}: config.json is missing, and there is no .gguf file")
+    base = adapter.get("base_model_name_or_path")
+    base = base[:200] if isinstance(base, str) and base else "BASE_MODEL"
+    return ModelLoadError(
+        f"{directory}: a LoRA adapter, not a model; use it with its base model: "
+        f"`llaisys chat {base} --lora {directory}` or "
+        f"`llaisys serve {base} --lora-modules NAME={directory}`"
+    )
 
 
 def parse_config(

@@ -74,7 +74,8 @@ def remove_model(name: str) -> LocalModel:
         )
     if not own:
         raise InvalidInputError(
-            f"{unknown_name('model', name, [model.name for model in models])} on this machine",
+            f"{unknown_name('model', name, [model.name for model in models])} "
+            "(`llaisys models` lists those of this machine)",
             field="model",
         )
     model = own[0]

@@ -16,9 +16,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from llaisys.common.logs import log_event
@@ -35,13 +36,26 @@ logger = logging.getLogger("llaisys.server")
 MIN_RESIDENCY = 2.0  # seconds (or 3 load times) before a model in use may be drained
 POLL_SECONDS = 1.0  # interval of idle checks
 RETRY_SECONDS = 5
+MAX_PUBLIC_REASON = 500  # characters
 
 EngineFactory = Callable[[Service], AsyncLLMEngine]
 EngineEndCallback = Callable[[Service, AsyncLLMEngine], None]
+ModelCheck = Callable[[Service], Awaitable[str | None]]  # why it cannot be loaded; None: it can
 
 
 def make_engine(service: Service) -> AsyncLLMEngine:
     return AsyncLLMEngine(service.config, EngineProcess(service.config, wait_for_memory=True))
+
+
+async def check_model(service: Service) -> str | None:
+    """Open the files of a model in an engine process that loads no weights."""
+    engine = await asyncio.to_thread(make_engine, service)
+    try:
+        await engine.start()
+        await engine.estimated.wait()
+        return None if engine.memory_estimate is not None else engine.dead or "the engine ended"
+    finally:
+        await engine.close()
 
 
 class ModelManager:
@@ -59,10 +73,12 @@ class ModelManager:
         max_waiting: int = 256,
         on_engine_end: EngineEndCallback = lambda service, engine: None,
         make: EngineFactory = make_engine,
+        check: ModelCheck | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`budget`: bytes of all engines together. `keep_alive`: seconds until an idle model is
-        unloaded, 0: never. `load_timeout`: longest wait of a request for its model, in seconds."""
+        unloaded, 0: never. `load_timeout`: longest wait of a request for its model, in seconds.
+        `check`: run at start for every model but the first."""
         self.models = [ServedModel(service) for service in services]
         self.budget = budget
         self.keep_alive = keep_alive
@@ -71,6 +87,7 @@ class ModelManager:
         self.closing = False
         self._by_name = {name: model for model in self.models for name in model.service.model_names}
         self._make = make
+        self._check = check
         self._clock = clock
         self._on_engine_end = on_engine_end
         self._load_lock = asyncio.Lock()  # FIFO
@@ -144,6 +161,21 @@ class ModelManager:
         """Load the first model, the default of requests without a model name."""
         self._spawn(self._unload_idle())
         self._begin_load(self.models[0])
+        if self._check is not None:
+            self._spawn(self._check_others(self._check))
+
+    async def _check_others(self, check: ModelCheck) -> None:
+        """Find models that cannot be loaded before a request does, one after the other."""
+        await asyncio.shield(self._begin_load(self.models[0]))
+        for model in self.models[1:]:
+            if model.state is not State.UNLOADED:
+                continue
+            reason = await check(model.service)
+            if reason is not None and model.state is State.UNLOADED:
+                model.failed(reason, self._clock(), public_reason(reason))
+                log_event(
+                    logger, logging.ERROR, "model cannot be loaded", model=model.name, reason=reason
+                )
 
     async def close(self) -> None:
         self.closing = True
@@ -204,8 +236,8 @@ class ModelManager:
             raise self._load_error(model, model.retry_at - self._clock())
 
     def _load_error(self, model: ServedModel, pause: float) -> ApiError:
-        """The response to requests for a failed model. The log has the reason, which may contain
-        paths; the response has `public_error` only."""
+        """The response to requests for a failed model: `public_error`. The log has the whole
+        reason."""
         reason = f": {model.public_error}" if model.public_error else ", or has ended"
         return ApiError(
             503,
@@ -255,7 +287,7 @@ class ModelManager:
                 raise
             except Exception as error:
                 await self._close_engine(model)
-                public = str(error) if isinstance(error, ModelTooLarge) else None
+                public = public_reason(str(error)) if isinstance(error, LoadError) else None
                 model.failed(str(error), self._clock(), public)
                 expected = isinstance(error, LoadError)
                 log_event(
@@ -402,6 +434,13 @@ class ModelManager:
 
 
 Models = SingleModel | ModelManager
+
+
+def public_reason(reason: str) -> str:
+    """A reason for clients: of a path only the last part, and no list of all known names."""
+    text = reason.removeprefix("the engine failed: ").removeprefix("ModelLoadError: ")
+    text = re.sub(r"(?<![\w.])[~.]{0,2}/(?:[^\s:'\"`/]+/)*([^\s:'\"`/]+)", r"\1", text)
+    return re.sub(r"; known: [^;]*", "", text)[:MAX_PUBLIC_REASON]
 
 
 class MemoryTimeout(Exception):

@@ -15,7 +15,7 @@ from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.llamacpp.metrics import LlamaCollector
 from llaisys.server.metrics import PREFIX
-from llaisys.server.models.manager import ModelManager, Models
+from llaisys.server.models.manager import ModelManager, Models, check_model
 from llaisys.server.models.served import State
 from llaisys.server.models.single import SingleModel
 from llaisys.server.service import Service, SharedState
@@ -53,6 +53,7 @@ def open_models(shared: SharedState, process: EngineProcess | None) -> Models:
         limits.keep_alive,
         limits.load_timeout,
         max_waiting=max(1, config.limits.max_queued),
+        check=check_model,
         on_engine_end=lambda service, engine: engines.retire(service.metric_name, engine),
     )
     for service in services:

@@ -111,6 +111,8 @@ class ServedModel:
             "state": self.state.value,
             "memory": {"estimated_bytes": self.estimate or None, "resident_bytes": self.resident},
         }
+        if self.state is State.FAILED and self.public_error:
+            card["error"] = self.public_error
         if loading is not None:
             card["loading"] = {"stage": loading[0], "done": loading[1], "total": loading[2]}
         return card
