@@ -59,7 +59,8 @@ PY_LAYERS: dict[str, list[str]] = {
     "common/model_registry":  ["models/base", "common"],  # names adapters, imports none
     "libllaisys":             ["common/errors", "common/closing"],  # codes become exceptions there
     # The package's own files: `import llaisys`, `python -m llaisys`.
-    "__init__":               ["entrypoints", "engine", "common", "libllaisys", "-engine/worker"],
+    "__init__":               ["entrypoints", "engine", "common", "libllaisys", "-engine/worker",
+                               "models/families"],
     "__main__":               ["entrypoints", "server", "common", "libllaisys"],
 }  # fmt: skip
 

@@ -8,8 +8,16 @@ if TYPE_CHECKING:
     from llaisys.common.structured import StructuredOutputs
     from llaisys.engine.beam_search import BeamSearchParams
     from llaisys.entrypoints.llm import LLM
+    from llaisys.models.families import register_family
 
-__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "StructuredOutputs", "__version__"]
+__all__ = [
+    "LLM",
+    "BeamSearchParams",
+    "SamplingParams",
+    "StructuredOutputs",
+    "__version__",
+    "register_family",
+]
 
 
 def __getattr__(name: str) -> object:
@@ -29,6 +37,10 @@ def __getattr__(name: str) -> object:
         from llaisys.engine.beam_search import BeamSearchParams
 
         return BeamSearchParams
+    if name == "register_family":
+        from llaisys.models.families import register_family
+
+        return register_family
     raise AttributeError(f"module 'llaisys' has no attribute {name!r}")
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from llaisys.common.model_registry import register_model
 from llaisys.models.families.cohere import COHERE, COHERE2
 from llaisys.models.families.cwm import CWM
 from llaisys.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
@@ -41,7 +43,7 @@ from llaisys.models.families.stablelm import STABLELM
 from llaisys.models.families.starcoder2 import STARCODER2
 from llaisys.models.loading import json_config
 from llaisys.models.loading.checkpoint import Checkpoint
-from llaisys.models.loading.family import CheckpointConfig, Family
+from llaisys.models.loading.family import CheckpointConfig, Family, UnknownFamilyError
 from llaisys.models.loading.resolve import open_files
 
 FAMILIES: dict[str, Family] = {
@@ -58,8 +60,33 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+PLUGINS = "llaisys.families"  # entry points of installed packages: functions without arguments
+_loaded_plugins: set[str] = set()
+
+
+def register_family(family: Family, adapter: str = "llaisys.models.decoder:DecoderAdapter") -> None:
+    """Public, for families outside this package: read models whose model_type is `family.name` with
+    `family` and run them with `adapter`, "module:class". The name must be new."""
+    register_model(family.name, adapter)
+    FAMILIES[family.name] = family
+
+
+def load_plugins() -> bool:
+    """Call the entry points of PLUGINS that have not been called; False: there are none."""
+    found = [point for point in entry_points(group=PLUGINS) if point.value not in _loaded_plugins]
+    for point in found:
+        _loaded_plugins.add(point.value)
+        point.load()()
+    return bool(found)
+
+
 def open_checkpoint(path: str | Path) -> Checkpoint:
-    """Open a model directory or a GGUF file."""
+    """Open a model directory or a GGUF file. Plugins are loaded when its family is unknown."""
+    try:
+        return open_files(path, FAMILIES)
+    except UnknownFamilyError:
+        if not load_plugins():
+            raise
     return open_files(path, FAMILIES)
 
 
