@@ -30,16 +30,21 @@ def main(arguments: list[str]) -> int:
     with open_checkpoint(path) as checkpoint:
         tokenizer = Tokenizer.from_source(checkpoint.tokenizer_source)
         ends = list(checkpoint.config.eos_token_ids)
+    prompts = [
+        tokenizer.encode_chat([{"role": "user", "content": question}]) for question, _ in QUESTIONS
+    ]
+    width = max(map(len, prompts))
+    outputs = model.generate(
+        torch.tensor([[ends[0]] * (width - len(ids)) + ids for ids in prompts]),
+        attention_mask=torch.tensor([[0] * (width - len(i)) + [1] * len(i) for i in prompts]),
+        max_new_tokens=MAX_TOKENS,
+        do_sample=False,
+        eos_token_id=ends,
+        pad_token_id=ends[0],
+    )
     right = 0
-    for question, pattern in QUESTIONS:
-        prompt = tokenizer.encode_chat([{"role": "user", "content": question}])
-        ids = model.generate(
-            torch.tensor([prompt]),
-            max_new_tokens=MAX_TOKENS,
-            do_sample=False,
-            eos_token_id=ends,
-        )[0].tolist()[len(prompt) :]
-        answer = tokenizer.decode_tokens(ids)
+    for (question, pattern), ids in zip(QUESTIONS, outputs.tolist(), strict=True):
+        answer = tokenizer.decode_tokens(ids[width:])
         right += is_right(pattern, answer)
         print("right" if is_right(pattern, answer) else "wrong", question, repr(answer[:80]))
     print(f"{right} of {len(QUESTIONS)}")

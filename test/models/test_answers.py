@@ -1,35 +1,44 @@
-"""Answers of the real default model: as many right ones as greedy decoding, and none that loops."""
+"""Answers of the real default model: in f32 as many right ones as transformers, quantized and with
+default sampling about as many, and none that goes on looping."""
 
 from __future__ import annotations
 
 import pytest
 
-from llaisys.bench.questions import QUESTIONS, Score, is_right, run_questions
+from llaisys.bench.questions import GREEDY, QUESTIONS, Score, is_right, run_questions
 from llaisys.entrypoints.llm import LLM
 
 # Of transformers, greedy, with the weights of the same file in f32 (scripts/score_answers.py).
-TRANSFORMERS = 22
+TRANSFORMERS = 19
 MAX_TOKENS = 64
 
 
 @pytest.fixture(scope="module")
-def scores() -> dict[str, Score]:
+def scores() -> list[Score]:
+    """Of greedy decoding and two runs with default sampling."""
     with LLM() as llm:
-        samplings = [("greedy", {"temperature": 0}), ("defaults", llm.default_sampling)]
-        return {score.name: score for score in run_questions(llm, samplings, MAX_TOKENS)}
+        defaults = ("defaults", llm.default_sampling)
+        return run_questions(llm, [("greedy", GREEDY), defaults, defaults], MAX_TOKENS)
 
 
-def test_greedy_score_equals_transformers(scores: dict[str, Score]) -> None:
-    """Rounding of quantised products may change one answer."""
-    assert abs(scores["greedy"].right - TRANSFORMERS) <= 1, scores["greedy"].answers
+def test_greedy_score_in_f32_equals_transformers() -> None:
+    with LLM(dtype="f32") as llm:
+        [score] = run_questions(llm, [("greedy", GREEDY)], MAX_TOKENS)
+    assert score.right == TRANSFORMERS, score.answers
 
 
-def test_defaults_score_like_greedy_decoding(scores: dict[str, Score]) -> None:
-    assert scores["defaults"].right >= scores["greedy"].right - 2, scores["defaults"].answers
+def test_greedy_score_of_the_quantized_model(scores: list[Score]) -> None:
+    assert scores[0].right >= TRANSFORMERS - 1, scores[0].answers
 
 
-def test_no_answer_with_defaults_loops(scores: dict[str, Score]) -> None:
-    assert scores["defaults"].loops == 0, scores["defaults"].answers
+def test_defaults_score_like_greedy_decoding(scores: list[Score]) -> None:
+    mean = (scores[1].right + scores[2].right) / 2
+    assert mean >= scores[0].right - 2, (scores[1].answers, scores[2].answers)
+
+
+def test_loops_are_rare_and_end_before_the_token_limit(scores: list[Score]) -> None:
+    for score in scores:
+        assert score.loops <= 1, score.answers
 
 
 def test_an_answer_is_right_by_whole_words() -> None:

@@ -20,7 +20,7 @@ from llaisys.models.loading.recommended_sampling import (
     recommended_sampling,
 )
 
-SMOLLM2 = {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.05}
+SMOLLM2 = {"temperature": 0.2, "top_p": 0.9}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from llaisys.common.types import RequestOutput
 from llaisys.entrypoints.llm import LLM
 
 NEW_TOKENS = 128
+GREEDY = {"temperature": 0, "repetition_penalty": 1}
 
 # (question, pattern of a right answer)
 QUESTIONS: tuple[tuple[str, str], ...] = (
@@ -80,10 +81,10 @@ def run_questions(
         SamplingParams(**{
             "max_tokens": max_tokens,
             "repetition_detection": CHAT_DETECTION,
-            "seed": number,
+            "seed": 100 * index + number,
             **given,
         })
-        for _, given in samplings
+        for index, (_, given) in enumerate(samplings)
         for number in range(len(QUESTIONS))
     ]  # fmt: skip
     names = [

@@ -243,13 +243,13 @@ def run_perplexity(options: argparse.Namespace) -> int:
 
 
 def run_questions(options: argparse.Namespace) -> int:
-    from llaisys.bench.questions import QUESTIONS
+    from llaisys.bench.questions import GREEDY, QUESTIONS
     from llaisys.bench.questions import run_questions as measure
     from llaisys.bench.report import format_table
 
     most = check_int("new_tokens", options.new_tokens, 1, 1 << 20)
     with open_llm(options) as llm, show_progress(sys.stderr):
-        samplings = [("greedy", {"temperature": 0}), ("defaults", llm.default_sampling)]
+        samplings = [("greedy", GREEDY), ("defaults", llm.default_sampling)]
         scores = measure(llm, samplings, most)
     rows = [
         {

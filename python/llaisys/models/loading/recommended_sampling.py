@@ -24,8 +24,7 @@ _REASONING: Sampling = {"temperature": 0.6, "top_p": 0.95}
 # the first match applies. GGUF files seldom have them.
 RECOMMENDED: tuple[tuple[str, Sampling], ...] = (
     (r"deepseek-r1|(?:^|[-/])qwq-", _REASONING),
-    # The model card has no penalty; without one the 135M model repeats itself now and then.
-    (r"smollm2-.*instruct", {"temperature": 0.2, "top_p": 0.9, "repetition_penalty": 1.05}),
+    (r"smollm2-.*instruct", {"temperature": 0.2, "top_p": 0.9}),
     (r"smollm3-3b(?!-base)", _REASONING),
     (r"qwen2(?:\.5)?-.*\b[01]\.5b-instruct", {**_QWEN_CHAT, "repetition_penalty": 1.1}),
     (r"qwen2(?:\.5)?-.*instruct", {**_QWEN_CHAT, "repetition_penalty": 1.05}),
