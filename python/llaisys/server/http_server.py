@@ -7,6 +7,7 @@ imported after the engine process has started, so that the model loads in the me
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import resource
 import socket
@@ -47,8 +48,10 @@ def serve(config: ServerConfig) -> int:
     try:
         import asyncio
 
+        gc.disable()  # imports allocate much and free little; the server collects when it is ready
         from llaisys.server.lifecycle import run_server
 
+        gc.enable()
         url = server_url(config, listener)
         with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
             return runner.run(run_server(config, process, listener, url))
