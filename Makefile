@@ -42,6 +42,8 @@ ifeq ($(origin CC),default)
 CC := $(firstword $(foreach c,gcc clang cc,$(if $(shell command -v $(c) 2>/dev/null),$(c))))
 endif
 export CC CXX
+# Packages are installed without bytecode; Python writes that of the modules it imports.
+unexport PYTHONDONTWRITEBYTECODE
 export CMAKE_BUILD_PARALLEL_LEVEL := $(JOBS)
 
 # What goes into the wheel: a change in any of these reinstalls the package (incrementally).

@@ -5,7 +5,7 @@
 
 A new environment gets the wheel and its dependencies, as wheels only; PATH has nothing but its
 commands. The last line of output is JSON: the seconds from the start to the URL of the server, the
-megabytes of the environment after that, and its largest packages.
+size of the environment after that (as `du -m`), and its largest packages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REQUEST = {"prompt": "The capital of France is", "max_tokens": 8, "temperature":
 
 def megabytes(path: Path) -> float:
     files = [path] if path.is_file() else path.rglob("*")
-    return sum(file.lstat().st_blocks for file in files) * 512 / 1e6
+    return sum(file.lstat().st_blocks for file in files) * 512 / 2**20
 
 
 def fail(text: str) -> None:
