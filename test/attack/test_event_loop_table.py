@@ -43,6 +43,7 @@ PROMPT = {"prompt": "hi", "max_tokens": 2}
 RERANK = {"query": "a", "documents": ["b"]}
 ROUTES: dict[tuple[str, str], dict[str, Any] | None] = {
     ("POST", "/v1/chat/completions"): CHAT,
+    ("POST", "/v1/chat/completions/input_tokens"): CHAT,
     ("POST", "/v1/completions"): PROMPT,
     ("POST", "/tokenize"): {"prompt": "hi"},
     ("POST", "/detokenize"): {"tokens": [97]},
@@ -55,6 +56,7 @@ ROUTES: dict[tuple[str, str], dict[str, Any] | None] = {
     ("POST", "/v1/reranking"): RERANK,
     ("POST", "/reranking"): RERANK,
     ("POST", "/chat/completions"): CHAT,
+    ("POST", "/chat/completions/input_tokens"): CHAT,
     ("POST", "/completion"): PROMPT,
     ("POST", "/completions"): PROMPT,
     ("POST", "/infill"): {"input_prefix": "a", "input_suffix": "b", "max_tokens": 2},

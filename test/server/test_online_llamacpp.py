@@ -446,3 +446,12 @@ def test_apply_template_includes_tools(client: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": [tool]}
     assert "look_up" in client.post("/apply-template", json=body).json()["prompt"]
     error_of(client.post("/apply-template", json={**body, "tools": [{"type": 5}]}), 400)
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/v1/chat/completions"])
+def test_input_tokens_of_a_chat_are_counted(client: httpx.Client, path: str) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    counted = client.post(f"{path}/input_tokens", json=body)
+    usage = client.post(path, json={**body, "max_tokens": 1}).json()["usage"]
+    assert counted.json() == {"input_tokens": usage["prompt_tokens"]}
+    assert client.post(f"{path}/input_tokens", json={"messages": "no"}).status_code == 400

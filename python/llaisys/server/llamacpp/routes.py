@@ -50,6 +50,7 @@ NO_FILE = SlotRequest(filename="")
 
 # The same routes under the paths of clients whose base URL has no /v1.
 router.post("/chat/completions", tags=["llama.cpp"])(openai.chat_completions)
+router.post("/chat/completions/input_tokens", tags=["llama.cpp"])(openai.count_chat_tokens)
 router.post("/responses", tags=["llama.cpp"])(responses.create_response)
 router.get("/models", tags=["llama.cpp"])(openai.models)
 

@@ -73,6 +73,13 @@ async def chat_completions(request: Request, body: ChatCompletionRequest) -> Res
         return response
 
 
+@router.post("/v1/chat/completions/input_tokens", tags=["OpenAI"])
+async def count_chat_tokens(request: Request, body: ChatCompletionRequest) -> Response:
+    """Return the number of prompt tokens of a conversation."""
+    chat = await open_chat(await Job.of(request, body, "messages"), body)
+    return json_response({"input_tokens": len(chat.prompt)})
+
+
 @router.post("/v1/completions", tags=["OpenAI"])
 async def completions(request: Request, body: CompletionRequest) -> Response:
     """Complete one or several prompts (text or token ids)."""
