@@ -25,6 +25,7 @@ PY := $(BIN)/python
 NATIVE := build/native
 TOOLS := build/tools
 CLIENTS := build/clients
+AGENTS := build/agents
 LOGS := build/logs
 PIP := $(PY) -m pip --disable-pip-version-check --no-input
 PIP_INSTALL := $(PIP) install --progress-bar off
@@ -58,7 +59,7 @@ CPP_FILES = $(shell find src include test/cpp -type f \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # the tools below use all cores themselves
-.PHONY: help run build develop test test-packages cpp-test py-test test-ray clients cuda-build lint format bench sanitize asan \
+.PHONY: help run build develop test test-packages cpp-test py-test test-ray test-agents clients cuda-build lint format bench sanitize asan \
   asan-build attack-nightly tsan cross-test clean check-tools native changed-options wheel wheel-test \
   fetch-model
 
@@ -264,6 +265,21 @@ test-ray: $(VENV)/.test $(PACKAGE) ## the tests of Ray, which is installed for t
 	@$(call requirements,ray) > build/requirements-ray.txt
 	@$(STEP) $(NETWORK_HINT) "Installing Ray" $(LOGS)/ray.txt -- $(PIP_INSTALL) -r build/requirements-ray.txt
 	$(PY) -m pytest test/engine/test_ray.py test/server/test_ray_replicas.py $(PYTEST_ARGS)
+
+# Agents are 1.3 GB and pin their dependencies exactly.
+$(AGENTS)/.installed: pyproject.toml test/clients/agents/package.json $(VENV)/.created
+	@$(call requirements,agents) > build/requirements-agents.txt
+	@$(PYTHON) -m venv --without-pip $(AGENTS)/python
+	@$(STEP) $(NETWORK_HINT) "Installing aider" $(LOGS)/agents-python.txt -- \
+	  $(PIP) --python $(AGENTS)/python/bin/python install --progress-bar off --no-compile \
+	  -r build/requirements-agents.txt
+	@mkdir -p $(AGENTS)/node && cp test/clients/agents/package.json $(AGENTS)/node/
+	@$(STEP) --hint "Needed: node 20 and npm, or later." "Installing Codex CLI and Claude Code" \
+	  $(LOGS)/agents-node.txt -- npm --prefix $(AGENTS)/node install --no-audit --no-fund
+	@touch $@
+
+test-agents: $(VENV)/.test $(PACKAGE) $(AGENTS)/.installed ## Codex CLI, Claude Code and aider, installed for their tests
+	$(PY) -m pytest test/clients/test_agents.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy, clang-format, layers, words
 	$(BIN)/ruff check .

@@ -28,7 +28,7 @@ CLIENTS = {
     "ollama_client": ["chat", "stream", "tools", "reasoning", "structured", "vectors"],
     "litellm_client": ["chat", "stream", "tools", "structured", "vectors"],
     "langchain_client": ["chat", "stream", "tools", "structured", "forced", "vectors"],
-    "instructor_client": ["structured", "forced"],
+    "instructor_client": ["structured", "forced", "parallel", "responses", "messages"],
     "llama_index_client": ["chat", "stream", "tools", "forced"],
     "pydantic_ai_client": ["chat", "stream", "tools", "structured", "forced"],
     "openai_agents_client": ["chat", "stream", "tools", "structured"],

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 MODEL = "scripted"
 KEY = "sk-clients"
-CONTEXT = 8192
+CONTEXT = 1 << 18  # agents send 100,000 characters, each a token or more
 SCRIPT = "LLAISYS_TEST_SCRIPT"  # in the environment: the file of the rules
 
 HELLO = "Hello from the script."
