@@ -30,7 +30,7 @@ fi
 mkdir -p python/llaisys/lib
 ln -sf "$(realpath "$build")"/libllaisys*.so python/llaisys/lib/
 names=(gemv_sm90 gemm_small_m_bulk gemm_tma_splitk gemm_tma_m96 gemm_swiglu_sm90 gemm_small_m_sm80
-  attention_decode attention_prefill rope_kv_store sample_rows)
+  attention_decode attention_prefill rope_kv_store sample_rows peer)
 programs=("${names[@]/#/$build/check_}")
 step="$build"/check_decode_step
 

@@ -3,6 +3,7 @@
 #include "models/registry.hpp"
 
 #include <algorithm>
+#include <set>
 
 using namespace llaisys;
 
@@ -21,6 +22,12 @@ std::string text_or(const char *text, const char *fallback) {
 
 int32_t device_of(const LlaisysModelCreateParams &params) {
     return params.device_ids[params.local_rank];
+}
+
+// Whether two ranks use the same device, which NCCL does not support.
+bool has_shared_devices(const LlaisysModelCreateParams &params) {
+    const std::set<int32_t> distinct(params.device_ids, params.device_ids + params.ndevice);
+    return int32_t(distinct.size()) < params.ndevice;
 }
 
 // The tensor-parallel group of a model.
@@ -44,7 +51,7 @@ std::shared_ptr<parallel::ProcessGroup> group_of(const LlaisysModelCreateParams 
     if (params.device == LLAISYS_DEVICE_NVIDIA) {
         options.host_backend = backend;
         options.stream = &stream;
-        backend = "nccl";
+        backend = has_shared_devices(params) ? "peer" : "nccl";
     }
     return parallel::ProcessGroupFactory::Instance().GetOrCreate(backend, options);
 }

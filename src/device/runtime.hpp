@@ -28,6 +28,14 @@ enum class Probe {
     bf16            // bf16 tile products summed in f32
 };
 
+// Where to find device memory that another rank of this machine has allocated.
+struct SharedMemory {
+    void *address; // in the process that allocated it
+    int64_t process;
+    int64_t device_id;
+    std::byte handle[64]; // for other processes
+};
+
 enum class CopyKind { host_to_host, host_to_device, device_to_host, device_to_device };
 
 struct Runtime {
@@ -76,6 +84,13 @@ struct Runtime {
     // Measures a limit of the device; null on the CPU, whose probes need threads
     // (device/cpu/probes.hpp).
     double (*measure)(void *stream, Probe probe) = nullptr;
+    // Zeroed device memory that other ranks can map; null where the device has none. `map_shared`
+    // returns the address for kernels of `device_id`, and throws UNSUPPORTED when the two devices
+    // cannot access each other's memory. Unmap before the owner releases.
+    SharedMemory (*allocate_shared)(int device_id, size_t bytes) = nullptr;
+    void (*release_shared)(const SharedMemory &memory) = nullptr;
+    void *(*map_shared)(int device_id, const SharedMemory &memory) = nullptr;
+    void (*unmap_shared)(void *mapped, const SharedMemory &memory) = nullptr;
     // Makes all operators on the stream batch-invariant. Null where they always are.
     void (*make_exact)(void *stream) = nullptr;
     // Whether the first operator of a shape on the stream may benchmark several algorithms

@@ -2,6 +2,7 @@
 
 #include "parallel/process_group_host.hpp"
 #include "parallel/process_group_nccl.hpp"
+#include "parallel/process_group_peer.hpp"
 #include "parallel/utils.hpp"
 
 #include <algorithm>
@@ -105,6 +106,9 @@ namespace {
 std::shared_ptr<ProcessGroup> create(const std::string &backend, const GroupOptions &options) {
     if (backend == "nccl") {
         return std::make_shared<ProcessGroupNCCL>(options);
+    }
+    if (backend == "peer") {
+        return std::make_shared<ProcessGroupPeer>(options);
     }
     if (options.ranks.size() == 1) {
         return std::make_shared<ProcessGroupOne>(options);

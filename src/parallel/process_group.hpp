@@ -155,8 +155,8 @@ public:
     static ProcessGroupFactory &Instance();
 
     // `backend`: "threads" (ranks are threads of this process), "shm" (processes of this machine),
-    // "tcp" (processes of any machine) or "nccl" (GPUs); ignored for one rank on a CPU. Throws
-    // LLAISYS_ERROR_UNSUPPORTED for any other.
+    // "tcp" (processes of any machine), "nccl" (GPUs) or "peer" (GPUs that the ranks may share);
+    // ignored for one rank on a CPU. Throws LLAISYS_ERROR_UNSUPPORTED for any other.
     std::shared_ptr<ProcessGroup> GetOrCreate(const std::string &backend,
                                               const GroupOptions &options);
     // The oldest live group named "default" of this process; without one, a group of one.

@@ -1,21 +1,17 @@
 #include "parallel/process_group_nccl.hpp"
 
 #include "parallel/utils.hpp"
-#include "parallel/work_nccl.hpp"
 
 #include <cstring>
 
 namespace llaisys::parallel {
 
 using function::ReduceOpType;
-using std::chrono::milliseconds;
-using std::chrono::steady_clock;
 
 namespace {
 
-constexpr milliseconds kWatchInterval{100};
-// Time for running calls to return before ncclCommAbort.
-constexpr milliseconds kAbortGracePeriod{2000};
+// Largest reduction by peer memory, whose latency is lower; above, NCCL uses the links better.
+constexpr int64_t kPeerSumBytes = 1 << 20;
 
 NcclType type_of(DType dtype) {
     switch (dtype) {
@@ -68,45 +64,20 @@ Bytes bytes_of(const tensor_t &tensor) { return {tensor.data(), size_t(tensor.by
 // ---- setup and teardown ----------------------------------------------------------------------------
 
 ProcessGroupNCCL::ProcessGroupNCCL(const GroupOptions &options)
-    : ProcessGroup(options), nccl_(nccl_library()), runtime_(device::runtime_of(options.device)),
-      state_(std::make_shared<NcclState>()) {
-    require(options.stream != nullptr && options.stream->type() == options.device &&
-                options.stream->device_id() == options.device_id,
-            "group ", name(), ": its calls need a stream of device ", options.device_id);
-    InitStreams();
+    : ProcessGroupDevice(options), nccl_(nccl_library()) {
     if (size() == 1) {
         InitSingleProcess();
         return;
     }
     InitMultiProcess();
-    watcher_ = std::thread([this] { watch(); });
+    start_watching();
 }
 
 ProcessGroupNCCL::~ProcessGroupNCCL() {
-    if (!state_->is_aborted.load()) {
-        try {
-            own_stream_->synchronize();
-            this->options().stream->synchronize();
-        } catch (const Error &) { // the device is lost; its other users report the error
-        }
-    }
-    {
-        std::lock_guard<std::mutex> lock(watch_mutex_);
-        is_ending_ = true;
-    }
-    watch_ends_.notify_all();
-    if (watcher_.joinable()) {
-        watcher_.join();
-    }
-    if (!state_->is_aborted.load()) {
+    finish();
+    if (!is_aborted()) {
         nccl_.CommDestroy(comm_);
     }
-}
-
-void ProcessGroupNCCL::InitStreams() {
-    const GroupOptions &given = options();
-    own_stream_ = std::make_unique<device::Stream>(given.device, given.device_id, 1);
-    sync_work_ = std::make_shared<WorkNccl>(given, state_, std::vector<tensor_t>());
 }
 
 void ProcessGroupNCCL::InitSingleProcess() {
@@ -116,117 +87,53 @@ void ProcessGroupNCCL::InitSingleProcess() {
 }
 
 void ProcessGroupNCCL::InitMultiProcess() {
-    GroupOptions on_host = options();
-    on_host.name += " on the host";
-    on_host.device = LLAISYS_DEVICE_CPU;
-    on_host.device_id = 0;
-    on_host.stream = nullptr;
-    host_ = ProcessGroupFactory::Instance().GetOrCreate(options().host_backend, on_host);
     NcclId id{};
     if (rank() == 0) {
-        abort_on_error(*host_, [&] { check(nccl_, nccl_.GetUniqueId(&id), "ncclGetUniqueId"); });
+        abort_on_error(host(), [&] { check(nccl_, nccl_.GetUniqueId(&id), "ncclGetUniqueId"); });
     }
     const tensor_t message = Tensor::create({int64_t(sizeof id)}, LLAISYS_DTYPE_I8);
     std::memcpy(message.data(), id.bytes, sizeof id);
-    host_->BroadCast(message, 0);
+    host().BroadCast(message, 0);
     std::memcpy(id.bytes, message.data(), sizeof id);
-    abort_on_error(*host_, [&] { join(id); });
+    abort_on_error(host(), [&] { join(id); });
+    peers_ = PeerMemory::try_create(options(), host());
 }
 
 void ProcessGroupNCCL::join(const NcclId &id) {
-    runtime_.synchronize(own_stream_->native()); // sets the thread's current device
+    own_stream().synchronize(); // sets the thread's current device
     check(nccl_, nccl_.CommInitRank(&comm_, size(), id, rank()), "ncclCommInitRank");
 }
 
-// Aborts the communicator when a rank is lost: NCCL kernels on the other GPUs would wait forever.
-void ProcessGroupNCCL::watch() {
-    std::unique_lock<std::mutex> lock(watch_mutex_);
-    while (!watch_ends_.wait_for(lock, kWatchInterval, [this] { return is_ending_; })) {
-        if (state_->is_aborted.load()) {
-            return;
-        }
-        try {
-            host_->CheckPeers();
-            NcclResult error = NcclResult::success;
-            check(nccl_, nccl_.CommGetAsyncError(comm_, &error), "ncclCommGetAsyncError");
-            if (error != NcclResult::in_progress) {
-                check(nccl_, error, "a collective");
-            }
-        } catch (const Error &error) {
-            Abort(error.what());
-            return;
-        }
+void ProcessGroupNCCL::check_device() const {
+    NcclResult error = NcclResult::success;
+    check(nccl_, nccl_.CommGetAsyncError(comm_, &error), "ncclCommGetAsyncError");
+    if (error != NcclResult::in_progress) {
+        check(nccl_, error, "a collective");
     }
 }
 
-void ProcessGroupNCCL::Abort(const std::string &reason) const noexcept {
-    {
-        std::lock_guard<std::mutex> lock(state_->mutex);
-        if (state_->is_aborted.load()) {
-            return;
-        }
-        state_->reason = reason;
-        state_->is_aborted.store(true); // later calls throw
-    }
-    if (host_ != nullptr) {
-        host_->Abort(reason);
-    }
-    const auto start = steady_clock::now();
-    while (state_->calls.load() > 0 && steady_clock::now() - start < kAbortGracePeriod) {
-        std::this_thread::sleep_for(kNcclPoll);
+void ProcessGroupNCCL::abort_device() const noexcept {
+    if (peers_ != nullptr) {
+        peers_->abort();
     }
     nccl_.CommAbort(comm_);
 }
 
-void ProcessGroupNCCL::CheckResults() const { state_->throw_if_aborted(); }
-
 // ---- collectives ---------------------------------------------------------------------------------
-
-template <typename Body>
-std::shared_ptr<Work> ProcessGroupNCCL::submit(const char *call, bool async_op,
-                                               std::initializer_list<tensor_t> tensors,
-                                               const Body &body) const {
-    while (!pending_.empty() && pending_.front()->IsCompleted()) {
-        pending_.pop_front();
-    }
-    void *const stream = options().stream->native();
-    void *const used = async_op ? own_stream_->native() : stream;
-    const std::shared_ptr<Work> work =
-        async_op ? std::make_shared<WorkNccl>(options(), state_, tensors) : sync_work_;
-    state_->calls.fetch_add(1);
-    try {
-        state_->throw_if_aborted();
-        if (async_op) {
-            runtime_.record_event(work->ready_event(), stream);
-            runtime_.wait_event(work->ready_event(), used);
-        } else if (!pending_.empty()) {
-            pending_.back()->WaitNonBlocking();
-        }
-        body(runtime_.handle_of(used));
-        runtime_.record_event(work->done_event(), used);
-    } catch (const Error &error) {
-        state_->calls.fetch_sub(1);
-        const CallSite site{call, options(), rank()};
-        const std::string reason = text(site.text(), ": ", error.what());
-        Abort(error.what());
-        fail(error.status(), reason);
-    }
-    state_->calls.fetch_sub(1);
-    if (async_op) {
-        pending_.push_back(work);
-    }
-    return work;
-}
 
 std::shared_ptr<Work> ProcessGroupNCCL::AllReduce(const tensor_t &tensor, ReduceOpType reduce_op,
                                                   bool async_op) const {
     const CallSite site{"AllReduce", options(), rank()};
     site.check_tensor("tensor", tensor);
     site.check_reduction(tensor.dtype(), reduce_op);
-    return submit("AllReduce", async_op, {tensor}, [&](void *stream) {
+    return submit("AllReduce", async_op, {tensor}, [&](const device::Stream &stream) {
+        if (peers_ != nullptr && tensor.bytes() <= kPeerSumBytes) {
+            return peers_->all_reduce(stream, tensor.data(), tensor.elements(), tensor.dtype(),
+                                      reduce_op);
+        }
         check(nccl_,
               nccl_.AllReduce(tensor.data(), tensor.data(), size_t(tensor.elements()),
-                              type_of(tensor.dtype()), op_of(reduce_op), comm_, stream),
+                              type_of(tensor.dtype()), op_of(reduce_op), comm_, handle(stream)),
               "ncclAllReduce");
     });
 }
@@ -234,10 +141,11 @@ std::shared_ptr<Work> ProcessGroupNCCL::AllReduce(const tensor_t &tensor, Reduce
 std::shared_ptr<Work> ProcessGroupNCCL::AllGather(const tensor_t &output, const tensor_t &input,
                                                   bool async_op) const {
     CallSite{"AllGather", options(), rank()}.check_shards("output", output, "input", input);
-    return submit("AllGather", async_op, {output, input}, [&](void *stream) {
+    return submit("AllGather", async_op, {output, input}, [&](const device::Stream &stream) {
         const Bytes from = bytes_of(input);
         check(nccl_,
-              nccl_.AllGather(from.data, output.data(), from.count, NcclType::i8, comm_, stream),
+              nccl_.AllGather(from.data, output.data(), from.count, NcclType::i8, comm_,
+                              handle(stream)),
               "ncclAllGather");
     });
 }
@@ -247,10 +155,10 @@ std::shared_ptr<Work> ProcessGroupNCCL::ReduceScatter(const tensor_t &output, co
     const CallSite site{"ReduceScatter", options(), rank()};
     site.check_shards("input", input, "output", output);
     site.check_reduction(input.dtype(), reduce_op);
-    return submit("ReduceScatter", async_op, {output, input}, [&](void *stream) {
+    return submit("ReduceScatter", async_op, {output, input}, [&](const device::Stream &stream) {
         check(nccl_,
               nccl_.ReduceScatter(input.data(), output.data(), size_t(output.elements()),
-                                  type_of(input.dtype()), op_of(reduce_op), comm_, stream),
+                                  type_of(input.dtype()), op_of(reduce_op), comm_, handle(stream)),
               "ncclReduceScatter");
     });
 }
@@ -260,10 +168,11 @@ std::shared_ptr<Work> ProcessGroupNCCL::BroadCast(const tensor_t &tensor, int ro
     const CallSite site{"BroadCast", options(), rank()};
     site.check_tensor("tensor", tensor);
     site.check_rank("root", root);
-    return submit("BroadCast", async_op, {tensor}, [&](void *stream) {
+    return submit("BroadCast", async_op, {tensor}, [&](const device::Stream &stream) {
         const Bytes all = bytes_of(tensor);
         check(nccl_,
-              nccl_.Broadcast(all.data, all.data, all.count, NcclType::i8, root, comm_, stream),
+              nccl_.Broadcast(all.data, all.data, all.count, NcclType::i8, root, comm_,
+                              handle(stream)),
               "ncclBroadcast");
     });
 }
@@ -278,14 +187,16 @@ std::shared_ptr<Work> ProcessGroupNCCL::Scatter(const tensor_t &output, const te
     } else {
         site.check_tensor("output", output);
     }
-    return submit("Scatter", async_op, {output, input}, [&](void *stream) {
+    return submit("Scatter", async_op, {output, input}, [&](const device::Stream &stream) {
         const Bytes to = bytes_of(output);
         check(nccl_, nccl_.GroupStart(), "ncclGroupStart");
         for (int peer = 0; rank() == root && peer < size(); ++peer) {
             const std::byte *part = input.data() + size_t(peer) * to.count;
-            check(nccl_, nccl_.Send(part, to.count, NcclType::i8, peer, comm_, stream), "ncclSend");
+            check(nccl_, nccl_.Send(part, to.count, NcclType::i8, peer, comm_, handle(stream)),
+                  "ncclSend");
         }
-        check(nccl_, nccl_.Recv(to.data, to.count, NcclType::i8, root, comm_, stream), "ncclRecv");
+        check(nccl_, nccl_.Recv(to.data, to.count, NcclType::i8, root, comm_, handle(stream)),
+              "ncclRecv");
         check(nccl_, nccl_.GroupEnd(), "ncclGroupEnd");
     });
 }
@@ -299,14 +210,14 @@ std::shared_ptr<Work> ProcessGroupNCCL::Gather(const tensor_t &output, const ten
     } else {
         site.check_tensor("input", input);
     }
-    return submit("Gather", async_op, {output, input}, [&](void *stream) {
+    return submit("Gather", async_op, {output, input}, [&](const device::Stream &stream) {
         const Bytes from = bytes_of(input);
         check(nccl_, nccl_.GroupStart(), "ncclGroupStart");
-        check(nccl_, nccl_.Send(from.data, from.count, NcclType::i8, root, comm_, stream),
+        check(nccl_, nccl_.Send(from.data, from.count, NcclType::i8, root, comm_, handle(stream)),
               "ncclSend");
         for (int peer = 0; rank() == root && peer < size(); ++peer) {
             std::byte *part = output.data() + size_t(peer) * from.count;
-            check(nccl_, nccl_.Recv(part, from.count, NcclType::i8, peer, comm_, stream),
+            check(nccl_, nccl_.Recv(part, from.count, NcclType::i8, peer, comm_, handle(stream)),
                   "ncclRecv");
         }
         check(nccl_, nccl_.GroupEnd(), "ncclGroupEnd");
@@ -318,9 +229,10 @@ std::shared_ptr<Work> ProcessGroupNCCL::Send(const tensor_t &tensor, int dest_ra
     const CallSite site{"Send", options(), rank()};
     site.check_tensor("tensor", tensor);
     site.check_peer("dest_rank", dest_rank);
-    return submit("Send", async_op, {tensor}, [&](void *stream) {
+    return submit("Send", async_op, {tensor}, [&](const device::Stream &stream) {
         const Bytes all = bytes_of(tensor);
-        check(nccl_, nccl_.Send(all.data, all.count, NcclType::i8, dest_rank, comm_, stream),
+        check(nccl_,
+              nccl_.Send(all.data, all.count, NcclType::i8, dest_rank, comm_, handle(stream)),
               "ncclSend");
     });
 }
@@ -330,9 +242,9 @@ std::shared_ptr<Work> ProcessGroupNCCL::Recv(const tensor_t &tensor, int src_ran
     const CallSite site{"Recv", options(), rank()};
     site.check_tensor("tensor", tensor);
     site.check_peer("src_rank", src_rank);
-    return submit("Recv", async_op, {tensor}, [&](void *stream) {
+    return submit("Recv", async_op, {tensor}, [&](const device::Stream &stream) {
         const Bytes all = bytes_of(tensor);
-        check(nccl_, nccl_.Recv(all.data, all.count, NcclType::i8, src_rank, comm_, stream),
+        check(nccl_, nccl_.Recv(all.data, all.count, NcclType::i8, src_rank, comm_, handle(stream)),
               "ncclRecv");
     });
 }

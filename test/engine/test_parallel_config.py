@@ -38,6 +38,16 @@ def test_derived_fields_are_filled():
     assert normalize_parallel_config(config) == config
 
 
+def test_ranks_that_share_a_gpu_need_processes():
+    config = EngineConfig.of(
+        model="mock", device="cuda", tensor_parallel_size=2, tensor_parallel_device_ids=(1, 1)
+    )
+    assert config.parallel.ranks_per_device == 2
+    with pytest.raises(InvalidInputError, match="without duplicates with the backend uni") as error:
+        UniProcExecutor(config)
+    assert (error.value.field, error.value.value) == ("tensor_parallel_device_ids", [1, 1])
+
+
 def test_numa_is_rejected_with_ray():
     with pytest.raises(InvalidInputError, match="numa is True; it must be off with ray"):
         normalize_parallel_config(ParallelConfig(distributed_executor_backend="ray", numa=True))
@@ -50,10 +60,6 @@ def test_numa_is_rejected_with_ray():
         ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0"),
         ({"tensor_parallel_size": "2"}, "tensor_parallel_size is '2'"),
         ({"tensor_parallel_device_ids": [0, 1]}, "has 2 ids; it must have tensor_parallel_size, 1"),
-        (
-            {"tensor_parallel_size": 2, "tensor_parallel_device_ids": (1, 1)},
-            "tensor_parallel_device_ids is [1, 1]; it must be a list without duplicates",
-        ),
         ({"tensor_parallel_device_ids": [-1]}, "tensor_parallel_device_ids[0] is -1"),
         ({"master_port": 0}, "master_port is 0"),
         ({"master_addr": ""}, "master_addr is ''"),

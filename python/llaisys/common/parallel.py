@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from llaisys.common.options import (
@@ -58,7 +59,12 @@ class ParallelConfig:
     )
     use_single_process_tp: bool = True  # derived
     tensor_parallel_device_ids: tuple[int, ...] | list[int] | None = option(
-        None, Integers(), "Device of each rank", group="parallel", default_text="0,1,2,..."
+        None,
+        Integers(),
+        "Device of each rank",
+        group="parallel",
+        default_text="0,1,2,...",
+        more="Ranks with the same GPU need the backend `mp`.",
     )
     vocab_parallel_head: bool = option(
         True, Switch(), "Shard the LM head over the ranks", group="parallel"
@@ -69,6 +75,12 @@ class ParallelConfig:
     numa: bool = option(
         False, Switch(), "Bind CPU ranks to NUMA nodes and their cores", group="parallel"
     )
+
+    @property
+    def ranks_per_device(self) -> int:
+        """The most ranks that share a device; more than 1 for tests."""
+        ids = self.tensor_parallel_device_ids or (0,)
+        return max(Counter(ids).values())
 
     def kv_copies(self, num_kv_heads: int) -> int:
         """Ranks with a copy of each KV head; 1 unless the ranks are a multiple of the heads."""
@@ -101,10 +113,6 @@ def normalize_parallel_config(config: ParallelConfig) -> ParallelConfig:
     if len(devices) != size:
         raise invalid_count(
             "tensor_parallel_device_ids", len(devices), "ids", f"tensor_parallel_size, {size}"
-        )
-    if len(set(devices)) != len(devices):
-        raise invalid_value(
-            "tensor_parallel_device_ids", list(devices), "a list without duplicates"
         )
     return replace(
         config,

@@ -94,8 +94,8 @@ class EngineCore:
             return True
         logger.log(
             logging.WARNING if mode == "on" else logging.INFO,
-            "async_scheduling is off: it needs one rank, no step_timeout and a model with "
-            "asynchronous launches",
+            "async_scheduling is off: it needs a model with asynchronous launches and no "
+            "step_timeout",
         )
         return False
 

@@ -43,7 +43,7 @@ class CudaSupport:
 
 def find_cuda(device_ids: Sequence[int] = (0,), num_ranks: int = 1) -> CudaSupport:
     """Search for what CUDA on these devices needs, without loading the CUDA library: the library's
-    file, the driver, the GPUs and, for several ranks, NCCL."""
+    file, the driver, the GPUs and, for several ranks on different GPUs, NCCL."""
     if library.is_loaded() and not library.is_cuda_chosen():
         return _lacks("this process has already loaded the native library without CUDA")
     if not library.library_path(library.CUDA_LIBRARY).is_file():
@@ -59,7 +59,7 @@ def find_cuda(device_ids: Sequence[int] = (0,), num_ranks: int = 1) -> CudaSuppo
     if lowest < MIN_CAPABILITY:
         needed = "at least {}.{} is needed".format(*MIN_CAPABILITY)
         return _lacks("the GPU has compute capability {}.{}; {}".format(*lowest, needed))
-    if num_ranks > 1 and not _has_nccl():
+    if num_ranks > 1 and len(set(device_ids)) == len(device_ids) and not _has_nccl():
         return _lacks(f"{NCCL}, which tensor parallelism needs, was not found", EXTRA)
     return CudaSupport(num_gpus=count, capability=lowest)
 

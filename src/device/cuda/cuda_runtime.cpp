@@ -7,6 +7,7 @@
 #include "device/cuda/cublaslt_gemm.hpp"
 #include "device/cuda/kernel_arch.hpp"
 #include "device/cuda/probes.hpp"
+#include "device/cuda/shared_memory.hpp"
 #include "device/cuda/uploader.hpp"
 
 #include <algorithm>
@@ -255,6 +256,10 @@ const Runtime &cuda_runtime() {
         table.destroy_graph = destroy_graph;
         table.time_graph = time_graph;
         table.measure = measure;
+        table.allocate_shared = allocate_shared;
+        table.release_shared = release_shared;
+        table.map_shared = map_shared;
+        table.unmap_shared = unmap_shared;
         table.make_exact = make_exact;
         table.allow_trials = allow_trials;
         return table;

@@ -51,7 +51,6 @@ class Executor(ABC):
         self.stats = ExecutorStats()
         self.model_info: ModelInfo
         self._closed = False
-        self._plan: SchedulerOutputs | None = None  # launched, not sent to the ranks
         self._init_executor()
 
     _kinds: ClassVar[dict[str, type[Executor]]] = {}  # by backend
@@ -77,8 +76,7 @@ class Executor(ABC):
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Call a method of every worker; return the results in order of rank."""
-        if self._closed:
-            raise ClosedError("the executor is shut down")
+        self._check_open()
         with self._counted():
             return self._call(method, timeout, tuple(args), dict(kwargs or {}))
 
@@ -96,8 +94,7 @@ class Executor(ABC):
 
     def draft(self, requests: Sequence[DraftRequest], released: Sequence[int]) -> list[list[int]]:
         """Return draft tokens per request, from the driver rank; see `Drafter.draft`."""
-        if self._closed:
-            raise ClosedError("the executor is shut down")
+        self._check_open()
         with self._counted():
             drafts: list[list[int]] = self._call_driver(
                 "draft", self.config.step_timeout, (requests, released)
@@ -155,23 +152,20 @@ class Executor(ABC):
         """Whether `execute_model` supports `queued`."""
         return False
 
+    @abstractmethod
     def execute_model(self, outputs: SchedulerOutputs, queued: bool = False) -> None:
-        """Launch a step; `sample_tokens` must follow. Here the ranks get it with `sample_tokens`,
-        as one call; a single rank without a timeout starts it at once. `queued`: see Worker."""
-        self._plan = outputs
+        """Launch a step on every rank; `sample_tokens` must follow. `queued`: see Worker."""
 
+    @abstractmethod
     def sample_tokens(
         self, step_id: int | None = None, masks: Callable[[], TokenMasks] | None = None
     ) -> StepOutput:
         """Collect a launched step, or the oldest one; return the driver rank's result. `masks`:
         returns the masks of structured output, the same for every rank; it may wait."""
-        plan, self._plan = self._plan, None
-        if plan is None:
-            raise RuntimeError("sample_tokens without execute_model")
-        args = (plan,) if masks is None else (plan, masks)
-        output: StepOutput = self.collective_rpc("execute_step", self.config.step_timeout, args)[0]
-        self.stats.steps += 1
-        return output
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the executor is shut down")
 
     # ---- LoRA adapters, on every rank; see LoraStore -------------------------------------------
 

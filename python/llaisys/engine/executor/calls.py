@@ -6,7 +6,7 @@ A failed worker closes its model and leaves the group, which ends the waits of t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
@@ -17,13 +17,14 @@ from llaisys.engine.worker import Worker
 logger = logging.getLogger("llaisys.engine")
 
 METHODS = {
-    "init_device", "open_model", "load_model", "warmup", "execute_step", "profile", "gpu_usage",
-    "check_health", "open_lora", "read_lora", "evict_lora", "drop_lora", "lora_state",
+    "init_device", "open_model", "load_model", "warmup", "execute_model", "sample_tokens",
+    "profile", "gpu_usage", "check_health", "open_lora", "read_lora", "evict_lora",
+    "drop_lora", "lora_state",
 }  # fmt: skip
 
 
-def answer_call(worker: Worker, call: Call, receive: Callable[[], bytes]) -> Answer:
-    """Run a method; an exception becomes an error text. `receive`: reads the frame of the masks."""
+def answer_call(worker: Worker, call: Call) -> Answer | None:
+    """Run a method; an exception becomes an error text. None: no answer is sent."""
     names: list[str] = []
     try:
         if call.method not in METHODS:
@@ -36,8 +37,8 @@ def answer_call(worker: Worker, call: Call, receive: Callable[[], bytes]) -> Ans
             args.append(call.number)
         if call.text is not None:
             args.append(call.text)
-        if call.has_masks:
-            args.append(lambda: decode_masks(receive()))
+        if call.masks is not None:
+            args.append(partial(decode_masks, call.masks))
         result = getattr(worker, call.method)(*args, **call.kwargs)
     except InvalidInputError as error:
         return Answer(call.serial, f"{type(error).__name__}: {error}", is_input_error=True)
@@ -47,6 +48,8 @@ def answer_call(worker: Worker, call: Call, receive: Callable[[], bytes]) -> Ans
         )
         worker.close()
         return Answer(call.serial, f"{type(error).__name__}: {error}")
+    if call.method == "execute_model":
+        return None
     return Answer(
         call.serial,
         number=result if isinstance(result, int) else 0,

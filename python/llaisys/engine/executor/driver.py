@@ -11,12 +11,12 @@ import contextlib
 import os
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.step import TokenMasks
-from llaisys.common.types import SchedulerOutputs
+from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.executor.base import (
     Executor,
@@ -29,6 +29,7 @@ from llaisys.engine.executor.messages import Answer, Call
 from llaisys.engine.wire import encode_masks, encode_plan
 from llaisys.engine.worker import Worker
 
+STEP_METHODS = ("execute_model", "sample_tokens")
 REPLY_TIMEOUT = 10.0  # seconds after the driver in which the other ranks must reply
 
 
@@ -40,12 +41,10 @@ class RemoteRank(Protocol):
     def send(self, call: Call) -> None:
         """Send a call without waiting."""
 
-    def send_frame(self, frame: bytes) -> None:
-        """Send the masks of the last call."""
-
     def receive(self, serial: int, deadline: float | None) -> Answer:
-        """Wait for the reply to a call; replies to earlier calls are discarded. WorkerLostError:
-        the rank has exited, or time.monotonic() has passed `deadline`."""
+        """Wait for the reply to a call. Replies to earlier calls are discarded, but a fatal one is
+        returned. WorkerLostError: the rank has exited, or time.monotonic() has passed
+        `deadline`."""
 
     def check_alive(self) -> None:
         """Raise WorkerLostError when the rank has exited."""
@@ -79,35 +78,78 @@ class DriverExecutor(Executor):
         )
         self.worker = self._driver.worker
 
+    @property
+    def can_launch(self) -> bool:
+        return self.config.step_timeout is None and self.worker.can_launch
+
+    def execute_model(self, outputs: SchedulerOutputs, queued: bool = False) -> None:
+        """Launch the step on every rank without waiting for the others."""
+        self._check_open()
+        timeout = self.config.step_timeout
+        with self._counted():
+            self._driver.wait_idle(timeout)
+            call = Call(
+                self._next_serial(),
+                "execute_model",
+                plan=encode_plan(outputs),
+                kwargs={"queued": queued},
+            )
+            self._send(call)
+            _, error = self._run_driver("execute_model", timeout, (outputs, queued), {})
+            if error is not None:  # else the reply to `sample_tokens` reports other ranks' errors
+                self._check("execute_model", error, self._receive("execute_model"))
+
+    def sample_tokens(
+        self, step_id: int | None = None, masks: Callable[[], TokenMasks] | None = None
+    ) -> StepOutput:
+        self._check_open()
+        found = None if masks is None else masks()
+        encoded = None if found is None else encode_masks(found)
+        timeout = self.config.step_timeout
+        with self._counted():
+            self._driver.wait_idle(timeout)
+            self._send(Call(self._next_serial(), "sample_tokens", number=step_id, masks=encoded))
+            args = (step_id,) if found is None else (step_id, lambda: found)
+            output, error = self._run_driver("sample_tokens", timeout, args, {})
+            answers = self._receive("sample_tokens")
+            self._check("sample_tokens", error, answers)
+            self._check_tokens(output.sampled, answers)
+        self.stats.steps += 1
+        return cast(StepOutput, output)
+
     def _call(
         self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
         """Return the driver's result and the replies of the other ranks."""
         self._driver.wait_idle(timeout)
-        self._send(method, args, kwargs)
-        error: Exception | None = None
-        result: Any = None
-        try:
-            if self._children:  # in a thread: an interrupt must not separate the ranks
-                running = self._driver.start(method, args, kwargs)
-                if method == "execute_step" and len(args) > 1:
-                    self._send_masks(args[1]())
-                result = self._driver.result(running, timeout)
-            else:
-                result = self._driver.call(method, timeout, args, kwargs)
-        except ExecutorTimeoutError:
-            raise
-        except Exception as failure:
-            error = failure
-            if not isinstance(failure, InvalidInputError):
-                self.worker.close()  # leaves the group: waiting ranks return
-        deadline = time.monotonic() + REPLY_TIMEOUT if method == "execute_step" else None
-        answers = [child.receive(self._serial, deadline) for child in self._children]
+        number, text = (*args, None, None)[:2]
+        self._send(Call(self._next_serial(), method, number=number, text=text, kwargs=kwargs))
+        result, error = self._run_driver(method, timeout, args, kwargs)
+        answers = self._receive(method)
         self._check(method, error, answers)
         if method in ("open_model", "lora_state"):
             return [result, *(answer.number for answer in answers)]
-        self._check_tokens(getattr(result, "sampled", None), answers)
         return [result, *answers]
+
+    def _run_driver(
+        self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Exception | None]:
+        """Return the result of the driver rank, or its error."""
+        try:
+            if self._children:  # in a thread: an interrupt must not separate the ranks
+                return self._driver.result(self._driver.start(method, args, kwargs), timeout), None
+            return self._driver.call(method, timeout, args, kwargs), None
+        except ExecutorTimeoutError:
+            raise
+        except Exception as error:
+            if not isinstance(error, InvalidInputError):
+                self.worker.close()  # leaves the group: waiting ranks return
+            return None, error
+
+    def _receive(self, method: str) -> list[Answer]:
+        """Return the replies of the other ranks to the last call."""
+        deadline = time.monotonic() + REPLY_TIMEOUT if method in STEP_METHODS else None
+        return [child.receive(self._serial, deadline) for child in self._children]
 
     def _call_driver(self, method: str, timeout: float | None, args: tuple[Any, ...]) -> Any:
         try:
@@ -117,27 +159,13 @@ class DriverExecutor(Executor):
         except Exception as error:
             raise WorkerError(f"{method}: {type(error).__name__}: {error}", 0, 0) from error
 
-    def _send(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _next_serial(self) -> int:
         self._serial += 1
-        first = args[0] if args else None
-        if isinstance(first, SchedulerOutputs):
-            call = Call(
-                self._serial,
-                method,
-                plan=encode_plan(first),
-                kwargs=kwargs,
-                has_masks=len(args) > 1,
-            )
-        else:
-            text = args[1] if len(args) > 1 else None
-            call = Call(self._serial, method, number=first, text=text, kwargs=kwargs)
+        return self._serial
+
+    def _send(self, call: Call) -> None:
         for child in self._children:
             child.send(call)
-
-    def _send_masks(self, masks: TokenMasks) -> None:
-        frame = encode_masks(masks)
-        for child in self._children:
-            child.send_frame(frame)
 
     def _check(self, method: str, error: Exception | None, answers: list[Answer]) -> None:
         failed = [rank for rank, answer in enumerate(answers, 1) if answer.error]
@@ -153,7 +181,7 @@ class DriverExecutor(Executor):
             raise described from error
         raise WorkerLostError(str(described)) from error
 
-    def _check_tokens(self, sampled: dict[int, list[int]] | None, answers: list[Answer]) -> None:
+    def _check_tokens(self, sampled: dict[int, list[int]], answers: list[Answer]) -> None:
         """Raise WorkerLostError unless all ranks sampled the same tokens."""
         for rank, answer in enumerate(answers, 1):
             if answer.sampled != sampled:

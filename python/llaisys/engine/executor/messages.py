@@ -24,8 +24,8 @@ class RankSetup(Struct, forbid_unknown_fields=True):
 
 
 class Call(Struct, forbid_unknown_fields=True):
-    """A call of a worker method; its first argument is a plan, a number, or absent. A text
-    may follow a number."""
+    """A call of a worker method; its first argument is a plan, a number, or absent. A text or
+    masks may follow a number. A successful `execute_model` is not answered."""
 
     serial: int
     method: str
@@ -33,7 +33,7 @@ class Call(Struct, forbid_unknown_fields=True):
     number: int | None = None
     text: str | None = None
     kwargs: dict[str, bool] = {}
-    has_masks: bool = False  # wire.encode_masks follows in another frame
+    masks: bytes | None = None  # wire.encode_masks
 
 
 class Answer(Struct, forbid_unknown_fields=True):
@@ -44,6 +44,11 @@ class Answer(Struct, forbid_unknown_fields=True):
     is_input_error: bool = False  # InvalidInputError, the same on every rank; nothing was done
     number: int = 0  # result: of open_model KV blocks that fit on the rank, of lora_state
     sampled: dict[int, list[int]] | None = None  # of a step: sequence id -> tokens
+
+    @property
+    def is_fatal(self) -> bool:
+        """Whether the rank cannot continue."""
+        return bool(self.error) and not self.is_input_error
 
 
 decode_call = decoder(Call)

@@ -31,16 +31,13 @@ class RankProcess:
         self._answers = bind_receiver(context, self.child.output_address)
 
     def send(self, call: Call) -> None:
-        self.send_frame(encode(call))
-
-    def send_frame(self, frame: bytes) -> None:
-        self._calls.send(frame)
+        self._calls.send(encode(call))
 
     def receive(self, serial: int, deadline: float | None) -> Answer:
         while True:
             if self._answers.poll(POLL_MS):
                 answer: Answer = decode_answer(self._answers.recv())
-                if answer.serial == serial:
+                if answer.serial == serial or answer.is_fatal:
                     return answer
             elif self.popen.poll() is not None and not self._answers.poll(0):
                 raise WorkerLostError(self.exit_text())

@@ -33,7 +33,9 @@ def serve(setup: RankSetup) -> None:
         is_driver_worker=False,
     )
     while True:
-        answers.send(encode(answer_call(worker, decode_call(calls.recv()), calls.recv)))
+        answer = answer_call(worker, decode_call(calls.recv()))
+        if answer is not None:
+            answers.send(encode(answer))
 
 
 def main() -> None:

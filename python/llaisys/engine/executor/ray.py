@@ -55,26 +55,22 @@ class RayActor:
     def send(self, call: Call) -> None:
         self._pending.append((call.serial, self.actor.call.remote(encode(call))))
 
-    def send_frame(self, frame: bytes) -> None:
-        self.actor.add_frame.options(concurrency_group="masks").remote(frame)
-
     def receive(self, serial: int, deadline: float | None) -> Answer:
-        while self._pending and self._pending[0][0] != serial:
-            self._pending.popleft()
-        reference = self._pending.popleft()[1]
         while True:
-            ready, _ = self._ray.wait([reference], timeout=POLL_SECONDS)
-            if ready:
-                return self._answer(reference)
+            number, reference = self._pending.popleft()
+            answer = self._answer(reference, deadline)
+            if answer is not None and (number == serial or answer.is_fatal):
+                return answer
+
+    def _answer(self, reference: Any, deadline: float | None) -> Answer | None:
+        while not self._ray.wait([reference], timeout=POLL_SECONDS)[0]:
             if deadline is not None and time.monotonic() > deadline:
                 raise WorkerLostError(f"worker rank {self.rank} does not reply")
-
-    def _answer(self, reference: Any) -> Answer:
         try:
-            answer: Answer = decode_answer(self._ray.get(reference))
+            frame: bytes = self._ray.get(reference)
         except self._ray.exceptions.RayError as error:
             raise WorkerLostError(f"{self.exit_text()}: {error}") from error
-        return answer
+        return decode_answer(frame) if frame else None
 
     def check_alive(self) -> None:
         try:
@@ -127,7 +123,7 @@ class RayExecutor(DriverExecutor, backend="ray"):
                 f"{config.n_threads} CPUs each: it has {ray.cluster_resources().get('CPU', 0):g}",
                 field="tensor_parallel_size",
             )
-        actor_class = ray.remote(concurrency_groups={"masks": 1, "health": 1})(RayRank)
+        actor_class = ray.remote(concurrency_groups={"health": 1})(RayRank)
         for rank in range(1, size):
             strategy = strategies.PlacementGroupSchedulingStrategy(
                 self._group, placement_group_bundle_index=rank

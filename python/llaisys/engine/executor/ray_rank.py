@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import socket
 from typing import Any
 
@@ -33,7 +32,6 @@ class RayRank:
         setup_logging(log_level, log_format)
         self._config = EngineConfig.from_wire(engine)
         self._rank = rank
-        self._frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._descriptor = -1
         self._worker: Worker
 
@@ -54,12 +52,9 @@ class RayRank:
         )
 
     def call(self, frame: bytes) -> bytes:
-        """Execute an encoded Call; return the encoded Answer."""
-        return encode(answer_call(self._worker, decode_call(frame), self._frames.get))
-
-    def add_frame(self, frame: bytes) -> None:
-        """Add the masks of the running call."""
-        self._frames.put(frame)
+        """Execute an encoded Call; return the encoded Answer, or nothing."""
+        answer = answer_call(self._worker, decode_call(frame))
+        return b"" if answer is None else encode(answer)
 
     def ping(self) -> int:
         return os.getpid()

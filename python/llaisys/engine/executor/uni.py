@@ -8,9 +8,10 @@ from concurrent.futures import FIRST_EXCEPTION, Future
 from concurrent.futures import wait as wait_for
 from typing import Any
 
-from llaisys.common.errors import ClosedError, InvalidInputError
+from llaisys.common.errors import InvalidInputError
 from llaisys.common.step import TokenMasks
 from llaisys.common.types import SchedulerOutputs, StepOutput
+from llaisys.common.validation import invalid_value
 from llaisys.engine.executor.base import (
     Executor,
     ExecutorTimeoutError,
@@ -30,8 +31,16 @@ class UniProcExecutor(Executor, backend="uni"):
     out of step and the engine cannot continue."""
 
     def _init_executor(self) -> None:
+        parallel = self.config.parallel
+        if self.config.device == "cuda" and parallel.ranks_per_device > 1:
+            raise invalid_value(
+                "tensor_parallel_device_ids",
+                list(parallel.tensor_parallel_device_ids or ()),
+                "a list without duplicates with the backend uni (mp supports ranks that share "
+                "a GPU)",
+            )
         method, first, _ = self._distributed_args()
-        size = self.config.parallel.tensor_parallel_size
+        size = parallel.tensor_parallel_size
         self._ranks = [
             LocalRank(
                 Worker(
@@ -66,27 +75,29 @@ class UniProcExecutor(Executor, backend="uni"):
 
     @property
     def can_launch(self) -> bool:
-        return self._is_direct and self.worker.can_launch
+        return self.config.step_timeout is None and self.worker.can_launch
 
     def execute_model(self, outputs: SchedulerOutputs, queued: bool = False) -> None:
         if self._is_direct:
             self._call_worker("execute_model", outputs, queued)
         else:
-            super().execute_model(outputs, queued)
+            self.collective_rpc("execute_model", self.config.step_timeout, (outputs, queued))
 
     def sample_tokens(
         self, step_id: int | None = None, masks: Callable[[], TokenMasks] | None = None
     ) -> StepOutput:
-        if not self._is_direct:
-            return super().sample_tokens(step_id, masks)
-        output: StepOutput = self._call_worker("sample_tokens", step_id, masks)
+        output: StepOutput
+        if self._is_direct:
+            output = self._call_worker("sample_tokens", step_id, masks)
+        else:
+            timeout = self.config.step_timeout
+            output = self.collective_rpc("sample_tokens", timeout, (step_id, masks))[0]
         self.stats.steps += 1
         return output
 
     def _call_worker(self, method: str, *args: Any) -> Any:
         """Call the only worker in the caller's thread; as `collective_rpc`, in less time."""
-        if self._closed:
-            raise ClosedError("the executor is shut down")
+        self._check_open()
         try:
             return getattr(self.worker, method)(*args)
         except Exception as error:

@@ -365,7 +365,8 @@ def _blocks_of_gpu(
     """Return the requested KV blocks, or those that fit into GPU memory beside the model."""
     cache = config.cache
     block_bytes = max(1, bytes_per_token) * cache.block_size
-    budget = kv_budget(config.device, device_id, cache.gpu_memory_utilization, needs)
+    share = cache.gpu_memory_utilization / config.parallel.ranks_per_device
+    budget = kv_budget(config.device, device_id, share, needs)
     requested = cache.kv_cache_memory_bytes if cache.kv_cache_memory_bytes is not None else budget
     if requested > budget or requested < block_bytes:
         raise invalid_value(

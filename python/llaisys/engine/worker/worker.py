@@ -238,13 +238,6 @@ class Worker:
 
     # ---- steps ---------------------------------------------------------------------------------
 
-    def execute_step(
-        self, plan: SchedulerOutputs, masks: Callable[[], TokenMasks] | None = None
-    ) -> StepOutput:
-        """Run all five stages: `execute_model`, then `sample_tokens`."""
-        self.execute_model(plan)
-        return self.sample_tokens(plan.step_id, masks)
-
     def execute_model(self, plan: SchedulerOutputs, queued: bool = False) -> None:
         """Launch a step; `sample_tokens` collects it. A device may still compute on return. A step
         that raises leaves only the rows of its new sequences, which the scheduler releases.

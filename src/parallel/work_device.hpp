@@ -1,4 +1,4 @@
-// A call enqueued by ProcessGroupNCCL, and the state it shares with the group.
+// A call enqueued by ProcessGroupDevice, and the state it shares with the group.
 #pragma once
 
 #include "parallel/process_group.hpp"
@@ -8,12 +8,12 @@
 
 namespace llaisys::parallel {
 
-constexpr std::chrono::milliseconds kNcclPoll{1};
+constexpr std::chrono::milliseconds kDevicePoll{1};
 
 // Abort state of a group, shared with its Work objects.
-struct NcclState {
+struct DeviceGroupState {
     std::atomic<bool> is_aborted{false};
-    std::atomic<int> calls{0}; // running inside NCCL
+    std::atomic<int> calls{0}; // being enqueued
     std::mutex mutex;
     std::string reason; // valid once aborted
 
@@ -25,15 +25,15 @@ struct NcclState {
     }
 };
 
-class WorkNccl final : public Work {
+class DeviceWork final : public Work {
 public:
-    WorkNccl(const GroupOptions &options, std::shared_ptr<NcclState> state,
-             std::vector<tensor_t> tensors)
+    DeviceWork(const GroupOptions &options, std::shared_ptr<DeviceGroupState> state,
+               std::vector<tensor_t> tensors)
         : runtime_(device::runtime_of(options.device)), stream_(*options.stream),
           state_(std::move(state)), tensors_(std::move(tensors)),
           ready_(runtime_.create_event(options.device_id)),
           done_(runtime_.create_event(options.device_id)) {}
-    ~WorkNccl() override {
+    ~DeviceWork() override {
         runtime_.destroy_event(ready_);
         runtime_.destroy_event(done_);
     }
@@ -44,7 +44,7 @@ public:
             if (timeout.count() > 0 && std::chrono::steady_clock::now() - start > timeout) {
                 return false;
             }
-            std::this_thread::sleep_for(kNcclPoll);
+            std::this_thread::sleep_for(kDevicePoll);
         }
         return IsSuccess();
     }
@@ -59,7 +59,7 @@ public:
         return !state_->is_aborted.load() && runtime_.query_event(done_);
     }
     void Synchronize() const override {
-        const_cast<WorkNccl *>(this)->WaitBlocking(std::chrono::milliseconds::zero());
+        const_cast<DeviceWork *>(this)->WaitBlocking(std::chrono::milliseconds::zero());
         state_->throw_if_aborted();
     }
     std::exception_ptr exception() const override {
@@ -76,7 +76,7 @@ public:
 private:
     const device::Runtime &runtime_;
     const device::Stream &stream_; // the caller's
-    std::shared_ptr<NcclState> state_;
+    std::shared_ptr<DeviceGroupState> state_;
     std::vector<tensor_t> tensors_; // kept alive until the call is complete
     void *ready_;
     void *done_;

@@ -1,0 +1,183 @@
+#include "parallel/peer_memory.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <fstream>
+#include <thread>
+#include <unistd.h>
+
+namespace llaisys::parallel {
+
+using std::chrono::steady_clock;
+
+namespace {
+
+constexpr size_t kMachineBytes = 128;
+// Longest wait for ranks that still read this rank's area.
+constexpr std::chrono::seconds kReleaseTimeout{1};
+
+// What a rank tells the others.
+struct Offer {
+    device::SharedMemory memory;
+    char machine[kMachineBytes]; // the same for ranks that can share memory
+    char error[256];             // empty: none
+};
+
+void write_text(char *to, size_t size, const std::string &text) {
+    const size_t n = std::min(text.size(), size - 1);
+    std::memcpy(to, text.data(), n);
+    to[n] = '\0';
+}
+
+// The boot of the kernel and the namespace of process ids, in which a process id is unique.
+std::string machine_name() {
+    std::string boot;
+    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+    char space[64] = {};
+    if (readlink("/proc/self/ns/pid", space, sizeof space - 1) < 0) {
+        space[0] = '\0';
+    }
+    return boot + space;
+}
+
+std::vector<Offer> gather(const ProcessGroup &host, const Offer &own) {
+    std::vector<Offer> all(size_t(host.size()));
+    const tensor_t in = Tensor::create({int64_t(sizeof own)}, LLAISYS_DTYPE_I8);
+    const tensor_t out = Tensor::create({int64_t(sizeof own) * host.size()}, LLAISYS_DTYPE_I8);
+    std::memcpy(in.data(), &own, sizeof own);
+    host.AllGather(out, in);
+    std::memcpy(all.data(), out.data(), all.size() * sizeof own);
+    return all;
+}
+
+// Throws the first error of any rank, on every rank.
+void agree(const std::vector<Offer> &offers) {
+    for (size_t rank = 0; rank < offers.size(); ++rank) {
+        if (offers[rank].error[0] != '\0') {
+            fail(LLAISYS_ERROR_UNSUPPORTED, "rank ", rank, ": ", std::string(offers[rank].error));
+        }
+    }
+}
+
+} // namespace
+
+PeerMemory::PeerMemory(const GroupOptions &options, const ProcessGroup &host)
+    : kernels_(peer_kernels()), runtime_(device::runtime_of(options.device)) {
+    require(host.size() <= kMaxPeers, "peer memory serves at most ", kMaxPeers, " ranks, got ",
+            host.size());
+    peers_.world = host.size();
+    peers_.rank = host.rank();
+    is_aborted_ = static_cast<uint32_t *>(runtime_.allocate_host(sizeof(uint32_t)));
+    *is_aborted_ = 0;
+    peers_.is_aborted = is_aborted_;
+    try {
+        map(options, host);
+    } catch (...) {
+        release();
+        throw;
+    }
+}
+
+void PeerMemory::map(const GroupOptions &options, const ProcessGroup &host) {
+    Offer own{};
+    write_text(own.machine, sizeof own.machine, machine_name());
+    const auto note_error = [&own](const auto &body) {
+        try {
+            body();
+        } catch (const Error &error) {
+            write_text(own.error, sizeof own.error, error.what());
+        }
+    };
+    note_error([&] {
+        own.memory = runtime_.allocate_shared(options.device_id, size_t(kernels_.area_bytes));
+        memories_[host.rank()] = own.memory;
+    });
+    const std::vector<Offer> offers = gather(host, own);
+    agree(offers);
+    note_error([&] {
+        for (int rank = 0; rank < host.size(); ++rank) {
+            const Offer &offer = offers[size_t(rank)];
+            require(std::strcmp(offer.machine, own.machine) == 0, "rank ", rank,
+                    " runs on another machine");
+            memories_[rank] = offer.memory;
+            peers_.areas[rank] = static_cast<std::byte *>(
+                rank == host.rank() ? own.memory.address
+                                    : runtime_.map_shared(options.device_id, offer.memory));
+        }
+    });
+    agree(gather(host, own));
+}
+
+PeerMemory::~PeerMemory() {
+    try {
+        const auto start = steady_clock::now();
+        while (*is_aborted_ == 0 && !kernels_.is_idle(peers_) &&
+               steady_clock::now() - start < kReleaseTimeout) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+    } catch (const Error &) { // the device is lost; its other users report the error
+    }
+    release();
+}
+
+void PeerMemory::release() noexcept {
+    for (int rank = 0; rank < peers_.world; ++rank) {
+        if (rank != peers_.rank && peers_.areas[rank] != nullptr) {
+            runtime_.unmap_shared(peers_.areas[rank], memories_[rank]);
+        }
+    }
+    if (memories_[peers_.rank].address != nullptr) {
+        runtime_.release_shared(memories_[peers_.rank]);
+    }
+    runtime_.release_host(is_aborted_);
+}
+
+std::unique_ptr<PeerMemory> PeerMemory::try_create(const GroupOptions &options,
+                                                   const ProcessGroup &host) {
+    if (device::runtime_of(options.device).allocate_shared == nullptr || host.size() > kMaxPeers) {
+        return nullptr;
+    }
+    try {
+        return std::make_unique<PeerMemory>(options, host);
+    } catch (const Error &error) {
+        if (error.status() != LLAISYS_ERROR_UNSUPPORTED) {
+            throw;
+        }
+        return nullptr;
+    }
+}
+
+void PeerMemory::all_reduce(const device::Stream &stream, std::byte *data, int64_t count,
+                            DType dtype, function::ReduceOpType op) const {
+    const int64_t chunk = kPeerChunk / bytes_of(dtype, 1);
+    for (int64_t first = 0; first < count; first += chunk) {
+        kernels_.all_reduce(stream, peers_, data + bytes_of(dtype, first),
+                            std::min(chunk, count - first), dtype, op);
+    }
+}
+
+void PeerMemory::exchange(const device::Stream &stream, std::byte *out, const std::byte *in,
+                          int64_t bytes, int from) const {
+    for (int64_t first = 0; first < bytes; first += kPeerChunk) {
+        kernels_.exchange(stream, peers_, out == nullptr ? nullptr : out + first,
+                          in == nullptr ? nullptr : in + first, std::min(kPeerChunk, bytes - first),
+                          from, bytes);
+    }
+}
+
+void PeerMemory::send(const device::Stream &stream, const std::byte *in, int64_t bytes,
+                      int to) const {
+    for (int64_t first = 0; first < bytes; first += kPeerMessage) {
+        kernels_.send(stream, peers_, in + first, std::min(kPeerMessage, bytes - first), to);
+    }
+}
+
+void PeerMemory::recv(const device::Stream &stream, std::byte *out, int64_t bytes, int from) const {
+    for (int64_t first = 0; first < bytes; first += kPeerMessage) {
+        kernels_.recv(stream, peers_, out + first, std::min(kPeerMessage, bytes - first), from);
+    }
+}
+
+void PeerMemory::abort() const noexcept { *static_cast<volatile uint32_t *>(is_aborted_) = 1; }
+
+} // namespace llaisys::parallel

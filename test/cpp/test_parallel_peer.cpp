@@ -1,0 +1,135 @@
+// ProcessGroupPeer over fake peer memory and CPU streams: rendezvous, chunks, order of calls and
+// failures. test/cuda runs the kernels.
+#include "check.hpp"
+#include "fake_nccl.hpp"
+#include "fake_peer.hpp"
+#include "parallel/process_group_nccl.hpp"
+#include "parallel/process_group_peer.hpp"
+#include "random_collectives.hpp"
+
+namespace {
+
+using namespace llaisys;
+using namespace llaisys::parallel;
+using collectives::contains;
+using collectives::run_ranks;
+using std::chrono::milliseconds;
+
+const device::Stream &stream() {
+    static const device::Stream one(LLAISYS_DEVICE_CPU, 0, 1);
+    return one;
+}
+
+GroupOptions options_of(const std::string &name, int world, int rank) {
+    GroupOptions options;
+    options.name = name;
+    options.init_method = "test";
+    options.ranks.clear();
+    for (int i = 0; i < world; ++i) {
+        options.ranks.push_back(i);
+    }
+    options.rank = rank;
+    options.timeout = milliseconds(60000);
+    options.stream = &stream();
+    options.host_backend = "threads";
+    return options;
+}
+
+} // namespace
+
+TEST(random_collectives_over_peer_memory_match_the_reference) {
+    const fake::PeerDevice device;
+    for (const int world : {2, 3}) {
+        const auto results = run_ranks(world, [&](int rank) {
+            const auto group = ProcessGroupFactory::Instance().GetOrCreate(
+                "peer", options_of("rounds", world, rank));
+            const std::string wrong = collectives::run_rounds(*group, 900 * uint64_t(world), 200);
+            return wrong.empty() ? collectives::run_async_rounds(*group, 78, 30) : wrong;
+        });
+        for (const std::string &result : results) {
+            CHECK_EQ(result, "");
+        }
+    }
+    CHECK_EQ(fake::peer_counts().areas.load(), 0);
+    CHECK_EQ(fake::peer_counts().mapped.load(), 0);
+}
+
+TEST(large_tensors_are_reduced_and_gathered_in_chunks) {
+    const fake::PeerDevice device;
+    const int64_t n = kPeerChunk / 4 + 777; // f32: two chunks
+    const auto results = run_ranks(2, [&](int rank) -> std::string {
+        const ProcessGroupPeer made(options_of("chunks", 2, rank));
+        const ProcessGroup &group = made;
+        const tensor_t tensor = Tensor::create({n}, LLAISYS_DTYPE_F32);
+        for (int64_t i = 0; i < n; ++i) {
+            tensor.as<float>()[i] = float(i % 1000) + float(rank);
+        }
+        group.AllReduce(tensor);
+        const tensor_t all = Tensor::create({2 * n}, LLAISYS_DTYPE_F32);
+        group.AllGather(all, tensor);
+        for (int64_t i = 0; i < 2 * n; ++i) {
+            if (all.as<float>()[i] != float(2 * (i % n % 1000) + 1)) {
+                return text("element ", i, ": ", all.as<float>()[i]);
+            }
+        }
+        return "";
+    });
+    CHECK_EQ(results[0], "");
+    CHECK_EQ(results[1], "");
+    CHECK_EQ(fake::peer_counts().all_reduces.load(), 4); // two chunks on two ranks
+}
+
+TEST(leaving_rank_ends_waiting_kernels) {
+    const fake::PeerDevice device;
+    const auto results = run_ranks(2, [](int rank) -> std::string {
+        const ProcessGroupPeer made(options_of("leave", 2, rank));
+        if (rank == 1) {
+            return ""; // destroyed here
+        }
+        const ProcessGroup &group = made;
+        const tensor_t tensor = Tensor::create({8}, LLAISYS_DTYPE_F32);
+        group.AllReduce(tensor); // the fake kernel spins until the group is aborted
+        try {
+            group.CheckResults();
+        } catch (const std::exception &error) {
+            return error.what();
+        }
+        return "no failure";
+    });
+    CHECK(contains(results[0], "rank 1 has left the group"));
+}
+
+TEST(unreachable_memory_fails_on_all_ranks_and_leaks_nothing) {
+    const fake::PeerDevice device;
+    fake::peer_counts().map_fails_on = 0;
+    const auto results = run_ranks(2, [](int rank) -> std::string {
+        const ProcessGroupPeer group(options_of("map", 2, rank));
+        return "joined";
+    });
+    for (const std::string &result : results) {
+        CHECK(contains(result, "fake GPUs without a link"));
+    }
+    CHECK_EQ(fake::peer_counts().areas.load(), 0);
+}
+
+TEST(nccl_group_uses_peer_memory_for_small_sums) {
+    const fake::PeerDevice device;
+    const fake::Nccl nccl;
+    for (const bool is_linked : {true, false}) {
+        fake::peer_counts().map_fails_on = is_linked ? -1 : 0;
+        fake::peer_counts().all_reduces = 0;
+        const auto results = run_ranks(2, [&](int rank) -> std::string {
+            const ProcessGroupNCCL made(options_of(is_linked ? "linked" : "apart", 2, rank));
+            const ProcessGroup &group = made;
+            const tensor_t small = Tensor::create({1000}, LLAISYS_DTYPE_F32);
+            const tensor_t large = Tensor::create({(1 << 18) + 1}, LLAISYS_DTYPE_F32);
+            small.as<float>()[999] = large.as<float>()[1 << 18] = float(rank + 1);
+            group.AllReduce(small);
+            group.AllReduce(large);
+            return small.as<float>()[999] == 3 && large.as<float>()[1 << 18] == 3 ? "" : "wrong";
+        });
+        CHECK_EQ(results[0], "");
+        CHECK_EQ(results[1], "");
+        CHECK_EQ(fake::peer_counts().all_reduces.load(), is_linked ? 2 : 0);
+    }
+}
