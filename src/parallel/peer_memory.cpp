@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <map>
 #include <thread>
 #include <unistd.h>
 
@@ -38,6 +39,34 @@ std::string machine_name() {
         space[0] = '\0';
     }
     return boot + space;
+}
+
+// Counts the ranks of this process that use an area: the last one releases it, since the kernels of
+// a rank may still read the area of another that has left.
+class AreaUsers {
+public:
+    void add(const device::SharedMemory &memory) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        ++counts_[memory.address];
+    }
+    // Whether this was the last one.
+    bool remove(const device::SharedMemory &memory) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        if (--counts_[memory.address] > 0) {
+            return false;
+        }
+        counts_.erase(memory.address);
+        return true;
+    }
+
+private:
+    std::mutex mutex_;
+    std::map<void *, int> counts_;
+};
+
+AreaUsers &area_users() {
+    static AreaUsers users;
+    return users;
 }
 
 std::vector<Offer> gather(const ProcessGroup &host, const Offer &own) {
@@ -90,6 +119,7 @@ void PeerMemory::map(const GroupOptions &options, const ProcessGroup &host) {
     };
     note_error([&] {
         own.memory = runtime_.allocate_shared(options.device_id, size_t(kernels_.area_bytes));
+        area_users().add(own.memory);
         memories_[host.rank()] = own.memory;
     });
     const std::vector<Offer> offers = gather(host, own);
@@ -99,10 +129,16 @@ void PeerMemory::map(const GroupOptions &options, const ProcessGroup &host) {
             const Offer &offer = offers[size_t(rank)];
             require(std::strcmp(offer.machine, own.machine) == 0, "rank ", rank,
                     " runs on another machine");
+            if (rank == host.rank()) {
+                peers_.areas[rank] = static_cast<std::byte *>(own.memory.address);
+                continue;
+            }
+            peers_.areas[rank] =
+                static_cast<std::byte *>(runtime_.map_shared(options.device_id, offer.memory));
             memories_[rank] = offer.memory;
-            peers_.areas[rank] = static_cast<std::byte *>(
-                rank == host.rank() ? own.memory.address
-                                    : runtime_.map_shared(options.device_id, offer.memory));
+            if (offer.memory.process == getpid()) {
+                area_users().add(offer.memory);
+            }
         }
     });
     agree(gather(host, own));
@@ -122,12 +158,16 @@ PeerMemory::~PeerMemory() {
 
 void PeerMemory::release() noexcept {
     for (int rank = 0; rank < peers_.world; ++rank) {
-        if (rank != peers_.rank && peers_.areas[rank] != nullptr) {
-            runtime_.unmap_shared(peers_.areas[rank], memories_[rank]);
+        const device::SharedMemory &memory = memories_[rank];
+        if (memory.address == nullptr) { // not mapped
+            continue;
         }
-    }
-    if (memories_[peers_.rank].address != nullptr) {
-        runtime_.release_shared(memories_[peers_.rank]);
+        if (rank != peers_.rank) {
+            runtime_.unmap_shared(peers_.areas[rank], memory);
+        }
+        if (memory.process == getpid() && area_users().remove(memory)) {
+            runtime_.release_shared(memory);
+        }
     }
     runtime_.release_host(is_aborted_);
 }

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <new>
 #include <thread>
+#include <unistd.h>
 
 namespace fake {
 
@@ -73,6 +74,7 @@ public:
             ++peer_counts().areas;
             device::SharedMemory memory{};
             memory.address = new PeerArea;
+            memory.process = getpid();
             memory.device_id = device_id;
             return memory;
         };
