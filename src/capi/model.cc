@@ -23,20 +23,26 @@ void set_no_slot_error() {
     set_last_error(LLAISYS_ERROR_MEMORY, "the KV cache has no free slot for this step");
 }
 
-// Runs a step. On any result except 0 there are no output rows and an error text is set. Every rank
-// rejects an invalid input alike; any other failure aborts the group, whose ranks would wait for
-// this one.
-int32_t run_step(LlaisysModel *model, const LlaisysStepInput &input) {
-    int32_t code = LLAISYS_OK;
+// Runs a part of a step. Every rank rejects an invalid input alike; any other failure aborts the
+// group, whose ranks would wait for this one.
+template <typename Body> void abort_if_ranks_differ(const LlaisysModel *model, const Body &body) {
     try {
-        code = model->runner().step(input);
-        model->group->CheckResults();
+        body();
     } catch (const Error &error) {
         if (error.status() != LLAISYS_ERROR_INVALID) {
             model->group->Abort(text("rank ", model->group->rank(), ": ", error.what()));
         }
         throw;
     }
+}
+
+// Runs a step. On any result except 0 there are no output rows and an error text is set.
+int32_t run_step(LlaisysModel *model, const LlaisysStepInput &input) {
+    int32_t code = LLAISYS_OK;
+    abort_if_ranks_differ(model, [&] {
+        code = model->runner().step(input);
+        model->group->CheckResults();
+    });
     if (code == LLAISYS_DECODE_NO_KV_SLOT) {
         set_no_slot_error();
     }
@@ -173,11 +179,7 @@ int32_t llaisysModelDecode(LlaisysModel *model, LlaisysBatch batch) {
 int32_t llaisysModelLaunch(LlaisysModel *model, const LlaisysStepInput *input,
                            const LlaisysSamplingMetadata *sampling, int64_t *ticket) {
     return guard([&] {
-        const int32_t ranks = not_null(model, "model")->params.get().tensor_parallel_size;
-        if (ranks > 1) {
-            fail(LLAISYS_ERROR_UNSUPPORTED, "steps of a model of ", ranks,
-                 " ranks cannot be launched; use llaisysModelStep");
-        }
+        not_null(model, "model");
         int64_t &launched = *not_null(ticket, "ticket"); // before the step is in flight
         launched = model->pipeline.launch(checked(input), checked(sampling));
     });
@@ -185,8 +187,12 @@ int32_t llaisysModelLaunch(LlaisysModel *model, const LlaisysStepInput *input,
 
 int32_t llaisysModelCollect(LlaisysModel *model, int64_t ticket, int32_t *ids) {
     return guard([&] {
-        const int32_t code =
-            not_null(model, "model")->pipeline.collect(ticket, not_null(ids, "ids"));
+        not_null(model, "model");
+        int32_t code = LLAISYS_DECODE_OK;
+        abort_if_ranks_differ(model, [&] {
+            code = model->pipeline.collect(ticket, not_null(ids, "ids"));
+            model->group->CheckResults();
+        });
         if (code == LLAISYS_DECODE_NO_KV_SLOT) {
             set_no_slot_error();
         } else if (code == LLAISYS_DECODE_ABORTED) {

@@ -177,7 +177,7 @@ LlaisysModel::LlaisysModel(const LlaisysModelCreateParams &given)
                                  {stream.type(), stream.device_id(), group,
                                   given.vocab_parallel_head != 0, given.replicate_kv_heads != 0})),
       runner_(stream, *model, capi::resolve_params(&params.get(), *model)),
-      pipeline(stream, runner_) {
+      pipeline(stream, runner_, group->size() == 1) {
     if (given.exact != 0) {
         stream.make_exact();
     }

@@ -307,14 +307,9 @@ def test_a_preempted_sequence_that_comes_back_is_not_released_by_an_older_failur
     assert engine.stats()["num_preemptions"] > 0
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [{"step_timeout": 60.0}, {"tensor_parallel_size": 2}],
-    ids=["timeout", "ranks"],
-)
-def test_requests_that_need_sync_stay_synchronous(fields, caplog):
-    fields = {"tokenizer": FakeTokenizer(), "num_kv_blocks": 32, "warmup": False, **fields}
-    fields.setdefault("adapter_class", AsyncAdapter)
+def test_engine_with_a_step_timeout_stays_synchronous(caplog):
+    fields = {"tokenizer": FakeTokenizer(), "num_kv_blocks": 32, "warmup": False}
+    fields |= {"step_timeout": 60.0, "adapter_class": AsyncAdapter}
     with LLM(async_scheduling="on", **fields) as llm:
         assert "async_scheduling is off" in caplog.text
         assert len(llm.generate([[1, 2]], greedy(4, ignore_eos=True))[0].token_ids) == 4

@@ -76,6 +76,39 @@ def test_all_sizes_give_the_same_tokens(
         assert llm.stats()["prefix_cache_hits"] > 0
 
 
+@pytest.mark.parametrize("backend", ["uni", "mp"])
+@pytest.mark.parametrize("drafts", [False, True])
+def test_ranks_launch_ahead_and_give_the_same_tokens(
+    model: Path, expected: list[list[int]], backend: str, drafts: bool
+) -> None:
+    """Asynchronous scheduling: every rank launches a step before the one before it is collected."""
+    options: dict[str, Any] = {"async_scheduling": "on", "max_num_batched_tokens": 16}
+    if drafts:
+        options["speculative_config"] = {"prompt_lookup_min": 1, "num_speculative_tokens": 3}
+    with open_llm(model, 2, backend, **options) as llm:
+        core: Any = llm._client.core
+        assert core.is_async
+        assert tokens_of(llm) == expected
+        assert tokens_of(llm) == expected
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+@pytest.mark.parametrize("backend", ["uni", "mp"])
+def test_masks_of_structured_output_reach_all_ranks(
+    tmp_path: Path, backend: str, mode: str
+) -> None:
+    write_hf_model(tmp_path, tiny_config(num_attention_heads=8, num_key_value_heads=4))
+    params = SamplingParams(
+        max_tokens=8, temperature=0, structured_outputs={"choice": ["yes", "no"]}
+    )
+    texts = []
+    for tp_size in (1, 2):
+        with open_llm(tmp_path, tp_size, backend, async_scheduling=mode) as llm:
+            outputs = llm.generate([[1, 2, 3], [7, 8]], params)
+            texts.append([output.outputs[0].text for output in outputs])
+    assert texts[0] == texts[1] and set(texts[0]) <= {"yes", "no"}
+
+
 @pytest.mark.parametrize(("backend", "tp_size"), [("uni", 1), ("uni", 2), ("mp", 2)])
 def test_drafts_change_no_token_on_any_rank(
     model: Path, expected: list[list[int]], backend: str, tp_size: int
@@ -259,9 +292,10 @@ def children_of(llm: LLM) -> list[Any]:
     return executor._children
 
 
+@pytest.mark.parametrize("mode", ["on", "off"])
 @pytest.mark.parametrize("when", ["idle", "stopped in a step"])
-def test_a_killed_worker_ends_the_engine_in_seconds(model: Path, when: str) -> None:
-    with open_llm(model, 4, "mp") as llm:
+def test_a_killed_worker_ends_the_engine_in_seconds(model: Path, when: str, mode: str) -> None:
+    with open_llm(model, 4, "mp", async_scheduling=mode) as llm:
         children = children_of(llm)
         assert len(children) == 3
         victim = children[1].popen

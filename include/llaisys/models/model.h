@@ -122,7 +122,8 @@ LLAISYS_API int32_t llaisysModelDecode(LlaisysModel *model, LlaisysBatch batch);
 
 /* Asynchronous steps: Launch queues a step and its sampling on a thread of the model and returns
  * at once; Collect waits for it. Steps run in launch order. Every other call of the model waits
- * until no step runs. Not supported with several ranks.
+ * until no step runs. With several ranks every rank launches the same steps, and a row of logits
+ * without a finite value is an internal error that aborts the group.
  *
  * Arrays of input and sampling must stay valid and unchanged until Collect. Token id -1-j is the
  * j-th id sampled by the previously launched step. Sampled ids are appended to existing histories

@@ -120,7 +120,7 @@ class NativeAdapter(ModelAdapter):
         self.max_model_len = int(params.max_model_len)
         self.kv_capacity_tokens = int(params.kv_cache_capacity_tokens)
         self.eos_token_ids = ()
-        self.can_launch = options.parallel.tensor_parallel_size == 1
+        self.can_launch = True
         self._step = LlaisysStepInput()
         self._sampling = _new_sampling()
         self._spare_sampling: list[LlaisysSamplingMetadata] = []  # free for the next launch

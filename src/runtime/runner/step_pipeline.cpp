@@ -168,8 +168,9 @@ bool StepPipeline::queue(Job *job) {
         const std::vector<int32_t> pending = pending_rows_of(*job);
         const auto ahead =
             runner_.plan_sample(job->sampling, pending.empty() ? nullptr : pending.data());
-        if (ahead == SamplingPlan::Async::no ||
-            (ahead == SamplingPlan::Async::maybe && n_sync_steps_ > 0 && n_sync_steps_-- > 0)) {
+        const bool may_rerun = ahead == SamplingPlan::Async::maybe;
+        if (ahead == SamplingPlan::Async::no || (may_rerun && !can_rerun_) ||
+            (may_rerun && n_sync_steps_ > 0 && n_sync_steps_-- > 0)) {
             return false;
         }
     } catch (const Error &) {
@@ -232,6 +233,7 @@ void StepPipeline::finish_queued(bool is_newest) {
         std::vector<int32_t> ids(size_t(job->sampling.n_rows));
         if (!runner_.finish_sample(job->slot, job->sampling, ids.data())) {
             n_sync_steps_ = kSyncStepsAfterRerun;
+            ensure(can_rerun_, "a row of the step has no finite logit");
             if (!is_newest) {
                 ensure(runner_.can_repeat(), "a row of the step has no finite logit");
                 must_rerun_ = true;

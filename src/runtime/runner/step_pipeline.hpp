@@ -4,7 +4,7 @@
 // Where the device sampler supports the sampling parameters, a step is queued before the previous
 // one has finished: sampled tokens stay on the device. When the device cannot decide a sample, its
 // step and the one queued after it are rerun, and the next steps that may need a rerun run
-// synchronously.
+// synchronously. Without reruns all such steps run synchronously.
 //
 //   launch(n)  launch(n + 1)  collect(n)  launch(n + 2)  collect(n + 1) ..
 //
@@ -34,8 +34,10 @@ public:
 
     // Neither runner nor stream (the runner's) is owned; both outlive the pipeline. Only the
     // pipeline may use them from launch until wait returns.
-    StepPipeline(const device::Stream &stream, ModelRunner &runner)
-        : stream_(stream), runner_(runner) {}
+    // can_rerun: false with several ranks, which must all run the same steps; whether a step has
+    // to run again depends on the time at which the next one is launched.
+    StepPipeline(const device::Stream &stream, ModelRunner &runner, bool can_rerun = true)
+        : stream_(stream), runner_(runner), can_rerun_(can_rerun) {}
     // Finishes the running step and discards later ones.
     ~StepPipeline();
     StepPipeline(const StepPipeline &) = delete;
@@ -101,6 +103,7 @@ private:
 
     const device::Stream &stream_;
     ModelRunner &runner_;
+    const bool can_rerun_;
     std::thread thread_; // started by the first launch
 
     mutable std::mutex mutex_; // guards the members below
