@@ -3,6 +3,7 @@
 
     scripts/bench_tp.py --shape qwen2.5-0.5b         one rank, and two of half the threads each
     scripts/bench_tp.py --model DIR --device cuda --ranks 1 uni:2 mp:2
+    scripts/bench_tp.py --shape qwen2.5-1.5b --device cuda --share-gpu --ranks 1 mp:2
     scripts/bench_tp.py --shape qwen2.5-0.5b --num-seqs 16 --new-tokens 32 --rounds 5
 
 The defaults are the fixed configuration of the design (002 section 10.3): 256 sequences, 16384
@@ -58,6 +59,7 @@ def open_llm(options: argparse.Namespace, backend: str, ranks: int) -> tuple[LLM
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_model_len=options.max_model_len,
         n_threads=max(1, options.threads // ranks) if options.device == "cpu" else 0,
+        tensor_parallel_device_ids=(0,) * ranks if options.share_gpu else None,
         tensor_parallel_size=ranks,
         distributed_executor_backend=backend,
         vocab_parallel_head=options.vocab_parallel_head,
@@ -149,6 +151,7 @@ def main() -> int:
     parser.add_argument(
         "--no-vocab-parallel-head", dest="vocab_parallel_head", action="store_false"
     )
+    parser.add_argument("--share-gpu", action="store_true", help="all ranks on GPU 0, by turns")
     parser.add_argument("--replicate-kv-heads", action="store_true")
     parser.add_argument("--numa", action="store_true")
     parser.add_argument("--json", action="store_true", help="all runs as JSON at the end")
