@@ -5,6 +5,7 @@
     scripts/bench_tp.py --model DIR --device cuda --ranks 1 uni:2 mp:2
     scripts/bench_tp.py --shape qwen2.5-1.5b --device cuda --share-gpu --ranks 1 mp:2
     scripts/bench_tp.py --shape qwen2.5-0.5b --num-seqs 16 --new-tokens 32 --rounds 5
+    scripts/bench_tp.py --shape llama-3.1-70b --estimate      a model of several H200, no run
 
 The defaults are the fixed configuration of the design (002 section 10.3): 256 sequences, 16384
 tokens per step, a context of 4096. A configuration is BACKEND:RANKS, or 1. On the CPU all
@@ -30,6 +31,7 @@ import numpy as np
 
 from llaisys import LLM, SamplingParams
 from llaisys.bench.latency import shape_model_path
+from llaisys.models.synthetic import shape_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,34 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     return [report(n, w, r, runs[0]) for n, w, r in zip(names, warm_ups, runs, strict=True)]
 
 
+# For --estimate: an H200 (docs/internals/measurements), and all-reduce over peer memory, measured
+# in a captured graph between ranks on one GPU, plus a signal over NVLink in each direction.
+READ_BYTES_PER_SECOND = 4.39e12
+STEP_OVERHEAD = 0.2e-3  # seconds of a decode step beside the weights: launches, attention, sampling
+ALL_REDUCE = {2: 4.2e-6, 4: 4.8e-6, 8: 6.0e-6}  # 8: extrapolated
+NVLINK_SIGNAL = 1.2e-6
+
+
+def print_estimate(shape: str) -> None:
+    """One sequence, 16-bit weights: each rank reads its part, then two all-reduces per layer."""
+    config = shape_config(shape)
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    width = config.get("head_dim") or hidden // heads
+    attention = 2 * hidden * width * (heads + kv_heads)
+    mlp = 3 * hidden * config["intermediate_size"]
+    weights = 2 * (layers * (attention + mlp) + hidden * config["vocab_size"])
+    alone = weights / READ_BYTES_PER_SECOND + STEP_OVERHEAD
+    print(f"{shape}, modelled for H200 with NVLink: 1 rank {alone * 1e3:.2f} ms per token")
+    for ranks, all_reduce in ALL_REDUCE.items():
+        collectives = (2 * layers + 1) * (all_reduce + 2 * NVLINK_SIGNAL)
+        step = weights / ranks / READ_BYTES_PER_SECOND + STEP_OVERHEAD + collectives
+        print(
+            f"{ranks} ranks {step * 1e3:.2f} ms, {alone / step:.2f} times as fast; collectives "
+            f"{collectives * 1e3:.2f} ms"
+        )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").splitlines()[0], epilog="See the top of the file."
@@ -151,11 +181,15 @@ def main() -> int:
     parser.add_argument(
         "--no-vocab-parallel-head", dest="vocab_parallel_head", action="store_false"
     )
+    parser.add_argument("--estimate", action="store_true", help="model 2, 4 and 8 GPUs; no run")
     parser.add_argument("--share-gpu", action="store_true", help="all ranks on GPU 0, by turns")
     parser.add_argument("--replicate-kv-heads", action="store_true")
     parser.add_argument("--numa", action="store_true")
     parser.add_argument("--json", action="store_true", help="all runs as JSON at the end")
     options = parser.parse_args()
+    if options.estimate:
+        print_estimate(options.shape or parser.error("--estimate needs --shape"))
+        return 0
     if options.shape:
         options.model = str(shape_model_path(options.shape, options.dtype))
     print(

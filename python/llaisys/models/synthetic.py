@@ -89,6 +89,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "vocab_size": 152064,
         "tie_word_embeddings": False,
     },
+    "qwen2.5-32b": {
+        **_QWEN2,
+        "hidden_size": 5120,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "intermediate_size": 27648,
+        "vocab_size": 152064,
+        "tie_word_embeddings": False,
+    },
     "qwen3-8b": {
         **_QWEN2,
         "model_type": "qwen3",
