@@ -41,7 +41,7 @@ struct PeerKernels {
                  int64_t bytes, int to);
     void (*recv)(const device::Stream &stream, const Peers &peers, std::byte *out, int64_t bytes,
                  int from);
-    // Whether the other ranks have finished the calls that this rank has finished, and so no longer
+    // Whether the other ranks have finished all calls that this rank has finished: then they do not
     // read its area.
     bool (*is_idle)(const Peers &peers);
 };
