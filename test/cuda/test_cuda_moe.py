@@ -171,9 +171,9 @@ QUANTISED = [
     ("f8 by block", "q5_k"), ("q2_k", "i8_g128"), ("q8_0", "q4_1"), ("i8_g128", "q8_0"),
     ("q4_0+q5_0", "q4_0"), ("bf16", "q8_0"),
 ]  # fmt: skip
-# (tokens, experts of a token, experts): few tokens, tiles of 16, 32 and 64 pairs
+# (tokens, experts of a token, experts): few tokens, tiles of 16, 32, 64 and 128 pairs
 QUANTISED_TOKENS = [
-    (1, 1, 2), (1, 8, 16), (4, 2, 5), (3, 10, 12), (5, 2, 14), (30, 4, 9), (150, 4, 6),
+    (1, 1, 2), (1, 8, 16), (4, 2, 5), (3, 10, 12), (5, 2, 14), (30, 4, 9), (90, 4, 8), (150, 4, 6),
 ]  # fmt: skip
 if IS_SMALL:
     QUANTISED_TOKENS = [(1, 2, 3), (5, 2, 3), (40, 2, 3)]
@@ -277,9 +277,9 @@ def test_logits(name: str, sizes: dict[str, Any], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe", "gpt_oss", "glm4_moe"])
 def test_few_tokens_are_routed_as_in_exact_mode(name: str, tmp_path: Path) -> None:
-    """Up to 16 tokens have the norm, the router and the routing in one kernel, unless exact."""
+    """Up to 32 tokens have the norm, the router and the routing in one kernel, unless exact."""
     directory = save(make_moe_model(name, **SIZES[1], num_hidden_layers=4), tmp_path)
-    tokens, steps = random_tokens(60, VOCAB), (1, 16, 2, 9, 1, 4, 7, 12, 8)
+    tokens, steps = random_tokens(60, VOCAB), (1, 32, 2, 9, 1, 4, 7, 4)
     found = []
     for exact in (False, True):
         size = {"kv_cache_capacity_tokens": 4 * BLOCK, "max_model_len": 60, "exact": exact}

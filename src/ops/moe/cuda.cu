@@ -1,6 +1,6 @@
 // Selects the kernels of a mixture of experts:
 //
-//   moe_route      cuda_route.cuh; up to 16 tokens with the norm and the router in one kernel
+//   moe_route      cuda_route.cuh; up to 32 tokens with the norm and the router in one kernel
 //   moe_mlp        16-bit activations of one dtype
 //                  weights of that dtype, hs and di multiples of 8
 //     1 to 4 tokens    cuda_gemv.cuh
@@ -96,19 +96,44 @@ __global__ void __launch_bounds__(kThreads) sum_kernel(cuda::MoeArgs<T> args) {
     if (column >= args.hs) {
         return;
     }
+    const int64_t at = token * args.ldo + column;
+    const bool is_f32 = args.out.dtype == LLAISYS_DTYPE_F32 && args.ldo % 4 == 0;
+    float4 *to = reinterpret_cast<float4 *>(static_cast<float *>(args.out.data) + at);
+    float4 before[2] = {};
+    if (is_f32 && args.adds) {
+        before[0] = to[0];
+        before[1] = to[1];
+    }
+    constexpr int kAtOnce = 4;
+    const T *rows = args.expert_out + token * args.top_k * args.hs + column;
+    const float *weights = args.weights + token * args.top_k;
     float sums[8] = {};
-    for (int j = 0; j < args.top_k; ++j) {
-        const int64_t pair = token * args.top_k + j;
-        const float weight = args.weights[pair];
-        const uint4 unit =
-            *reinterpret_cast<const uint4 *>(args.expert_out + pair * args.hs + column);
-        const T *values = reinterpret_cast<const T *>(&unit);
+    for (int first = 0; first < args.top_k; first += kAtOnce) {
+        uint4 units[kAtOnce];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            sums[i] += weight * cuda::to_float(values[i]);
+        for (int i = 0; i < kAtOnce; ++i) {
+            units[i] = first + i < args.top_k
+                           ? *reinterpret_cast<const uint4 *>(rows + int64_t(first + i) * args.hs)
+                           : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int j = 0; j < kAtOnce; ++j) {
+            if (first + j < args.top_k) {
+                const T *values = reinterpret_cast<const T *>(&units[j]);
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    sums[i] += weights[first + j] * cuda::to_float(values[i]);
+                }
+            }
         }
     }
-    const int64_t at = token * args.ldo + column;
+    if (is_f32) {
+        to[0] = make_float4(before[0].x + sums[0], before[0].y + sums[1], before[0].z + sums[2],
+                            before[0].w + sums[3]);
+        to[1] = make_float4(before[1].x + sums[4], before[1].y + sums[5], before[1].z + sums[6],
+                            before[1].w + sums[7]);
+        return;
+    }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
         args.out.store(at + i, args.adds ? args.out.load(at + i) + sums[i] : sums[i]);

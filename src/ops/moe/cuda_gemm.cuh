@@ -79,13 +79,13 @@ __device__ __forceinline__ MoeTile find_moe_tile(const int32_t *offsets, int n_e
 }
 
 // Writes the sums of a tile from output first_out on. staging: shared memory of TileN * (outputs + 8)
-// values that no thread reads any more.
-template <typename T, int TileN, bool IsDown>
+// values that no thread reads any more. Warps: of the block, 32 weight rows each.
+template <typename T, int TileN, bool IsDown, int Warps = kMoeWarps>
 __device__ __forceinline__ void store_moe_tile(const MoeArgs<T> &args, const MoeTile &tile,
                                                const float (&sums)[2][TileN / 8][4],
                                                unsigned char *staging, int first_out) {
     // Transpose through shared memory: [TileN][kTileOut], then rows of 16-byte units.
-    constexpr int kTileOut = IsDown ? kMoeTileM : kMoeTileM / 2;
+    constexpr int kTileOut = (IsDown ? 32 : 16) * Warps;
     constexpr int kNTiles = TileN / 8;
     constexpr int kStride = kTileOut + 8;
     const int32_t *pairs = args.sorted + args.n_experts + 1;
@@ -123,7 +123,7 @@ __device__ __forceinline__ void store_moe_tile(const MoeArgs<T> &args, const Moe
     }
     __syncthreads();
     constexpr int kUnits = kTileOut / 8;
-    for (int i = int(threadIdx.x); i < tile.count * kUnits; i += kMoeThreads) {
+    for (int i = int(threadIdx.x); i < tile.count * kUnits; i += Warps * kWarpSize) {
         const int row = i / kUnits, column = i % kUnits * 8;
         if (first_out + column < n_out) {
             const int64_t to = IsDown ? pairs[tile.first + row] : tile.first + row;

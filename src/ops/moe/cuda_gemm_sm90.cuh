@@ -27,19 +27,69 @@ constexpr uint32_t kMoeSm90SubBytes = kMoeSm90SubRows * kTmaRowBytes;
 constexpr uint32_t kMoeSm90WeightBytes = 4 * kMoeSm90SubBytes;
 constexpr uint32_t kMoeSm90Stage = kMoeSm90WeightBytes + kMoeSm90TileN * kTmaRowBytes;
 constexpr int kMoeSm90Smem = 1024 + int(kMoeSm90Stages * kMoeSm90Stage) + 2 * kMoeSm90Stages * 8;
-constexpr int kMoeGatherThreads = 128;
+constexpr int kMoeGatherThreads = 256;
 
-// to[s] = x of sorted pair s; one block per pair.
+// to[s] = x of sorted pair s; one warp per pair.
 template <typename T>
 __global__ void __launch_bounds__(kMoeGatherThreads) moe_gather_kernel(MoeArgs<T> args, T *to) {
     launch_dependents();
     grid_dependency_wait();
-    const int pair = args.sorted[args.n_experts + 1 + blockIdx.x];
-    const auto *from = reinterpret_cast<const uint4 *>(args.x + pair / args.top_k * args.ldx);
-    auto *out = reinterpret_cast<uint4 *>(to + int64_t(blockIdx.x) * args.hs);
-    for (int i = int(threadIdx.x); i < args.hs / 8; i += kMoeGatherThreads) {
-        out[i] = from[i];
+    const int warp = int(threadIdx.x) / kWarpSize, lane = int(threadIdx.x) % kWarpSize;
+    const int64_t at = int64_t(blockIdx.x) * (kMoeGatherThreads / kWarpSize) + warp;
+    if (at >= int64_t(args.n) * args.top_k) {
+        return;
     }
+    const int pair = args.sorted[args.n_experts + 1 + at];
+    const auto *from = reinterpret_cast<const uint4 *>(args.x + pair / args.top_k * args.ldx);
+    auto *out = reinterpret_cast<uint4 *>(to + at * args.hs);
+    constexpr int kAtOnce = 8;
+    const int units = args.hs / 8;
+    for (int first = lane; first < units; first += kAtOnce * kWarpSize) {
+        uint4 values[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            values[i] = from[min(first + i * kWarpSize, units - 1)];
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+            if (first + i * kWarpSize < units) {
+                out[first + i * kWarpSize] = values[i];
+            }
+        }
+    }
+}
+
+// sums of both halves of the warpgroup's rows over all stages, 2 N columns of pairs.
+template <typename T, int N>
+__device__ __forceinline__ void multiply_moe_tiles(float (&sums)[2][N], int k_tiles, int group,
+                                                   uint32_t buffer, uint32_t full, uint32_t empty) {
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+        const int stage = k_tile % kMoeSm90Stages;
+        mbarrier_wait_parity(full + stage * 8, (k_tile / kMoeSm90Stages) & 1);
+        const uint32_t at = buffer + uint32_t(stage) * kMoeSm90Stage;
+        const uint64_t of_x = k_major_descriptor(at + kMoeSm90WeightBytes);
+        const uint64_t of_w = k_major_descriptor(at + uint32_t(2 * group) * kMoeSm90SubBytes);
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < 4; ++step) { // advance 32 bytes each
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                Wgmma<T>::k_major(sums[half],
+                                  of_w + uint64_t(step * 2 + half * int(kMoeSm90SubBytes >> 4)),
+                                  of_x + uint64_t(step * 2), k_tile > 0 || step > 0);
+            }
+        }
+        wgmma_commit_group();
+        if (k_tile > 0) { // the previous group of wgmma has completed
+            wgmma_wait_group<1>();
+            if (threadIdx.x % kMoeSm90Group == 0) {
+                mbarrier_arrive(empty + (k_tile - 1) % kMoeSm90Stages * 8);
+            }
+        }
+    }
+    wgmma_wait_group<0>();
+    fence_operands(sums[0]);
+    fence_operands(sums[1]);
 }
 
 // first: map of gate or down; second: map of up.
@@ -100,33 +150,18 @@ __global__ void __launch_bounds__(kMoeSm90Threads, 1)
     }
     setmaxnreg_inc<232>();
     float sums[2][64];
-    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-        const int stage = k_tile % kMoeSm90Stages;
-        mbarrier_wait_parity(full + stage * 8, (k_tile / kMoeSm90Stages) & 1);
-        const uint32_t at = buffer + uint32_t(stage) * kMoeSm90Stage;
-        const uint64_t of_x = k_major_descriptor(at + kMoeSm90WeightBytes);
-        const uint64_t of_w = k_major_descriptor(at + uint32_t(2 * group) * kMoeSm90SubBytes);
-        wgmma_fence();
+    if (tile.count > 64) {
+        multiply_moe_tiles<T>(sums, k_tiles, group, buffer, full, empty);
+    } else { // half of the columns
+        float halves[2][32];
+        multiply_moe_tiles<T>(halves, k_tiles, group, buffer, full, empty);
 #pragma unroll
-        for (int step = 0; step < 4; ++step) { // advance 32 bytes each
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                Wgmma<T>::k_major(sums[half],
-                                  of_w + uint64_t(step * 2 + half * int(kMoeSm90SubBytes >> 4)),
-                                  of_x + uint64_t(step * 2), k_tile > 0 || step > 0);
-            }
-        }
-        wgmma_commit_group();
-        if (k_tile > 0) { // the previous group of wgmma has completed
-            wgmma_wait_group<1>();
-            if (threadIdx.x % kMoeSm90Group == 0) {
-                mbarrier_arrive(empty + (k_tile - 1) % kMoeSm90Stages * 8);
-            }
+        for (int i = 0; i < 32; ++i) {
+            sums[0][i] = halves[0][i];
+            sums[1][i] = halves[1][i];
+            sums[0][i + 32] = sums[1][i + 32] = 0;
         }
     }
-    wgmma_wait_group<0>();
-    fence_operands(sums[0]);
-    fence_operands(sums[1]);
     named_barrier_sync<1, kMoeSm90Consumers>(); // all stages have been read
 
     // Transpose through shared memory: [128 pairs][kTileOut], then rows of 16-byte units.
@@ -198,8 +233,8 @@ template <typename T> void moe_gemm_sm90(const device::CudaStream &stream, const
     const auto second = moe_gemm_sm90_kernel<T, true>;
     set_max_dynamic_smem(first, size_t(kMoeSm90Smem));
     set_max_dynamic_smem(second, size_t(kMoeSm90Smem));
-    launch(stream, moe_gather_kernel<T>, unsigned(pairs), kMoeGatherThreads, 0, true, args,
-           args.expert_out);
+    launch(stream, moe_gather_kernel<T>, ceil_div(pairs, kMoeGatherThreads / kWarpSize),
+           kMoeGatherThreads, 0, true, args, args.expert_out);
     launch(stream, first, dim3(ceil_div(di, 128), tiles), kMoeSm90Threads, size_t(kMoeSm90Smem),
            true, rows(args.expert_out, hs), weights(args.gate, count * di, hs),
            weights(args.up, count * di, hs), args);

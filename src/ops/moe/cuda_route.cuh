@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kRouteWarps *kWarpSize)
 
 // -- With norm and router -------------------------------------------------------------------------
 
-constexpr int kNormRouteTokens = 16; // most
+constexpr int kNormRouteTokens = 32; // most
 constexpr unsigned kNormRouteCluster = 8;
 constexpr int kNormRouteWarps = 8;
 constexpr int kNormRouteThreads = kNormRouteWarps * kWarpSize;
