@@ -14,7 +14,7 @@ namespace llaisys::ops::cuda {
 
 // run_gemm_small_m_quant; MayStream as there.
 template <typename T, QuantCodes Codes, bool MayStream, typename Epilogue>
-void quant_gemm_of(const device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w,
+void quant_gemm_of(device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w,
                    const Epilogue &epilogue);
 // run_gemm_tma_quant
 template <QuantCodes Codes, typename Epilogue>
@@ -25,7 +25,7 @@ void quant_tma_of(device::CudaStream &stream, const GemmInput &in, const QuantMa
 template <typename T, typename Epilogue>
 bool uses_gemm_tma_quant(const device::CudaStream &stream, const QuantMatrix &w, int64_t m,
                          int64_t k, const Epilogue &epilogue) {
-    const bool is_slower = w.layout.codes == QuantCodes::int4 && m <= kQuantMaxM;
+    const bool is_slower = w.layout.codes != QuantCodes::f8 && m <= kQuantMaxM;
     return std::is_same_v<T, bf16> && !is_slower &&
            can_gemm_tma_quant(stream, w.layout, epilogue.atom_rows(), m, k);
 }
@@ -58,7 +58,7 @@ void quant_gemm(device::CudaStream &stream, const GemmInput &in, const QuantMatr
 #define LLAISYS_QUANT_GEMM(T, Codes, MayStream, Epilogue)                                          \
     template <>                                                                                    \
     void quant_gemm_of<T, Codes, MayStream, Epilogue<T>>(                                          \
-        const device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w,               \
+        device::CudaStream & stream, const GemmInput &in, const QuantMatrix &w,                    \
         const Epilogue<T> &epilogue) {                                                             \
         run_gemm_small_m_quant<T, Codes, MayStream>(stream, in, w, epilogue);                      \
     }

@@ -110,11 +110,12 @@ bool run_quantised(const device::Stream &stream, const Tensor &residual, const N
     if (!uses_tma && in.m > cuda::max_fused_rows(cuda_stream)) {
         return false;
     }
-    if ((uses_tma || cuda::can_gemm_small_m_quant(cuda_stream, in.m, in.k, true, true)) &&
+    if ((uses_tma ||
+         cuda::can_gemm_small_m_quant(cuda_stream, weights.layout.codes, in.m, in.k, true, true)) &&
         norm.weight.dtype() == LLAISYS_DTYPE_F32 && is_16_byte_aligned(norm.weight)) {
         in = residual_input(residual, norm);
-    } else if (uses_tma ||
-               cuda::can_gemm_small_m_quant(cuda_stream, in.m, in.k, false, !MayStream)) {
+    } else if (uses_tma || cuda::can_gemm_small_m_quant(cuda_stream, weights.layout.codes, in.m,
+                                                        in.k, false, !MayStream)) {
         rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
         in.x = norm.normed.data();
         in.ldx = norm.normed.stride(0);
@@ -429,8 +430,10 @@ void head(const device::Stream &stream, const Tensor &logits, const Tensor &resi
     const int64_t k = residual.size(1);
     const int64_t n = weight.out_features;
     const bool is_quant = is_quantised(weight.dtype());
-    const bool can_fuse = is_quant ? cuda::can_gemm_small_m_quant(cuda_stream, m, k, true, true)
-                                   : cuda::can_fuse_norm(cuda_stream, m, k);
+    const bool can_fuse =
+        is_quant ? cuda::can_gemm_small_m_quant(cuda_stream, quant_matrix_of(weight).layout.codes,
+                                                m, k, true, true)
+                 : cuda::can_fuse_norm(cuda_stream, m, k);
     if (m <= cuda::max_fused_rows(cuda_stream) && can_fuse) {
         cuda::GemmInput in{};
         in.m = int(m);

@@ -288,7 +288,8 @@ bool uses_passes(const device::Stream &stream, const LinearWeight &weight, int64
     const int64_t rows = pass_rows(stream, weight, m, weight.out_features, dtype);
     return (m <= (rows == cuda::kM96MaxM ? kQuantTmaPassRows : kQuantPassRows) ||
             cuda_stream.is_exact) &&
-           cuda::can_gemm_small_m_quant(cuda_stream, 1, weight.in_features, false, false);
+           cuda::can_gemm_small_m_quant(cuda_stream, quant_matrix_of(weight).layout.codes, 1,
+                                        weight.in_features, false, false);
 }
 
 // Whether products of m rows may use e4m3 rows of x.

@@ -1,0 +1,399 @@
+// GEMM for M 1 to 16 with int4 and int8 weights (ops/quant_rows.hpp) on compute capability 9,
+// epilogues of gemm_epilogue.cuh. Bound: reading the weights once from DRAM.
+//
+// The pipeline of gemm_small_m_stages.cuh. Codes are the operand of mma.sync on signed bytes: int4
+// takes three integer instructions per eight codes, int8 none. Rows of x are 14-bit integers
+// (quant_int_rows.cuh): the two bytes of a row are two columns of the operand, so that one mma has
+// four rows of x. The integer sums of a group are exact; they are scaled and added in f32, with the
+// minimum of the group times the sum of its x. A sum is read as the bits of a float near 1.5 *
+// 2^23.
+//
+// A consumer warp has one slice of 128 (int4) or 64 values of every segment.
+//
+//   x   quantised by every block when there are few values, otherwise by a kernel; then kept in
+//       shared memory, or streamed with the weights when it is too large
+//
+// The bits of an output row depend on k only, not on m or n.
+#pragma once
+
+#include "ops/cuda/gemm_small_m_bulk_norm.cuh"
+#include "ops/cuda/gemm_small_m_stages.cuh"
+#include "ops/cuda/quant_int_rows.cuh"
+
+namespace llaisys::ops::cuda {
+
+enum class IntX { own, kept, streamed };
+constexpr int64_t kIntOwnValues = 16384; // of x that a block quantises, or one row
+
+LLAISYS_HOST_DEVICE constexpr int int_slice(QuantCodes codes) {
+    return int(quant_segment(codes)) / kQuantWarps;
+}
+
+// scratch: sums of squares of the warps, for each row of an own x.
+struct IntConfig : QuantStages {
+    IntX x;
+    int group_shift; // of the rows of x: groups of the weights, at most a slice
+    uint32_t scales_at;
+};
+
+inline IntConfig int_config(const device::CudaStream &stream, const GemmInput &in,
+                            const QuantRowLayout &layout, int items, int most_units, IntX x,
+                            int group_shift, const QuantTuning &tuning) {
+    const int64_t segment = quant_segment(layout.codes);
+    const auto bytes = [&](int64_t values) {
+        return uint32_t(IntRows::planes_bytes(in.m, values) +
+                        IntRows::scales_bytes(in.m, values, group_shift));
+    };
+    IntConfig s{};
+    s.x = x;
+    s.group_shift = group_shift;
+    const bool is_streamed = x == IntX::streamed;
+    // int4: reads of 4 bytes by 8 rows of 4 lanes; int8: of 8 bytes by 4 rows.
+    set_quant_stages(s, stream, in, layout, items, most_units,
+                     layout.codes == QuantCodes::int4 ? 16 : 32, is_streamed ? bytes(segment) : 0,
+                     is_streamed ? 0 : bytes(in.k), kQuantWarps * kQuantMaxM * 4, tuning);
+    s.scales_at = s.x_at + uint32_t(IntRows::planes_bytes(in.m, in.k));
+    return s;
+}
+
+// mma.sync.aligned.m16n8k32 on signed bytes: d = a * b + c.
+__device__ __forceinline__ void mma_m16n8k32_s8(int (&d)[4], const uint32_t (&a)[4], uint2 b,
+                                                const int (&c)[4]) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%10,%11,%12,%13};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(c[0]), "r"(c[1]),
+          "r"(c[2]), "r"(c[3]));
+}
+
+constexpr int kMagicBits = 0x4b400000; // of kMagic
+constexpr float kMagic = 12582912;     // 1.5 * 2^23
+
+// What a consumer warp reads of a stage, and of x.
+struct IntSlice {
+    const unsigned char *low, *high;               // codes of the own row in both groups
+    const unsigned char *low_params, *high_params; // of their groups
+    const unsigned char *planes;                   // of the segment
+    const float2 *scales;
+    int param_bytes, m;
+};
+
+// acc[tile][h] += weights of the own row (h: of both groups of rows) * x over Steps * 32 values from
+// `first` on, for row tile * 4 + lane % 4 of x.
+template <QuantCodes Codes, int Group, int Steps>
+__device__ __forceinline__ void add_int_steps(float (&acc)[4][2], const IntSlice &from, int first) {
+    constexpr bool kIsInt4 = Codes == QuantCodes::int4;
+    constexpr int kParts = Group == 16 ? 2 : 1; // groups per step
+    constexpr int kSums = Group > 32 ? 1 : Steps * kParts;
+    // A sum of 32 products of int4 is within 2^22; others are read in two parts.
+    constexpr bool kIsShort = kIsInt4 && Group <= 32;
+    const int lane = threadIdx.x % kWarpSize;
+    const int g = lane / 4, t = lane % 4;
+    uint32_t a[Steps][4];
+#pragma unroll
+    for (int s = 0; s < Steps; ++s) {
+        if constexpr (kIsInt4) {
+            const int at = first / 2 + s * 16 + t * 4;
+            const uint32_t low = *reinterpret_cast<const uint32_t *>(from.low + at);
+            const uint32_t high = *reinterpret_cast<const uint32_t *>(from.high + at);
+            a[s][0] = low & 0x0f0f0f0fu;
+            a[s][1] = high & 0x0f0f0f0fu;
+            a[s][2] = low >> 4 & 0x0f0f0f0fu;
+            a[s][3] = high >> 4 & 0x0f0f0f0fu;
+        } else {
+            const int at = first + s * 32 + t * 8;
+            const uint2 low = *reinterpret_cast<const uint2 *>(from.low + at);
+            const uint2 high = *reinterpret_cast<const uint2 *>(from.high + at);
+            a[s][0] = low.x;
+            a[s][1] = high.x;
+            a[s][2] = low.y;
+            a[s][3] = high.y;
+        }
+    }
+    QuantParams low_params[kSums], high_params[kSums];
+    if constexpr (kIsInt4 && Group == 32 && Steps == 4) { // 16 bytes
+        const uint4 low = *reinterpret_cast<const uint4 *>(from.low_params + first / 8);
+        const uint4 high = *reinterpret_cast<const uint4 *>(from.high_params + first / 8);
+        low_params[0].bits = low.x;
+        low_params[1].bits = low.y;
+        low_params[2].bits = low.z;
+        low_params[3].bits = low.w;
+        high_params[0].bits = high.x;
+        high_params[1].bits = high.y;
+        high_params[2].bits = high.z;
+        high_params[3].bits = high.w;
+    } else {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) {
+            const int param_bytes = kIsInt4 ? 4 : from.param_bytes;
+            low_params[i] = load_params(from.low_params, first / Group + i, param_bytes);
+            high_params[i] = load_params(from.high_params, first / Group + i, param_bytes);
+        }
+    }
+    constexpr int kStart = kIsShort ? 0 : kMagicBits;
+    constexpr int kGroup = Group > 32 ? int_slice(Codes) : Group; // of x
+#pragma unroll
+    for (int tile = 0; tile < 4; ++tile) {
+        if (tile * 4 >= from.m) {
+            break;
+        }
+        // Sums of rows past the end are dropped.
+        const int column_row = min(tile * 4 + g / 2, from.m - 1);
+        const int own_row = min(tile * 4 + t, from.m - 1);
+        const unsigned char *b_at =
+            from.planes + (first / 32 * from.m + column_row) * 64 + g % 2 * 32 + t * 8;
+        const float2 *scale_at = from.scales + first / kGroup * from.m + own_row;
+        int c[4] = {kStart, kMagicBits, kStart, kMagicBits};
+#pragma unroll
+        for (int s = 0; s < Steps; ++s) {
+            const uint2 b = *reinterpret_cast<const uint2 *>(b_at + s * from.m * 64);
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) {
+                const bool is_used = kParts == 1 || t / 2 == part;
+                const uint32_t own[4] = {is_used ? a[s][0] : 0, is_used ? a[s][1] : 0,
+                                         is_used ? a[s][2] : 0, is_used ? a[s][3] : 0};
+                int d[4];
+                mma_m16n8k32_s8(d, own, b, c);
+                if constexpr (Group > 32) {
+                    c[0] = d[0];
+                    c[1] = d[1];
+                    c[2] = d[2];
+                    c[3] = d[3];
+                    if (s + 1 < Steps) {
+                        continue;
+                    }
+                }
+                const int at = Group > 32 ? 0 : s * kParts + part;
+                const float2 scale = scale_at[at * from.m];
+                float sums[2];
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    sums[h] = kIsShort ? __int_as_float(d[2 * h] * 64 + d[2 * h + 1]) - kMagic
+                                       : fmaf(__int_as_float(d[2 * h]) - kMagic, 64.0f,
+                                              __int_as_float(d[2 * h + 1]) - kMagic);
+                }
+                acc[tile][0] = fmaf(sums[0], scale.x * low_params[at].s(),
+                                    fmaf(low_params[at].m(), scale.y, acc[tile][0]));
+                acc[tile][1] = fmaf(sums[1], scale.x * high_params[at].s(),
+                                    fmaf(high_params[at].m(), scale.y, acc[tile][1]));
+            }
+        }
+    }
+}
+
+// The slice of a warp: `values` of the segment from `first` on, at most a slice.
+template <QuantCodes Codes, int Group>
+__device__ __forceinline__ void add_int_slice(float (&acc)[4][2], const IntSlice &from, int first,
+                                              int values) {
+    constexpr int kSlice = int_slice(Codes);
+    if (Group > 32 || values >= kSlice) {
+        add_int_steps<Codes, Group, kSlice / 32>(acc, from, first);
+        return;
+    }
+    if constexpr (Group <= 32) {
+#pragma unroll 1
+        for (int at = 0; at < values; at += 32) {
+            add_int_steps<Codes, Group, 1>(acc, from, first + at);
+        }
+    }
+}
+
+// Lane 16 of a producer warp copies a streamed x.
+struct StreamedIntX {
+    IntRows rows;
+    int segment_values, k;
+    bool is_used;
+
+    __device__ __forceinline__ int values(int segment) const {
+        return min(segment_values, k - segment * segment_values);
+    }
+    __device__ __forceinline__ uint32_t planes_bytes(int n) const {
+        return uint32_t(rows.m * n * 2);
+    }
+    __device__ __forceinline__ uint32_t scales_bytes(int n) const {
+        return uint32_t(((rows.m * n >> rows.group_shift) * 8 + 15) / 16 * 16);
+    }
+    __device__ __forceinline__ uint32_t bytes(int segment) const {
+        const int n = values(segment);
+        return is_used ? planes_bytes(n) + scales_bytes(n) : 0;
+    }
+    __device__ __forceinline__ void copy(int segment, uint32_t to, uint32_t barrier) const {
+        if (!is_used || threadIdx.x % kWarpSize != 16) {
+            return;
+        }
+        const int n = values(segment);
+        const int64_t before = int64_t(segment) * segment_values * rows.m;
+        const uint64_t policy = l2_evict_last_policy();
+        cp_async_bulk(to, rows.planes + before * 2, planes_bytes(n), barrier, policy);
+        cp_async_bulk(to + planes_bytes(segment_values), rows.scales + (before >> rows.group_shift),
+                      scales_bytes(n), barrier, policy);
+    }
+};
+
+template <typename T, QuantCodes Codes, typename Epilogue>
+__global__ void __launch_bounds__(kQuantThreads, 1)
+    gemm_small_m_int_kernel(GemmInput in, IntRows rows, QuantMatrix w, Epilogue epilogue,
+                            int n_units, IntConfig shape) {
+#if __CUDA_ARCH__ >= 900
+    constexpr int kSegment = int(quant_segment(Codes));
+    constexpr int kSlice = int_slice(Codes);
+    constexpr bool kIsInt4 = Codes == QuantCodes::int4;
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const uint32_t full = smem_address(shared) + shape.barriers_at;
+    const uint32_t empty = full + uint32_t(shape.n_stages) * 8;
+    const uint32_t x_full = empty + uint32_t(shape.n_stages) * 8;
+    const int lane = threadIdx.x % kWarpSize;
+    const int warp = threadIdx.x / kWarpSize;
+    const int own_units = (n_units - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x);
+
+    launch_dependents();
+    if (warp == kQuantWarps && lane == 0) {
+        init_quant_barriers(shape, full, empty);
+        mbarrier_init(x_full, 1);
+        fence_mbarrier_init();
+    }
+    if (in.residual != nullptr && warp < kBulkConsumerWarps) {
+        prefetch_norm_weight(in);
+    }
+    __syncthreads(); // reached by all warps: the barrier is aligned
+    const bool is_streamed = shape.x == IntX::streamed;
+    if (warp >= kQuantWarps) {
+        produce_quant_stages(w, epilogue, StreamedIntX{rows, kSegment, in.k, is_streamed},
+                             own_units, shape, smem_address(shared), full, empty,
+                             warp - kQuantWarps);
+        return;
+    }
+    grid_dependency_wait();
+    auto *squares = reinterpret_cast<float *>(shared + shape.scratch_at); // [m, kQuantWarps]
+    if (shape.x == IntX::own) {
+        const IntRows to{shared + shape.x_at, reinterpret_cast<float2 *>(shared + shape.scales_at),
+                         nullptr, in.m, shape.group_shift};
+        for (int row = 0; row < in.m; ++row) {
+            const float own = in.residual != nullptr
+                                  ? quantise_int_row<T, true, kIsInt4>(in, row, to)
+                                  : quantise_int_row<T, false, kIsInt4>(in, row, to);
+            const float of_warp = warp_sum(own);
+            if (lane == 0) {
+                squares[row * kQuantWarps + warp] = of_warp;
+            }
+        }
+        named_barrier_sync<kQuantBarrier, kQuantConsumers>();
+    } else if (shape.x == IntX::kept) {
+        if (threadIdx.x == 0) {
+            const uint32_t planes = shape.scales_at - shape.x_at;
+            const uint32_t scales = shape.sums_at - shape.scales_at;
+            const uint64_t policy = l2_evict_last_policy();
+            mbarrier_arrive_expect_tx(x_full, planes + scales);
+            cp_async_bulk(smem_address(shared) + shape.x_at, rows.planes, planes, x_full, policy);
+            cp_async_bulk(smem_address(shared) + shape.scales_at, rows.scales, scales, x_full,
+                          policy);
+        }
+        mbarrier_wait_parity(x_full, 0);
+    }
+
+    const int g = lane / 4;
+    // A unit may have fewer rows than the group: read another row, its sums are dropped.
+    const uint32_t low_at = uint32_t(min(g, epilogue.items - 1)) * shape.row_pitch;
+    const uint32_t high_at = low_at + uint32_t(epilogue.items) * shape.row_pitch;
+    const uint32_t stage_x = 2 * uint32_t(epilogue.items) * shape.row_pitch;
+    const bool stores = threadIdx.x < 8 * in.m;
+    float factor = 1;
+    if (stores && shape.x != IntX::own) {
+        factor = rows.factors[threadIdx.x / 8];
+    } else if (stores && in.residual != nullptr) {
+        factor = int_row_factor(squares + threadIdx.x / 8 * kQuantWarps, in);
+    }
+    auto *sums = reinterpret_cast<float *>(shared + shape.sums_at);
+    int stage = 0;
+    uint32_t parity = 0;
+    int buffer = 0;
+    for (int unit = blockIdx.x; unit < n_units; unit += gridDim.x) {
+        typename Epilogue::Operands operands{};
+        if (stores) {
+            operands = load_operands(epilogue, unit, int(threadIdx.x) % 8, int(threadIdx.x) / 8);
+        }
+        float acc[4][2] = {};
+        for (int segment = 0; segment < shape.segments; ++segment) {
+            const int values = min(kSegment, in.k - segment * kSegment);
+            const int first = warp * kSlice;
+            mbarrier_wait_parity(full + uint32_t(stage) * 8, parity);
+            if (first < values) {
+                const unsigned char *at = shared + uint32_t(stage) * shape.stage_bytes;
+                const int codes = kIsInt4 ? values / 2 : values; // bytes
+                IntSlice slice{at + low_at,          at + high_at, at + low_at + codes,
+                               at + high_at + codes, nullptr,      nullptr,
+                               w.layout.param_bytes, in.m};
+                if (is_streamed) {
+                    slice.planes = at + stage_x;
+                    slice.scales =
+                        reinterpret_cast<const float2 *>(slice.planes + in.m * kSegment * 2);
+                } else {
+                    slice.planes = shared + shape.x_at + segment * in.m * kSegment * 2;
+                    slice.scales = reinterpret_cast<const float2 *>(shared + shape.scales_at) +
+                                   (segment * in.m * kSegment >> shape.group_shift);
+                }
+                if (w.layout.group == 32) {
+                    add_int_slice<Codes, 32>(acc, slice, first, values - first);
+                } else if (w.layout.group == 16) {
+                    add_int_slice<Codes, 16>(acc, slice, first, values - first);
+                } else {
+                    add_int_slice<Codes, 128>(acc, slice, first, values - first);
+                }
+            }
+            __syncwarp();
+            if (lane == 0) {
+                mbarrier_arrive(empty + uint32_t(stage) * 8);
+            }
+            if (++stage == shape.n_stages) {
+                stage = 0;
+                parity ^= 1;
+            }
+        }
+#pragma unroll
+        for (int tile = 0; tile < 4; ++tile) {
+            const int row = tile * 4 + lane % 4;
+            if (row < in.m) {
+                float *to =
+                    sums + ((buffer * kQuantWarps + warp) * 16 + g) * shape.sums_pitch + row;
+                to[0] = acc[tile][0];
+                to[8 * shape.sums_pitch] = acc[tile][1];
+            }
+        }
+        // The double buffer of the next but one unit is free when all warps arrive here again.
+        named_barrier_sync<kQuantBarrier, kQuantConsumers>();
+        if (stores) {
+            store_quant_unit(epilogue, unit, sums, shape.sums_pitch, buffer, factor, factor,
+                             operands);
+        }
+        buffer ^= 1;
+    }
+#endif
+}
+
+template <typename T, QuantCodes Codes, typename Epilogue>
+void run_gemm_small_m_int(device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w,
+                          Epilogue epilogue, const QuantTuning &tuning = {}) {
+    constexpr bool kIsInt4 = Codes == QuantCodes::int4;
+    epilogue.items = choose_unit_items(stream, epilogue.count());
+    const int slice_shift = kIsInt4 ? 7 : 6;
+    const int shift = std::min(group_shift(w.layout.group), slice_shift);
+    const int64_t x_bytes =
+        IntRows::planes_bytes(in.m, in.k) + IntRows::scales_bytes(in.m, in.k, shift);
+    const bool is_small = in.m == 1 || int64_t(in.m) * in.k <= kIntOwnValues;
+    const IntX x = x_bytes > kQuantMaxKeptX ? IntX::streamed : is_small ? IntX::own : IntX::kept;
+    IntRows rows{};
+    if (x != IntX::own) {
+        rows = quantise_int_rows<T, kIsInt4>(stream, in, shift);
+    }
+    const int n_units = int((epilogue.count() + epilogue.items - 1) / epilogue.items);
+    const int rounds = (n_units + stream.n_sms - 1) / stream.n_sms;
+    const int grid = (n_units + rounds - 1) / rounds;
+    const IntConfig shape =
+        int_config(stream, in, w.layout, epilogue.items, rounds, x, shift, tuning);
+    const auto kernel = gemm_small_m_int_kernel<T, Codes, Epilogue>;
+    set_max_dynamic_smem(kernel, size_t(stream.max_shared_bytes));
+    launch(stream, kernel, unsigned(grid), kQuantThreads, shape.bytes, true, in, rows, w, epilogue,
+           n_units, shape);
+}
+
+} // namespace llaisys::ops::cuda
