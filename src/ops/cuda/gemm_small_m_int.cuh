@@ -20,6 +20,9 @@
 #include "ops/cuda/gemm_small_m_stages.cuh"
 #include "ops/cuda/quant_int_rows.cuh"
 
+#include <cstdio>
+#include <cstdlib>
+
 namespace llaisys::ops::cuda {
 
 enum class IntX { own, kept, streamed };
@@ -372,7 +375,12 @@ __global__ void __launch_bounds__(kQuantThreads, 1)
 
 template <typename T, QuantCodes Codes, typename Epilogue>
 void run_gemm_small_m_int(device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w,
-                          Epilogue epilogue, const QuantTuning &tuning = {}) {
+                          Epilogue epilogue, QuantTuning tuning = {}) {
+    if (const char *e = std::getenv("LLAISYS_QI")) {
+        int a = 0, b = 0;
+        sscanf(e, "%d,%d", &a, &b);
+        tuning = {size_t(a) << 10, size_t(b) << 10};
+    }
     constexpr bool kIsInt4 = Codes == QuantCodes::int4;
     epilogue.items = choose_unit_items(stream, epilogue.count());
     const int slice_shift = kIsInt4 ? 7 : 6;

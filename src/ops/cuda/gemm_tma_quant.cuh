@@ -103,13 +103,14 @@ __global__ void __launch_bounds__(quant_tma_threads(Columns), 1)
         const uint64_t policy = l2_evict_last_policy();
         produce_stages(stages, first_k_tile, own_k_tiles, 1, buffer + shape.x_at, shape.x_bytes, 0,
                        [&](uint32_t to, int k_tile, uint32_t barrier) {
-                           constexpr int kTiles128 = kTile / 128;
-                           for (int i = 0; i < shape.planes * kTiles128; ++i) {
+                           const int tiles = kIsInt4 ? kTile / kTmaTileK : shape.planes;
+                           for (int i = 0; i < tiles; ++i) {
                                tma_load(to + uint32_t(i * Columns) * kTmaRowBytes, &maps.x,
-                                        k_tile * kTile + i % kTiles128 * 128, 0, i / kTiles128,
-                                        barrier);
+                                        kIsInt4 ? (k_tile * kTile + i * kTmaTileK) * 2
+                                                : k_tile * kTile,
+                                        0, kIsInt4 ? 0 : i, barrier);
                            }
-                           if constexpr (!kIsF8) {
+                           if constexpr (Codes == QuantCodes::int8) {
                                tma_load(to + shape.x_sums_at - shape.x_at, &maps.sums,
                                         k_tile * shape.x_sums_row, 0, barrier, policy);
                            }
@@ -162,8 +163,7 @@ __global__ void __launch_bounds__(quant_tma_threads(Columns), 1)
             if constexpr (kIsInt4) {
                 QuantTile<Codes, Columns>::add_int4(
                     sums, at + own_atom * kM96AtomBytes, low_params, high_params, shape.group_shift,
-                    (shape.k - (first_k_tile + k_tile) * kTile) / 32, x_at, plane_bytes,
-                    reinterpret_cast<const float *>(x_sums));
+                    (shape.k - (first_k_tile + k_tile) * kTile) / 32, x_at);
             } else if constexpr (!kIsF8) {
                 QuantTile<Codes, Columns>::add_int8(
                     sums, at + own_atom * kM96AtomBytes, low_params, high_params,
@@ -190,9 +190,13 @@ __global__ void __launch_bounds__(quant_tma_threads(Columns), 1)
             stage = is_last ? 0 : stage;
             parity ^= is_last ? 1 : 0;
         }
-        // x = scale * planes; the factor of the codes
+        // int4: the factor of the codes; otherwise x = scale * planes
 #pragma unroll
         for (int i = 0; i < Columns / 2; ++i) {
+            if constexpr (kIsInt4) {
+                sums[i] *= 1 / kQuantFactor<bf16>;
+                continue;
+            }
             const int row = i / 4 * 8 + lane % 4 * 2 + i % 2;
             const float *x_scale =
                 shape.keeps_x ? scratch + 2 * kM96MaxAtoms + row : x_scales + row;
@@ -280,8 +284,9 @@ void launch_gemm_tma_quant(const device::CudaStream &stream, const GemmInput &in
                            const QuantRows &x, const QuantMatrix &w, const Epilogue &epilogue,
                            const M96Tuning &tuning) {
     const AtomRows rows = epilogue.atom_rows();
-    const QuantTmaConfig s = quant_tma_config(stream, w.layout, rows, in.k, Columns, x.planes,
-                                              x.values == nullptr, tuning);
+    const QuantTmaConfig s =
+        quant_tma_config(stream, w.layout, rows, in.k, Columns, x.planes,
+                         Codes != QuantCodes::int4 && x.values == nullptr, tuning);
     const int64_t heads = (rows.count + rows.atoms_per_head - 1) / rows.atoms_per_head;
     const int64_t pitch = w.row_bytes;
     const auto weight_map = [&](uint32_t columns, CUtensorMapSwizzle swizzle) {
@@ -292,11 +297,17 @@ void launch_gemm_tma_quant(const device::CudaStream &stream, const GemmInput &in
     QuantTmaMaps maps{};
     maps.w = weight_map(kQuantTileBytes, CU_TENSOR_MAP_SWIZZLE_128B);
     maps.params = s.param_row > 0 ? weight_map(s.param_row, CU_TENSOR_MAP_SWIZZLE_NONE) : maps.w;
-    maps.x = s.keeps_x ? maps.w
-                       : make_byte_map<3>(x.values, {x.k, x.m, x.planes}, {x.k, x.k * x.m},
-                                          {128, Columns, 1}, CU_TENSOR_MAP_SWIZZLE_128B);
+    if constexpr (Codes == QuantCodes::int4) {
+        maps.x = make_byte_map<3>(static_cast<const unsigned char *>(in.x), {in.k * 2, in.m, 1},
+                                  {in.ldx * 2, in.ldx * 2 * in.m}, {128, Columns, 1},
+                                  CU_TENSOR_MAP_SWIZZLE_128B);
+    } else {
+        maps.x = s.keeps_x ? maps.w
+                           : make_byte_map<3>(x.values, {x.k, x.m, x.planes}, {x.k, x.k * x.m},
+                                              {128, Columns, 1}, CU_TENSOR_MAP_SWIZZLE_128B);
+    }
     maps.sums =
-        Codes == QuantCodes::f8 || s.keeps_x
+        Codes != QuantCodes::int8 || s.keeps_x
             ? maps.x
             : make_byte_map<2>(reinterpret_cast<const unsigned char *>(x.sums),
                                {x.k / x.sum_values * 4, x.m}, {x.sums_pitch() * 4},
@@ -329,21 +340,25 @@ void run_gemm_tma_quant(device::CudaStream &stream, const GemmInput &in, const Q
         quant_tma_tuning(stream, w.layout, rows, in.k, quant_tma_columns(in.m));
     QuantRows x{};
     x.planes = planes;
-    if (!quant_tma_keeps_x(stream, w.layout, rows, in, tuning)) {
+    if (Codes != QuantCodes::int4 && !quant_tma_keeps_x(stream, w.layout, rows, in, tuning)) {
         x = quantise_rows<bf16>(stream, in, w.layout, planes);
     }
     constexpr bool kHasMore = Codes != QuantCodes::int8;
+    constexpr bool kHasFew = Codes == QuantCodes::f8;
     switch (quant_tma_columns(in.m)) {
     case 8:
-        return launch_gemm_tma_quant<Codes, 8>(stream, in, x, w, epilogue, tuning);
+        return launch_gemm_tma_quant<Codes, kHasFew ? 8 : 32>(stream, in, x, w, epilogue, tuning);
     case 16:
-        return launch_gemm_tma_quant<Codes, 16>(stream, in, x, w, epilogue, tuning);
+        return launch_gemm_tma_quant<Codes, kHasFew ? 16 : 32>(stream, in, x, w, epilogue, tuning);
     case 32:
         return launch_gemm_tma_quant<Codes, 32>(stream, in, x, w, epilogue, tuning);
     case 64:
         return launch_gemm_tma_quant<Codes, kHasMore ? 64 : 32>(stream, in, x, w, epilogue, tuning);
-    default:
+    case 96:
         return launch_gemm_tma_quant<Codes, kHasMore ? 96 : 32>(stream, in, x, w, epilogue, tuning);
+    default:
+        return launch_gemm_tma_quant<Codes, Codes == QuantCodes::int4 ? 128 : 32>(stream, in, x, w,
+                                                                                  epilogue, tuning);
     }
 }
 

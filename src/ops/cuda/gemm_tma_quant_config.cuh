@@ -15,15 +15,21 @@ LLAISYS_HOST_DEVICE constexpr int quant_tile_values(QuantCodes codes) {
 
 // Rows of x per launch, rounded up; more columns need more registers: fewer atoms per block.
 constexpr int quant_tma_columns(int64_t m) {
-    return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : 96;
+    return m <= 8 ? 8 : m <= 16 ? 16 : m <= 32 ? 32 : m <= 64 ? 64 : m <= 96 ? 96 : 128;
 }
 constexpr int quant_tma_atoms(int columns) { return columns <= 32 ? kM96MaxAtoms : 12; }
 constexpr int quant_tma_threads(int columns) {
     return (quant_tma_atoms(columns) + 3) / 4 * 128 + 2 * kWarpSize;
 }
 
-// Largest M; the sums of int8 take twice the registers.
-constexpr int quant_tma_rows(QuantCodes codes) { return codes == QuantCodes::int8 ? 32 : kM96MaxM; }
+// Largest M of a launch. int8: the sums take twice the registers.
+constexpr int quant_tma_rows(QuantCodes codes) {
+    return codes == QuantCodes::int8 ? 32 : codes == QuantCodes::int4 ? 128 : kM96MaxM;
+}
+// Largest M of several launches: more rows are faster with converted weights.
+constexpr int quant_tma_pass_rows(QuantCodes codes) {
+    return codes == QuantCodes::int8 ? 64 : codes == QuantCodes::int4 ? 384 : kM96MaxM;
+}
 
 struct QuantTmaConfig {
     int cluster, atoms;          // blocks per cluster; atoms per cluster
@@ -69,7 +75,7 @@ inline QuantTmaConfig quant_tma_config(const device::CudaStream &stream,
     s.param_row = layout.param_bytes > 0 ? uint32_t(std::max(16, s.tile_param_bytes)) : 0;
     const uint32_t x_planes = uint32_t(planes * (tile / 128) * columns) * kTmaRowBytes;
     s.x_sums_row =
-        layout.codes == QuantCodes::f8 ? 0 : tile / quant_sum_values(layout) * int(sizeof(float));
+        layout.codes == QuantCodes::int8 ? tile / quant_sum_values(layout) * int(sizeof(float)) : 0;
     const auto x_sums = uint32_t(columns * s.x_sums_row);
     const uint32_t codes = uint32_t(s.atoms) * kM96AtomBytes;
     const uint32_t params = uint32_t(s.atoms * 16) * s.param_row;
@@ -101,7 +107,8 @@ inline QuantTmaConfig quant_tma_config(const device::CudaStream &stream,
     return s;
 }
 
-constexpr int kQuantMaxCluster = 2; // larger clusters are slower in decode steps
+// Larger clusters are slower in decode steps; many rows of x are read once per cluster.
+constexpr int quant_max_cluster(int columns) { return columns > 96 ? 4 : 2; }
 
 // Blocks per cluster: least work of the most loaded block, where the exchange of a cluster counts
 // as two K tiles.
@@ -109,7 +116,7 @@ inline M96Tuning quant_tma_tuning(const device::CudaStream &stream, const QuantR
                                   const AtomRows &rows, int64_t k, int columns) {
     M96Tuning best{1, 192 << 10, 192 << 10};
     int64_t least = INT64_MAX;
-    for (int cluster = 1; cluster <= kQuantMaxCluster; ++cluster) {
+    for (int cluster = 1; cluster <= quant_max_cluster(columns); cluster *= 2) {
         M96Tuning tuning = best;
         tuning.cluster = cluster;
         const QuantTmaConfig s =

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/cuda/gemm_tma_quant_config.cuh"
-#include "ops/cuda/wgmma.cuh"
+#include "ops/cuda/wgmma_rs.cuh"
 
 namespace llaisys::ops::cuda {
 
@@ -12,7 +12,6 @@ namespace llaisys::ops::cuda {
 //   params   of the own row in both groups
 template <QuantCodes Codes, int Columns> struct QuantTile {
     static constexpr int kSums = Columns / 2;
-    static constexpr int kBuffers = Columns <= 32 ? 2 : 1;
 
     // s and m of the rows of both groups.
     struct Scales {
@@ -109,65 +108,66 @@ template <QuantCodes Codes, int Columns> struct QuantTile {
         }
     }
 
-    // Steps of 32 values; two are in flight with two buffers.
+    // s and m of a group as pairs of bf16 for decode().
+    struct Pairs {
+        __nv_bfloat162 s, m;
+    };
+    static __device__ __forceinline__ Pairs pairs_of(uint32_t bits) {
+        // times 2^120 and 2^-13; an s of 0 becomes 2^-7, which is 0 beside the products
+        return {pair_of<bf16>(__byte_perm(bits, bits, 0x1010) + 0x3c003c00u),
+                __hmul2(pair_of<bf16>(__byte_perm(bits, bits, 0x3232)),
+                        __float2bfloat162_rn(kQuantFactor<bf16>))};
+    }
+    // Codes in the lowest bits of both halves: the subnormal numbers q * 2^-133.
+    static __device__ __forceinline__ uint32_t decode(uint32_t codes, const Pairs &pairs) {
+        return bits_of_pair(__hfma2(pair_of<bf16>(codes & 0x000f000fu), pairs.s, pairs.m));
+    }
+
+    // Steps of 32 values, converted to bf16 times kQuantFactor in registers while the products of
+    // the step before run.
     static __device__ __forceinline__ void
     add_int4(float (&sums)[kSums], const unsigned char *codes, const unsigned char *low_params,
-             const unsigned char *high_params, int group_shift, int steps, uint32_t x_at,
-             uint32_t plane_bytes, const float *x_sums) {
+             const unsigned char *high_params, int group_shift, int steps, uint32_t x_at) {
         constexpr int kSteps = kQuantTileBytes / 16;
         const int lane = threadIdx.x % kWarpSize;
         const int g = lane / 4;
-        float group[kBuffers][kSums];
-        const auto issue = [&](int step, float (&into)[kSums]) {
-            const auto *from = reinterpret_cast<const uint32_t *>(codes + g * kTmaRowBytes +
-                                                                  ((step ^ g) << 4) + lane % 4 * 4);
-            const uint32_t low = from[0], high = from[8 * kTmaRowBytes / 4];
-            const uint32_t a[4] = {low & 0x0f0f0f0fu, high & 0x0f0f0f0fu, low >> 4 & 0x0f0f0f0fu,
-                                   high >> 4 & 0x0f0f0f0fu};
-            // Two TMA tiles of 128 values per plane.
-            const uint64_t x = k_major_descriptor(
-                x_at + uint32_t(step / 4 * Columns) * kTmaRowBytes + uint32_t(step % 4 * 32));
-            wgmma_fence();
-            WgmmaE4m3::k_major(into, a, x, 0);
-            WgmmaE4m3::k_major(into, a, x + uint64_t(plane_bytes >> 4), 1);
-            wgmma_commit_group();
-        };
-        const auto add = [&](int step, float (&from)[kSums]) {
-            fence_operands(from);
+        const int shift = lane % 4 * 4;
+        uint32_t a[2][2][4]; // of two steps in flight
+        const auto load = [&](int step, uint32_t (&to)[2][4]) {
+            const unsigned char *from = codes + g * kTmaRowBytes + ((step ^ g) << 4);
+            const uint4 low = *reinterpret_cast<const uint4 *>(from);
+            const uint4 high = *reinterpret_cast<const uint4 *>(from + 8 * kTmaRowBytes);
             const int at = step * 32 >> group_shift;
             const auto word = [&](const unsigned char *params) {
                 return step < steps ? reinterpret_cast<const uint32_t *>(params)[at] : 0u;
             };
-            const Scales s = scales(word(low_params), word(high_params));
-#pragma unroll
-            for (int j = 0; j < Columns / 8; ++j) {
-#pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    const float x = x_sums[(8 * j + lane % 4 * 2 + c) * kSteps + step];
-                    float &low = sums[4 * j + c], &high = sums[4 * j + 2 + c];
-                    low = fmaf(from[4 * j + c], s.low_s, fmaf(x, s.low_m, low));
-                    high = fmaf(from[4 * j + 2 + c], s.high_s, fmaf(x, s.high_m, high));
-                }
-            }
+            const Pairs of_low = pairs_of(word(low_params)), of_high = pairs_of(word(high_params));
+            to[0][0] = decode(low.x >> shift, of_low);
+            to[0][1] = decode(high.x >> shift, of_high);
+            to[0][2] = decode(low.y >> shift, of_low);
+            to[0][3] = decode(high.y >> shift, of_high);
+            to[1][0] = decode(low.z >> shift, of_low);
+            to[1][1] = decode(high.z >> shift, of_high);
+            to[1][2] = decode(low.w >> shift, of_low);
+            to[1][3] = decode(high.w >> shift, of_high);
         };
-        if constexpr (kBuffers == 1) {
+        load(0, a[0]);
 #pragma unroll
-            for (int step = 0; step < kSteps; ++step) {
-                issue(step, group[0]);
-                wgmma_wait_group<0>();
-                add(step, group[0]);
-            }
-        } else {
-            issue(0, group[0]);
-#pragma unroll
-            for (int step = 1; step < kSteps; ++step) {
-                issue(step, group[step % kBuffers]);
+        for (int step = 0; step < kSteps; ++step) {
+            // TMA tiles of 64 values.
+            const uint64_t x = k_major_descriptor(
+                x_at + uint32_t(step / 2 * Columns) * kTmaRowBytes + uint32_t(step % 2 * 64));
+            wgmma_fence();
+            WgmmaRs::k_major(sums, a[step % 2][0], x);
+            WgmmaRs::k_major(sums, a[step % 2][1], x + 2);
+            wgmma_commit_group();
+            if (step + 1 < kSteps) {
                 wgmma_wait_group<1>();
-                add(step - 1, group[(step - 1) % kBuffers]);
+                load(step + 1, a[(step + 1) % 2]);
             }
-            wgmma_wait_group<0>();
-            add(kSteps - 1, group[(kSteps - 1) % kBuffers]);
         }
+        wgmma_wait_group<0>();
+        fence_operands(sums);
     }
 };
 

@@ -7,8 +7,8 @@
 
 namespace llaisys::ops {
 
-// Most rows of a product that are multiplied 16 at a time, and 96 at a time.
-constexpr int64_t kQuantPassRows = 64, kQuantTmaPassRows = 96;
+// Most rows of a product that are multiplied 16 at a time.
+constexpr int64_t kQuantPassRows = 64;
 
 // A weight, and those that follow it in memory, as the operand of a kernel.
 inline cuda::QuantMatrix quant_matrix_of(const LinearWeight &weight) {

@@ -97,7 +97,7 @@ cuda::GemmInput residual_input(const Tensor &residual, const Norm &norm) {
 }
 
 // One GEMM over adjacent quantised weights; false where it is not supported. The input is normalized
-// by the GEMM, or by a kernel before it when rows are long.
+// by the GEMM, or by a kernel before it.
 template <typename T, bool MayStream, typename Epilogue>
 bool run_quantised(const device::Stream &stream, const Tensor &residual, const Norm &norm,
                    const LinearWeight &first, const Epilogue &epilogue) {
@@ -110,12 +110,13 @@ bool run_quantised(const device::Stream &stream, const Tensor &residual, const N
     if (!uses_tma && in.m > cuda::max_fused_rows(cuda_stream)) {
         return false;
     }
-    if ((uses_tma ||
-         cuda::can_gemm_small_m_quant(cuda_stream, weights.layout.codes, in.m, in.k, true, true)) &&
+    const QuantCodes codes = weights.layout.codes;
+    if ((uses_tma ? codes != QuantCodes::int4
+                  : cuda::can_gemm_small_m_quant(cuda_stream, codes, in.m, in.k, true, true)) &&
         norm.weight.dtype() == LLAISYS_DTYPE_F32 && is_16_byte_aligned(norm.weight)) {
         in = residual_input(residual, norm);
-    } else if (uses_tma || cuda::can_gemm_small_m_quant(cuda_stream, weights.layout.codes, in.m,
-                                                        in.k, false, !MayStream)) {
+    } else if (uses_tma ||
+               cuda::can_gemm_small_m_quant(cuda_stream, codes, in.m, in.k, false, !MayStream)) {
         rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
         in.x = norm.normed.data();
         in.ldx = norm.normed.stride(0);
@@ -366,6 +367,33 @@ bool run_swiglu_m256(const device::Stream &stream, const Tensor &residual, const
     return true;
 }
 
+// Norm kernel, then gemm_tma_quant.cuh for parts of the rows; false where it is not supported.
+template <typename T>
+bool run_swiglu_passes(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+                       const LinearWeight &first, const cuda::SwigluEpilogue<T> &epilogue) {
+    device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
+    const cuda::QuantMatrix weights = quant_matrix_of(first);
+    const int64_t m = residual.size(0), rows = cuda::quant_tma_rows(weights.layout.codes);
+    if (weights.layout.codes != QuantCodes::int4 ||
+        m > cuda::quant_tma_pass_rows(weights.layout.codes) ||
+        !cuda::uses_gemm_tma_quant<T>(cuda_stream, weights, rows, epilogue.k, epilogue)) {
+        return false;
+    }
+    rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
+    const int64_t passes = (m + rows - 1) / rows, step = (m + passes - 1) / passes;
+    for (int64_t at = 0; at < m; at += step) {
+        cuda::GemmInput in{};
+        in.m = int(std::min(step, m - at));
+        in.k = int(epilogue.k);
+        in.x = norm.normed.slice(0, at, at + in.m).data();
+        in.ldx = norm.normed.stride(0);
+        cuda::SwigluEpilogue<T> part = epilogue;
+        part.out += at * epilogue.ldo;
+        cuda::quant_gemm<T, false>(cuda_stream, in, weights, part);
+    }
+    return true;
+}
+
 // False: the caller composes the plain operators.
 template <typename T>
 bool mlp_input(const device::Stream &stream, const Tensor &residual, const Norm &norm,
@@ -382,7 +410,8 @@ bool mlp_input(const device::Stream &stream, const Tensor &residual, const Norm 
         if (!is_next_quantised(*gate.weight, *up.weight)) {
             return false;
         }
-        if (run_quantised<T, false>(stream, residual, norm, *gate.weight, epilogue)) {
+        if (run_quantised<T, false>(stream, residual, norm, *gate.weight, epilogue) ||
+            run_swiglu_passes<T>(stream, residual, norm, *gate.weight, epilogue)) {
             return true;
         }
         if (!is_adjacent(*gate.out, *up.out) ||

@@ -285,11 +285,11 @@ int64_t pass_rows(const device::Stream &stream, const LinearWeight &weight, int6
 // Whether products of m rows read the weights as they are, in passes.
 bool uses_passes(const device::Stream &stream, const LinearWeight &weight, int64_t m, DType dtype) {
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
+    const QuantCodes codes = quant_matrix_of(weight).layout.codes;
     const int64_t rows = pass_rows(stream, weight, m, weight.out_features, dtype);
-    return (m <= (rows == cuda::kM96MaxM ? kQuantTmaPassRows : kQuantPassRows) ||
+    return (m <= (rows > cuda::kQuantMaxM ? cuda::quant_tma_pass_rows(codes) : kQuantPassRows) ||
             cuda_stream.is_exact) &&
-           cuda::can_gemm_small_m_quant(cuda_stream, quant_matrix_of(weight).layout.codes, 1,
-                                        weight.in_features, false, false);
+           cuda::can_gemm_small_m_quant(cuda_stream, codes, 1, weight.in_features, false, false);
 }
 
 // Whether products of m rows may use e4m3 rows of x.
