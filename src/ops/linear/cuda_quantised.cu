@@ -166,82 +166,124 @@ bool has_one_scale_per_row(const Tensor &weight) {
 
 // -- Conversion -----------------------------------------------------------------------------------
 
-// Sixteen values per thread; blockIdx.y is the output row. index null: row first + blockIdx.y.
-template <QuantCodes Codes>
-__global__ void dequantise_kernel(cuda::Reals out, int64_t ldo, cuda::QuantMatrix w,
-                                  const int64_t *index, int64_t n_rows, int group_shift,
-                                  int64_t k) {
+constexpr int kDequantiseRows = 4; // per thread, loaded at once
+
+// Sixteen values of each row per thread; a block has adjacent output rows. index null: the rows of
+// w; otherwise rows of w by output row, zeros where the index is outside.
+template <typename T, QuantCodes Codes>
+__global__ void __launch_bounds__(kThreads)
+    dequantise_kernel(T *out, int64_t out_rows, cuda::QuantMatrix w, const int64_t *index,
+                      int64_t n_rows, int group_shift, int64_t k) {
     cuda::grid_dependency_wait();
     cuda::launch_dependents();
     const int64_t at = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * 16;
     if (at >= k) {
         return;
     }
-    const int64_t row = index != nullptr ? index[blockIdx.y] : int64_t(blockIdx.y);
-    float values[16] = {};
-    if (row >= 0 && row < n_rows) {
-        constexpr int64_t kSegment = quant_segment(Codes);
-        const int64_t begin = at / kSegment * kSegment;
-        const unsigned char *from =
-            w.bytes + row * w.row_bytes + at / kSegment * w.layout.segment_bytes(kSegment);
-        const int own = int(at - begin);
-        const auto bits =
-            *reinterpret_cast<const cuda::QuantBits<Codes> *>(from + w.layout.code_bytes(own));
-        const unsigned char *params = from + w.layout.code_bytes(min(kSegment, k - begin));
-        cuda::decode_16_floats<Codes>(
-            bits, cuda::load_params(params, own >> group_shift, w.layout.param_bytes),
-            w.row_scale(row), values);
-    }
-    const int64_t to = int64_t(blockIdx.y) * ldo + at;
-    if (out.dtype == LLAISYS_DTYPE_BF16 || out.dtype == LLAISYS_DTYPE_F16) {
-        uint32_t pairs[8];
-        for (int i = 0; i < 8; ++i) {
-            pairs[i] = out.dtype == LLAISYS_DTYPE_BF16
-                           ? cuda::pack_pair<cuda::bf16>(values[2 * i], values[2 * i + 1])
-                           : cuda::pack_pair<cuda::f16>(values[2 * i], values[2 * i + 1]);
+    constexpr int64_t kSegment = quant_segment(Codes);
+    const int64_t begin = at / kSegment * kSegment;
+    const int own = int(at - begin);
+    const int64_t segment_at = at / kSegment * w.layout.segment_bytes(kSegment);
+    const int64_t codes_at = segment_at + w.layout.code_bytes(own);
+    const int64_t params_at = segment_at + w.layout.code_bytes(min(kSegment, k - begin));
+    int64_t rows[kDequantiseRows];
+    cuda::QuantBits<Codes> bits[kDequantiseRows];
+    cuda::QuantParams params[kDequantiseRows];
+#pragma unroll
+    for (int i = 0; i < kDequantiseRows; ++i) {
+        const int64_t to = int64_t(blockIdx.y) * kDequantiseRows + i;
+        const int64_t row = to >= out_rows ? -1 : index != nullptr ? index[to] : to;
+        rows[i] = row < n_rows ? row : -1;
+        bits[i] = {};
+        params[i] = {};
+        if (rows[i] >= 0) {
+            const unsigned char *from = w.bytes + row * w.row_bytes;
+            bits[i] = *reinterpret_cast<const cuda::QuantBits<Codes> *>(from + codes_at);
+            params[i] =
+                cuda::load_params(from + params_at, own >> group_shift, w.layout.param_bytes);
         }
-        auto *vectors = reinterpret_cast<uint4 *>(static_cast<uint16_t *>(out.data) + to);
-        vectors[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-        vectors[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
-        return;
     }
-    for (int i = 0; i < 16; ++i) {
-        static_cast<float *>(out.data)[to + i] = values[i];
+#pragma unroll
+    for (int i = 0; i < kDequantiseRows; ++i) {
+        const int64_t to = int64_t(blockIdx.y) * kDequantiseRows + i;
+        if (to >= out_rows) {
+            return;
+        }
+        if constexpr (std::is_same_v<T, float>) {
+            float values[16] = {};
+            if (rows[i] >= 0) {
+                cuda::decode_16_floats<Codes>(bits[i], params[i], w.row_scale(rows[i]), values);
+            }
+            auto *vectors = reinterpret_cast<float4 *>(out + to * k + at);
+#pragma unroll
+            for (int v = 0; v < 4; ++v) {
+                vectors[v] = make_float4(values[4 * v], values[4 * v + 1], values[4 * v + 2],
+                                         values[4 * v + 3]);
+            }
+        } else {
+            // f16 lacks the range for the scales.
+            constexpr bool kIsPacked = Codes == QuantCodes::int4 && std::is_same_v<T, cuda::bf16>;
+            uint32_t pairs[8] = {};
+            if (rows[i] >= 0 && kIsPacked) {
+                const auto factor = cuda::Pair<T>::same(1 / cuda::kQuantFactor<T>);
+                cuda::decode_16<T, Codes>(bits[i], params[i], pairs);
+#pragma unroll
+                for (int p = 0; p < 8; ++p) {
+                    pairs[p] = cuda::bits_of_pair(__hmul2(cuda::pair_of<T>(pairs[p]), factor));
+                }
+            } else if (rows[i] >= 0) {
+                float values[16];
+                cuda::decode_16_floats<Codes>(bits[i], params[i], w.row_scale(rows[i]), values);
+#pragma unroll
+                for (int p = 0; p < 8; ++p) {
+                    pairs[p] = cuda::pack_pair<T>(values[2 * p], values[2 * p + 1]);
+                }
+            }
+            auto *vectors = reinterpret_cast<uint4 *>(out + to * k + at);
+            vectors[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+            vectors[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
+        }
     }
 }
 
 // out [n, k] = the rows of w, or those of `index`.
-void dequantise(const device::CudaStream &stream, const Tensor &out, const cuda::QuantMatrix &w,
-                const int64_t *index, int64_t n_rows) {
+template <typename T, QuantCodes Codes>
+void dequantise_as(const device::CudaStream &stream, const Tensor &out, const cuda::QuantMatrix &w,
+                   const int64_t *index, int64_t n_rows) {
     const int64_t k = out.size(1);
-    const int shift = cuda::group_shift(w.layout.group);
-    const auto run = [&](auto kernel, int64_t first, int64_t rows) {
+    constexpr int64_t kMaxRows = int64_t(65535) * kDequantiseRows; // of a grid
+    for (int64_t first = 0; first < out.size(0); first += kMaxRows) {
+        const int64_t rows = std::min(kMaxRows, out.size(0) - first);
         cuda::QuantMatrix part = w;
-        cuda::Reals to = cuda::reals(out);
-        to.data = static_cast<std::byte *>(to.data) + bytes_of(out.dtype(), first * k);
         if (index == nullptr) {
             part.bytes += first * w.row_bytes;
             part.row_scales += w.row_scales != nullptr ? first : 0;
         }
-        const dim3 grid(cuda::ceil_div(k, kThreads * 16), unsigned(rows));
-        cuda::launch(stream, kernel, grid, kThreads, 0, true, to, k, part,
+        const dim3 grid(cuda::ceil_div(k, kThreads * 16), cuda::ceil_div(rows, kDequantiseRows));
+        cuda::launch(stream, dequantise_kernel<T, Codes>, grid, kThreads, 0, true,
+                     reinterpret_cast<T *>(out.data()) + first * k, rows, part,
                      index != nullptr ? index + first : nullptr, index != nullptr ? n_rows : rows,
-                     shift, k);
-    };
-    constexpr int64_t kMaxGrid = 65535;
-    for (int64_t first = 0; first < out.size(0); first += kMaxGrid) {
-        const int64_t rows = std::min(kMaxGrid, out.size(0) - first);
+                     cuda::group_shift(w.layout.group), k);
+    }
+}
+
+void dequantise(const device::CudaStream &stream, const Tensor &out, const cuda::QuantMatrix &w,
+                const int64_t *index, int64_t n_rows) {
+    const auto run = [&](auto type) {
+        using T = decltype(type);
         switch (w.layout.codes) {
         case QuantCodes::int4:
-            run(dequantise_kernel<QuantCodes::int4>, first, rows);
-            break;
+            return dequantise_as<T, QuantCodes::int4>(stream, out, w, index, n_rows);
         case QuantCodes::int8:
-            run(dequantise_kernel<QuantCodes::int8>, first, rows);
-            break;
+            return dequantise_as<T, QuantCodes::int8>(stream, out, w, index, n_rows);
         case QuantCodes::f8:
-            run(dequantise_kernel<QuantCodes::f8>, first, rows);
-            break;
+            return dequantise_as<T, QuantCodes::f8>(stream, out, w, index, n_rows);
         }
+    };
+    if (out.dtype() == LLAISYS_DTYPE_F32) {
+        run(float{});
+    } else {
+        cuda::dispatch_half(out.dtype(), run);
     }
 }
 
