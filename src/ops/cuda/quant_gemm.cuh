@@ -25,7 +25,9 @@ void quant_tma_of(device::CudaStream &stream, const GemmInput &in, const QuantMa
 template <typename T, typename Epilogue>
 bool uses_gemm_tma_quant(const device::CudaStream &stream, const QuantMatrix &w, int64_t m,
                          int64_t k, const Epilogue &epilogue) {
-    const bool is_slower = w.layout.codes != QuantCodes::f8 && m <= kQuantMaxM;
+    const char *e = std::getenv("LLAISYS_QM");
+    const int most = e != nullptr && w.layout.codes == QuantCodes::int4 ? std::atoi(e) : kQuantMaxM;
+    const bool is_slower = w.layout.codes != QuantCodes::f8 && m <= most;
     return std::is_same_v<T, bf16> && !is_slower &&
            can_gemm_tma_quant(stream, w.layout, epilogue.atom_rows(), m, k);
 }
