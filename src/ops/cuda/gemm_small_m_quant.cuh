@@ -1,97 +1,307 @@
-// GEMM for M 1 to 16 with f8 weights (ops/quant_rows.hpp) on compute capability 9, epilogues of
-// gemm_epilogue.cuh, for activations and streams that gemm_tma_quant.cuh does not support. Bound:
-// the conversion in registers.
+// GEMM for M 1 to 16 with quantised weights (ops/quant_rows.hpp) on compute capability 9, epilogues
+// of gemm_epilogue.cuh. Bound: reading the weights once from DRAM.
 //
-// The pipeline of gemm_small_m_stages.cuh. A consumer warp takes every 16th slice of 64 values: 16
-// adjacent values per lane, converted to T in registers, then mma.sync. Row scales are applied to
-// the sums.
+// The pipeline of gemm_small_m_stages.cuh. A consumer warp has one slice of 128 (int4) or 64 values
+// of every segment.
 //
-// x is in shared memory for the whole launch (kept rows, or rows that every block normalizes), or
-// streamed with the weights when it is too large.
+//   int4, int8   codes are the operand of mma.sync on signed bytes: int4 takes three integer
+//                instructions per eight codes, int8 none. The two bytes of a row of x
+//                (quant_small_rows.cuh) are two columns of the other operand, so that one mma has
+//                four rows of x. The integer sums of a group are exact; they are scaled and added in
+//                f32, with the minimum of the group times the sum of its x. A sum is read as the bits
+//                of a float near 1.5 * 2^23.
+//   f8           codes are converted to f16, which is exact, one instruction per pair
+//
+// x is quantised by every block when it has few values, otherwise by a kernel; then it is kept in
+// shared memory, or streamed with the weights when it is too large.
 //
 // The bits of an output row depend on k only, not on m or n.
 #pragma once
 
 #include "ops/cuda/gemm_small_m_bulk_norm.cuh"
-#include "ops/cuda/gemm_small_m_int.cuh"
 #include "ops/cuda/gemm_small_m_stages.cuh"
+#include "ops/cuda/quant_small_rows.cuh"
+
+#include <cstdio>
+#include <cstdlib>
 
 namespace llaisys::ops::cuda {
 
-constexpr int kQuantSlice = 64; // values of k per warp and step
+enum class SmallX { own, kept, streamed };
+constexpr int64_t kSmallOwnValues = 16384; // of x that a block quantises, or one row
 
-// scratch: of norm_rows_to_smem.
-struct QuantConfig : QuantStages {
-    int group_shift;
-    uint32_t x_pitch, x_stride;
+LLAISYS_HOST_DEVICE constexpr int quant_slice(QuantCodes codes) {
+    return int(quant_segment(codes)) / kQuantWarps;
+}
+
+// scratch: sums of squares of the warps, for each row of an own x.
+struct SmallConfig : QuantStages {
+    SmallX x;
+    int group_shift; // of the rows of x: groups of the weights, at most a slice
+    uint32_t scales_at;
 };
 
-inline uint32_t quant_x_stride(int64_t k) { return uint32_t(k * 2 + 127) / 128 * 128 + 16; }
-
-// Whether the rows of x stay in shared memory.
-inline bool quant_keeps_x(int64_t m, int64_t k) { return m * quant_x_stride(k) <= kQuantMaxKeptX; }
-
-inline QuantConfig quant_config(const device::CudaStream &stream, const GemmInput &in,
-                                const QuantRowLayout &layout, int items, int most_units,
-                                bool streams_x, const QuantTuning &tuning) {
-    QuantConfig s{};
-    s.group_shift = group_shift(layout.group);
-    s.x_pitch = uint32_t(quant_segment(layout.codes)) * 2 + 16;
-    s.x_stride = quant_x_stride(in.k);
-    const auto m = uint32_t(in.m);
-    set_quant_stages(s, stream, in, layout, items, most_units, 64, streams_x ? m * s.x_pitch : 0,
-                     streams_x ? 0 : m * s.x_stride, 2 * kQuantWarps * 4 * 4, tuning);
+inline SmallConfig small_config(const device::CudaStream &stream, const GemmInput &in,
+                                const QuantRowLayout &layout, int items, int most_units, SmallX x,
+                                int group_shift, const QuantTuning &tuning) {
+    const int64_t segment = quant_segment(layout.codes);
+    const auto bytes = [&](int64_t values) {
+        return uint32_t(SmallRows::values_bytes(in.m, values) +
+                        SmallRows::scales_bytes(in.m, values, group_shift));
+    };
+    SmallConfig s{};
+    s.x = x;
+    s.group_shift = group_shift;
+    const bool is_streamed = x == SmallX::streamed;
+    // Reads of 4 bytes by 8 rows of 4 lanes (int4), 8 bytes by 4 rows (int8), 16 bytes by 2 rows.
+    set_quant_stages(s, stream, in, layout, items, most_units,
+                     layout.codes == QuantCodes::int4   ? 16
+                     : layout.codes == QuantCodes::int8 ? 32
+                                                        : 64,
+                     is_streamed ? bytes(segment) : 0, is_streamed ? 0 : bytes(in.k),
+                     kQuantWarps * kQuantMaxM * 4, tuning);
+    s.scales_at = s.x_at + uint32_t(SmallRows::values_bytes(in.m, in.k));
     return s;
 }
 
-// Lanes 16 to 31 of a producer warp copy the rows of a streamed x.
-template <typename T> struct StreamedX {
-    static constexpr int kSegment = int(quant_segment(QuantCodes::f8));
-    const GemmInput &in;
-    uint32_t pitch;
+// mma.sync.aligned.m16n8k32 on signed bytes: d = a * b + c.
+__device__ __forceinline__ void mma_m16n8k32_s8(int (&d)[4], const uint32_t (&a)[4], uint2 b,
+                                                const int (&c)[4]) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%10,%11,%12,%13};"
+        : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y), "r"(c[0]), "r"(c[1]),
+          "r"(c[2]), "r"(c[3]));
+}
 
-    __device__ __forceinline__ uint32_t row_bytes(int segment) const {
-        return uint32_t(min(kSegment, in.k - segment * kSegment)) * 2;
+constexpr int kMagicBits = 0x4b400000; // of kMagic
+constexpr float kMagic = 12582912;     // 1.5 * 2^23
+
+// What a consumer warp reads of a stage, and of x.
+struct QuantSlice {
+    const unsigned char *low, *high;               // codes of the own row in both groups
+    const unsigned char *low_params, *high_params; // of their groups
+    const unsigned char *values;                   // of x, of the segment
+    const float2 *scales;
+    int param_bytes, m;
+};
+
+// acc[2 * tile + h] += weights of the own row (h: of both groups of rows) * x over Steps * 32 values
+// from `first` on, for row tile * 4 + lane % 4 of x.
+template <QuantCodes Codes, int Group, int Steps>
+__device__ __forceinline__ void add_int_steps(float (&acc)[8], const QuantSlice &from, int first) {
+    constexpr bool kIsInt4 = Codes == QuantCodes::int4;
+    constexpr int kParts = Group == 16 ? 2 : 1; // groups per step
+    constexpr int kSums = Group > 32 ? 1 : Steps * kParts;
+    // A sum of 32 products of int4 is within 2^22; others are read in two parts.
+    constexpr bool kIsShort = kIsInt4 && Group <= 32;
+    const int lane = threadIdx.x % kWarpSize;
+    const int g = lane / 4, t = lane % 4;
+    uint32_t a[Steps][4];
+#pragma unroll
+    for (int s = 0; s < Steps; ++s) {
+        if constexpr (kIsInt4) {
+            const int at = first / 2 + s * 16 + t * 4;
+            const uint32_t low = *reinterpret_cast<const uint32_t *>(from.low + at);
+            const uint32_t high = *reinterpret_cast<const uint32_t *>(from.high + at);
+            a[s][0] = low & 0x0f0f0f0fu;
+            a[s][1] = high & 0x0f0f0f0fu;
+            a[s][2] = low >> 4 & 0x0f0f0f0fu;
+            a[s][3] = high >> 4 & 0x0f0f0f0fu;
+        } else {
+            const int at = first + s * 32 + t * 8;
+            const uint2 low = *reinterpret_cast<const uint2 *>(from.low + at);
+            const uint2 high = *reinterpret_cast<const uint2 *>(from.high + at);
+            a[s][0] = low.x;
+            a[s][1] = high.x;
+            a[s][2] = low.y;
+            a[s][3] = high.y;
+        }
+    }
+    QuantParams low_params[kSums], high_params[kSums];
+    if constexpr (kIsInt4 && Group == 32 && Steps == 4) { // 16 bytes
+        const uint4 low = *reinterpret_cast<const uint4 *>(from.low_params + first / 8);
+        const uint4 high = *reinterpret_cast<const uint4 *>(from.high_params + first / 8);
+        low_params[0].bits = low.x;
+        low_params[1].bits = low.y;
+        low_params[2].bits = low.z;
+        low_params[3].bits = low.w;
+        high_params[0].bits = high.x;
+        high_params[1].bits = high.y;
+        high_params[2].bits = high.z;
+        high_params[3].bits = high.w;
+    } else {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) {
+            const int param_bytes = kIsInt4 ? 4 : from.param_bytes;
+            low_params[i] = load_params(from.low_params, first / Group + i, param_bytes);
+            high_params[i] = load_params(from.high_params, first / Group + i, param_bytes);
+        }
+    }
+    constexpr int kStart = kIsShort ? 0 : kMagicBits;
+    constexpr int kGroup = Group > 32 ? quant_slice(Codes) : Group; // of x
+#pragma unroll
+    for (int tile = 0; tile < 4; ++tile) {
+        if (tile * 4 >= from.m) {
+            break;
+        }
+        // Sums of rows past the end are dropped.
+        const int column_row = min(tile * 4 + g / 2, from.m - 1);
+        const int own_row = min(tile * 4 + t, from.m - 1);
+        const unsigned char *b_at =
+            from.values + (first / 32 * from.m + column_row) * 64 + g % 2 * 32 + t * 8;
+        const float2 *scale_at = from.scales + first / kGroup * from.m + own_row;
+        int c[4] = {kStart, kMagicBits, kStart, kMagicBits};
+#pragma unroll
+        for (int s = 0; s < Steps; ++s) {
+            const uint2 b = *reinterpret_cast<const uint2 *>(b_at + s * from.m * 64);
+#pragma unroll
+            for (int part = 0; part < kParts; ++part) {
+                const bool is_used = kParts == 1 || t / 2 == part;
+                const uint32_t own[4] = {is_used ? a[s][0] : 0, is_used ? a[s][1] : 0,
+                                         is_used ? a[s][2] : 0, is_used ? a[s][3] : 0};
+                int d[4];
+                mma_m16n8k32_s8(d, own, b, c);
+                if constexpr (Group > 32) {
+                    c[0] = d[0];
+                    c[1] = d[1];
+                    c[2] = d[2];
+                    c[3] = d[3];
+                    if (s + 1 < Steps) {
+                        continue;
+                    }
+                }
+                const int at = Group > 32 ? 0 : s * kParts + part;
+                const float2 scale = scale_at[at * from.m];
+                float sums[2];
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    sums[h] = kIsShort ? __int_as_float(d[2 * h] * 64 + d[2 * h + 1]) - kMagic
+                                       : fmaf(__int_as_float(d[2 * h]) - kMagic, 64.0f,
+                                              __int_as_float(d[2 * h + 1]) - kMagic);
+                }
+                acc[2 * tile] = fmaf(sums[0], scale.x * low_params[at].s(),
+                                     fmaf(low_params[at].m(), scale.y, acc[2 * tile]));
+                acc[2 * tile + 1] = fmaf(sums[1], scale.x * high_params[at].s(),
+                                         fmaf(high_params[at].m(), scale.y, acc[2 * tile + 1]));
+            }
+        }
+    }
+}
+
+// The slice of a warp: `values` of the segment from `first` on, at most a slice.
+template <QuantCodes Codes, int Group>
+__device__ __forceinline__ void add_int_slice(float (&acc)[8], const QuantSlice &from, int first,
+                                              int values) {
+    constexpr int kSlice = quant_slice(Codes);
+    if (Group > 32 || values >= kSlice) {
+        add_int_steps<Codes, Group, kSlice / 32>(acc, from, first);
+        return;
+    }
+    if constexpr (Group <= 32) {
+#pragma unroll 1
+        for (int at = 0; at < values; at += 32) {
+            add_int_steps<Codes, Group, 1>(acc, from, first + at);
+        }
+    }
+}
+
+// Two e4m3 codes as a pair of f16.
+__device__ __forceinline__ uint32_t halves_of(uint32_t codes) {
+    const __half2_raw pair =
+        __nv_cvt_fp8x2_to_halfraw2(__nv_fp8x2_storage_t(codes & 0xffffu), __NV_E4M3);
+    return uint32_t(pair.x) | uint32_t(pair.y) << 16;
+}
+
+// acc[4 * tile + 2 * h + c] += weights of the own row * x over 64 values from `first` on, for row
+// tile * 8 + lane % 4 * 2 + c of x.
+__device__ __forceinline__ void add_f8_slice(float (&acc)[8], const QuantSlice &from, int first) {
+    const int lane = threadIdx.x % kWarpSize;
+    const int g = lane / 4, t = lane % 4;
+    const uint4 low = *reinterpret_cast<const uint4 *>(from.low + first + t * 16);
+    const uint4 high = *reinterpret_cast<const uint4 *>(from.high + first + t * 16);
+    const float low_s = load_params(from.low_params, first / 128, from.param_bytes).s();
+    const float high_s = load_params(from.high_params, first / 128, from.param_bytes).s();
+    const uint32_t lows[4] = {low.x, low.y, low.z, low.w};
+    const uint32_t highs[4] = {high.x, high.y, high.z, high.w};
+    uint32_t a[4][4];
+#pragma unroll
+    for (int s = 0; s < 4; ++s) {
+        a[s][0] = halves_of(lows[s]);
+        a[s][1] = halves_of(highs[s]);
+        a[s][2] = halves_of(lows[s] >> 16);
+        a[s][3] = halves_of(highs[s] >> 16);
+    }
+#pragma unroll
+    for (int tile = 0; tile < 2; ++tile) {
+        if (tile * 8 >= from.m) {
+            break;
+        }
+        // Sums of rows past the end are dropped.
+        const int row = min(tile * 8 + g, from.m - 1);
+        const unsigned char *x_at = from.values + (first / 64 * from.m + row) * 128;
+        const uint4 x0 = *reinterpret_cast<const uint4 *>(x_at + ((2 * t) ^ (row & 1)) * 16);
+        const uint4 x1 = *reinterpret_cast<const uint4 *>(x_at + ((2 * t + 1) ^ (row & 1)) * 16);
+        float sums[2][4] = {}; // two chains
+        mma_m16n8k16<f16>(sums[0], a[0], x0.x, x0.y);
+        mma_m16n8k16<f16>(sums[1], a[1], x0.z, x0.w);
+        mma_m16n8k16<f16>(sums[0], a[2], x1.x, x1.y);
+        mma_m16n8k16<f16>(sums[1], a[3], x1.z, x1.w);
+        const float2 *scale_at = from.scales + first / 64 * from.m;
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+            const float scale = scale_at[min(tile * 8 + t * 2 + c, from.m - 1)].x;
+            acc[4 * tile + c] = fmaf(sums[0][c] + sums[1][c], scale * low_s, acc[4 * tile + c]);
+            acc[4 * tile + 2 + c] =
+                fmaf(sums[0][2 + c] + sums[1][2 + c], scale * high_s, acc[4 * tile + 2 + c]);
+        }
+    }
+}
+
+// Lane 16 of a producer warp copies a streamed x.
+struct StreamedX {
+    SmallRows rows;
+    int segment_values, k;
+    bool is_used;
+
+    __device__ __forceinline__ int values(int segment) const {
+        return min(segment_values, k - segment * segment_values);
+    }
+    __device__ __forceinline__ uint32_t values_bytes(int n) const {
+        return uint32_t(rows.m * n * 2);
+    }
+    __device__ __forceinline__ uint32_t scales_bytes(int n) const {
+        return uint32_t(((rows.m * n >> rows.group_shift) * 8 + 15) / 16 * 16);
     }
     __device__ __forceinline__ uint32_t bytes(int segment) const {
-        return uint32_t(in.m) * row_bytes(segment);
+        const int n = values(segment);
+        return is_used ? values_bytes(n) + scales_bytes(n) : 0;
     }
     __device__ __forceinline__ void copy(int segment, uint32_t to, uint32_t barrier) const {
-        const int row = int(threadIdx.x) % kWarpSize - 16;
-        if (row < in.m) {
-            cp_async_bulk(to + uint32_t(row) * pitch,
-                          static_cast<const T *>(in.x) + row * in.ldx + segment * kSegment,
-                          row_bytes(segment), barrier, l2_evict_last_policy());
+        if (!is_used || threadIdx.x % kWarpSize != 16) {
+            return;
         }
+        const int n = values(segment);
+        const int64_t before = int64_t(segment) * segment_values * rows.m;
+        const uint64_t policy = l2_evict_last_policy();
+        cp_async_bulk(to, rows.values + before * 2, values_bytes(n), barrier, policy);
+        cp_async_bulk(to + values_bytes(segment_values), rows.scales + (before >> rows.group_shift),
+                      scales_bytes(n), barrier, policy);
     }
 };
 
-// Copies the rows of x, 16-bit, into shared memory; by the consumer threads.
-inline __device__ void keep_rows(unsigned char *to, uint32_t stride, const GemmInput &in) {
-    const int vectors = in.k / 8;
-    for (int row = 0; row < in.m; ++row) {
-        const auto *from = reinterpret_cast<const uint4 *>(
-            static_cast<const unsigned char *>(in.x) + int64_t(row) * in.ldx * 2);
-        auto *to_row = reinterpret_cast<uint4 *>(to + uint32_t(row) * stride);
-#pragma unroll 4
-        for (int at = threadIdx.x; at < vectors; at += kQuantConsumers) {
-            to_row[at] = from[at];
-        }
-    }
-    named_barrier_sync<kQuantBarrier, kQuantConsumers>();
-}
-
-// WarpsPerRow: warps that normalize one row; 0: x is 16-bit.
-template <typename T, bool StreamsX, int WarpsPerRow, typename Epilogue>
+template <typename T, QuantCodes Codes, typename Epilogue>
 __global__ void __launch_bounds__(kQuantThreads, 1)
-    gemm_small_m_quant_kernel(GemmInput in, QuantMatrix w, Epilogue epilogue, int n_units,
-                              QuantConfig shape) {
+    gemm_small_m_quant_kernel(GemmInput in, SmallRows rows, QuantMatrix w, Epilogue epilogue,
+                              int n_units, SmallConfig shape) {
 #if __CUDA_ARCH__ >= 900
-    constexpr QuantCodes Codes = QuantCodes::f8;
     constexpr int kSegment = int(quant_segment(Codes));
+    constexpr int kSlice = quant_slice(Codes);
+    constexpr bool kIsInt4 = Codes == QuantCodes::int4;
     extern __shared__ __align__(1024) unsigned char shared[];
     const uint32_t full = smem_address(shared) + shape.barriers_at;
     const uint32_t empty = full + uint32_t(shape.n_stages) * 8;
+    const uint32_t x_full = empty + uint32_t(shape.n_stages) * 8;
     const int lane = threadIdx.x % kWarpSize;
     const int warp = threadIdx.x / kWarpSize;
     const int own_units = (n_units - int(blockIdx.x) + int(gridDim.x) - 1) / int(gridDim.x);
@@ -99,102 +309,103 @@ __global__ void __launch_bounds__(kQuantThreads, 1)
     launch_dependents();
     if (warp == kQuantWarps && lane == 0) {
         init_quant_barriers(shape, full, empty);
+        mbarrier_init(x_full, 1);
         fence_mbarrier_init();
     }
-    if constexpr (WarpsPerRow > 0) {
-        if (warp < kBulkConsumerWarps) {
-            prefetch_norm_weight(in);
-        }
+    if (in.residual != nullptr && warp < kBulkConsumerWarps) {
+        prefetch_norm_weight(in);
     }
     __syncthreads(); // reached by all warps: the barrier is aligned
+    const bool is_streamed = shape.x == SmallX::streamed;
     if (warp >= kQuantWarps) {
-        const auto produce = [&](const auto &x) {
-            produce_quant_stages(w, epilogue, x, own_units, shape, smem_address(shared), full,
-                                 empty, warp - kQuantWarps);
-        };
-        if constexpr (StreamsX) {
-            produce(StreamedX<T>{in, shape.x_pitch});
-        } else {
-            produce(NoStreamedX{});
-        }
+        produce_quant_stages(w, epilogue, StreamedX{rows, kSegment, in.k, is_streamed}, own_units,
+                             shape, smem_address(shared), full, empty, warp - kQuantWarps);
         return;
     }
     grid_dependency_wait();
-    if constexpr (WarpsPerRow > 0) {
-        if (warp < kBulkConsumerWarps) {
-            norm_rows_to_smem<T, WarpsPerRow>(shared + shape.x_at, shape.x_stride, in,
-                                              reinterpret_cast<float *>(shared + shape.scratch_at));
+    auto *squares = reinterpret_cast<float *>(shared + shape.scratch_at); // [m, kQuantWarps]
+    if (shape.x == SmallX::own) {
+        const SmallRows to{shared + shape.x_at,
+                           reinterpret_cast<float2 *>(shared + shape.scales_at), nullptr, in.m,
+                           shape.group_shift};
+        for (int row = 0; row < in.m; ++row) {
+            const float own = in.residual != nullptr
+                                  ? quantise_small_row<T, true, Codes>(in, row, to)
+                                  : quantise_small_row<T, false, Codes>(in, row, to);
+            const float of_warp = warp_sum(own);
+            if (lane == 0) {
+                squares[row * kQuantWarps + warp] = of_warp;
+            }
         }
         named_barrier_sync<kQuantBarrier, kQuantConsumers>();
-    } else if constexpr (!StreamsX) {
-        keep_rows(shared + shape.x_at, shape.x_stride, in);
+    } else if (shape.x == SmallX::kept) {
+        if (threadIdx.x == 0) {
+            const uint32_t planes = shape.scales_at - shape.x_at;
+            const uint32_t scales = shape.sums_at - shape.scales_at;
+            const uint64_t policy = l2_evict_last_policy();
+            mbarrier_arrive_expect_tx(x_full, planes + scales);
+            cp_async_bulk(smem_address(shared) + shape.x_at, rows.values, planes, x_full, policy);
+            cp_async_bulk(smem_address(shared) + shape.scales_at, rows.scales, scales, x_full,
+                          policy);
+        }
+        mbarrier_wait_parity(x_full, 0);
     }
 
     const int g = lane / 4;
-    const int own_k = lane % 4 * 16; // within a slice
     // A unit may have fewer rows than the group: read another row, its sums are dropped.
     const uint32_t low_at = uint32_t(min(g, epilogue.items - 1)) * shape.row_pitch;
     const uint32_t high_at = low_at + uint32_t(epilogue.items) * shape.row_pitch;
+    const uint32_t stage_x = 2 * uint32_t(epilogue.items) * shape.row_pitch;
     const bool stores = threadIdx.x < 8 * in.m;
+    float factor = 1;
+    if (stores && shape.x != SmallX::own) {
+        factor = rows.factors[threadIdx.x / 8];
+    } else if (stores && in.residual != nullptr) {
+        factor = small_row_factor(squares + threadIdx.x / 8 * kQuantWarps, in);
+    }
     auto *sums = reinterpret_cast<float *>(shared + shape.sums_at);
     int stage = 0;
     uint32_t parity = 0;
     int buffer = 0;
     for (int unit = blockIdx.x; unit < n_units; unit += gridDim.x) {
         typename Epilogue::Operands operands{};
-        float low_scale = 1, high_scale = 1;
+        float low_scale = factor, high_scale = factor;
         if (stores) {
-            const int i = threadIdx.x % 8;
-            operands = load_operands(epilogue, unit, i, threadIdx.x / 8);
-            low_scale = w.row_scale(max(int64_t(0), epilogue.row_index(unit, 0, i)));
-            high_scale = w.row_scale(max(int64_t(0), epilogue.row_index(unit, 1, i)));
+            const int i = int(threadIdx.x) % 8;
+            operands = load_operands(epilogue, unit, i, int(threadIdx.x) / 8);
+            if constexpr (Codes == QuantCodes::f8) {
+                low_scale *= w.row_scale(max(int64_t(0), epilogue.row_index(unit, 0, i)));
+                high_scale *= w.row_scale(max(int64_t(0), epilogue.row_index(unit, 1, i)));
+            }
         }
-        float acc[2][2][4] = {}; // rows 0 to 7 and 8 to 15 of x, two chains each
+        float acc[8] = {};
         for (int segment = 0; segment < shape.segments; ++segment) {
             const int values = min(kSegment, in.k - segment * kSegment);
+            const int first = warp * kSlice;
             mbarrier_wait_parity(full + uint32_t(stage) * 8, parity);
-            const unsigned char *at = shared + uint32_t(stage) * shape.stage_bytes;
-            const unsigned char *low = at + low_at, *high = at + high_at;
-            const unsigned char *x_rows =
-                StreamsX ? at + 2 * uint32_t(epilogue.items) * shape.row_pitch
-                         : shared + shape.x_at + uint32_t(segment) * kSegment * 2;
-            const uint32_t x_stride = StreamsX ? shape.x_pitch : shape.x_stride;
-#pragma unroll 2
-            for (int k = warp * kQuantSlice + own_k; k - own_k < values;
-                 k += kQuantWarps * kQuantSlice) {
-                const bool is_inside = k < values;
-                QuantBits<Codes> low_bits{}, high_bits{};
-                QuantParams low_params{}, high_params{};
-                if (is_inside) {
-                    low_bits = *reinterpret_cast<const QuantBits<Codes> *>(low + k);
-                    high_bits = *reinterpret_cast<const QuantBits<Codes> *>(high + k);
-                    const int group = k >> shape.group_shift;
-                    low_params = load_params(low + values, group, w.layout.param_bytes);
-                    high_params = load_params(high + values, group, w.layout.param_bytes);
+            if (first < values) {
+                const unsigned char *at = shared + uint32_t(stage) * shape.stage_bytes;
+                const int codes = kIsInt4 ? values / 2 : values; // bytes
+                QuantSlice slice{at + low_at,          at + high_at, at + low_at + codes,
+                                 at + high_at + codes, nullptr,      nullptr,
+                                 w.layout.param_bytes, in.m};
+                if (is_streamed) {
+                    slice.values = at + stage_x;
+                    slice.scales =
+                        reinterpret_cast<const float2 *>(slice.values + in.m * kSegment * 2);
+                } else {
+                    slice.values = shared + shape.x_at + segment * in.m * kSegment * 2;
+                    slice.scales = reinterpret_cast<const float2 *>(shared + shape.scales_at) +
+                                   (segment * in.m * kSegment >> shape.group_shift);
                 }
-                uint32_t low_pairs[8], high_pairs[8];
-                decode_16<T, Codes>(low_bits, low_params, low_pairs);
-                decode_16<T, Codes>(high_bits, high_params, high_pairs);
-#pragma unroll
-                for (int tile = 0; tile < 2; ++tile) {
-                    if (tile * 8 >= in.m) {
-                        break;
-                    }
-                    const int row = tile * 8 + g;
-                    uint4 x0{}, x1{};
-                    if (is_inside && row < in.m) {
-                        const auto *from = reinterpret_cast<const uint4 *>(
-                            x_rows + uint32_t(row) * x_stride + k * 2);
-                        x0 = from[0];
-                        x1 = from[1];
-                    }
-                    const uint32_t b[8] = {x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w};
-#pragma unroll
-                    for (int step = 0; step < 4; ++step) {
-                        const uint32_t a[4] = {low_pairs[2 * step], high_pairs[2 * step],
-                                               low_pairs[2 * step + 1], high_pairs[2 * step + 1]};
-                        mma_m16n8k16<T>(acc[tile][step & 1], a, b[2 * step], b[2 * step + 1]);
-                    }
+                if constexpr (Codes == QuantCodes::f8) {
+                    add_f8_slice(acc, slice, first);
+                } else if (w.layout.group == 32) {
+                    add_int_slice<Codes, 32>(acc, slice, first, values - first);
+                } else if (w.layout.group == 16) {
+                    add_int_slice<Codes, 16>(acc, slice, first, values - first);
+                } else {
+                    add_int_slice<Codes, 128>(acc, slice, first, values - first);
                 }
             }
             __syncwarp();
@@ -206,14 +417,15 @@ __global__ void __launch_bounds__(kQuantThreads, 1)
                 parity ^= 1;
             }
         }
+        float *own_sums = sums + ((buffer * kQuantWarps + warp) * 16 + g) * shape.sums_pitch;
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int tile = i / 4;
-            const int c = i % 4;
-            const int column = tile * 8 + lane % 4 * 2 + (c & 1);
-            if (column < in.m) {
-                sums[((buffer * kQuantWarps + warp) * 16 + g + (c >> 1) * 8) * shape.sums_pitch +
-                     column] = acc[tile][0][c] + acc[tile][1][c];
+        for (int i = 0; i < 4; ++i) { // rows of x of this lane
+            const int row =
+                Codes == QuantCodes::f8 ? i / 2 * 8 + lane % 4 * 2 + i % 2 : i * 4 + lane % 4;
+            if (row < in.m) {
+                own_sums[row] = Codes == QuantCodes::f8 ? acc[i / 2 * 4 + i % 2] : acc[2 * i];
+                own_sums[8 * shape.sums_pitch + row] =
+                    Codes == QuantCodes::f8 ? acc[i / 2 * 4 + 2 + i % 2] : acc[2 * i + 1];
             }
         }
         // The double buffer of the next but one unit is free when all warps arrive here again.
@@ -227,50 +439,42 @@ __global__ void __launch_bounds__(kQuantThreads, 1)
 #endif
 }
 
-// Whether the kernels support this device and shape. keeps_x: f8 rows of x must stay in shared
-// memory.
-inline bool can_gemm_small_m_quant(const device::CudaStream &stream, QuantCodes codes, int64_t m,
-                                   int64_t k, bool norms, bool keeps_x) {
-    return has_bulk_copy(stream) && m >= 1 && m <= kQuantMaxM && k % 32 == 0 &&
-           (codes != QuantCodes::f8 ||
-            ((!keeps_x || quant_keeps_x(m, k)) && (!norms || k <= kBulkMaxNormK)));
+// Whether the kernel supports this device and shape.
+inline bool can_gemm_small_m_quant(const device::CudaStream &stream, int64_t m, int64_t k) {
+    return has_bulk_copy(stream) && m >= 1 && m <= kQuantMaxM && k % 32 == 0;
 }
 
-template <typename T, bool StreamsX, int WarpsPerRow, typename Epilogue>
-void launch_gemm_small_m_quant(const device::CudaStream &stream, const GemmInput &in,
-                               const QuantMatrix &w, const Epilogue &epilogue,
-                               const QuantTuning &tuning) {
+template <typename T, QuantCodes Codes, typename Epilogue>
+void run_gemm_small_m_quant(device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w,
+                            Epilogue epilogue, QuantTuning tuning = {}) {
+    if (const char *e = std::getenv("LLAISYS_QI")) {
+        int a = 0, b = 0;
+        sscanf(e, "%d,%d", &a, &b);
+        tuning = {size_t(a) << 10, size_t(b) << 10};
+    }
+    constexpr bool kIsInt4 = Codes == QuantCodes::int4;
+    epilogue.items = choose_unit_items(stream, epilogue.count());
+    const int slice_shift = kIsInt4 ? 7 : 6;
+    const int shift = std::min(group_shift(w.layout.group), slice_shift);
+    const int64_t x_bytes =
+        SmallRows::values_bytes(in.m, in.k) + SmallRows::scales_bytes(in.m, in.k, shift);
+    const bool is_small = in.m == 1 || int64_t(in.m) * in.k <= kSmallOwnValues;
+    const SmallX x = x_bytes > kQuantMaxKeptX ? SmallX::streamed
+                     : is_small               ? SmallX::own
+                                              : SmallX::kept;
+    SmallRows rows{};
+    if (x != SmallX::own) {
+        rows = quantise_small_rows<T, Codes>(stream, in, shift);
+    }
     const int n_units = int((epilogue.count() + epilogue.items - 1) / epilogue.items);
     const int rounds = (n_units + stream.n_sms - 1) / stream.n_sms;
     const int grid = (n_units + rounds - 1) / rounds;
-    const QuantConfig shape =
-        quant_config(stream, in, w.layout, epilogue.items, rounds, StreamsX, tuning);
-    const auto kernel = gemm_small_m_quant_kernel<T, StreamsX, WarpsPerRow, Epilogue>;
+    const SmallConfig shape =
+        small_config(stream, in, w.layout, epilogue.items, rounds, x, shift, tuning);
+    const auto kernel = gemm_small_m_quant_kernel<T, Codes, Epilogue>;
     set_max_dynamic_smem(kernel, size_t(stream.max_shared_bytes));
-    launch(stream, kernel, unsigned(grid), kQuantThreads, shape.bytes, true, in, w, epilogue,
+    launch(stream, kernel, unsigned(grid), kQuantThreads, shape.bytes, true, in, rows, w, epilogue,
            n_units, shape);
-}
-
-// MayStream: rows of x that do not fit into shared memory are streamed.
-template <typename T, QuantCodes Codes, bool MayStream, typename Epilogue>
-void run_gemm_small_m_quant(device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w,
-                            Epilogue epilogue, const QuantTuning &tuning = {}) {
-    if constexpr (Codes != QuantCodes::f8) {
-        run_gemm_small_m_int<T, Codes>(stream, in, w, epilogue, tuning);
-    } else {
-        epilogue.items = choose_unit_items(stream, epilogue.count());
-        if (in.residual != nullptr) {
-            launch_gemm_small_m_quant<T, false, 2>(stream, in, w, epilogue, tuning);
-            return;
-        }
-        if constexpr (MayStream) {
-            if (!quant_keeps_x(in.m, in.k)) {
-                launch_gemm_small_m_quant<T, true, 0>(stream, in, w, epilogue, tuning);
-                return;
-            }
-        }
-        launch_gemm_small_m_quant<T, false, 0>(stream, in, w, epilogue, tuning);
-    }
 }
 
 } // namespace llaisys::ops::cuda

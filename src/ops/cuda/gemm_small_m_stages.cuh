@@ -1,4 +1,4 @@
-// Pipeline of gemm_small_m_quant.cuh and gemm_small_m_int.cuh: one block per SM, 16 consumer warps,
+// Pipeline of gemm_small_m_quant.cuh: one block per SM, 16 consumer warps,
 // 2 producer warps. A stage holds one segment of every weight row of a unit, one bulk copy per row
 // with codes and parameters, and a part of x when x is streamed.
 #pragma once
@@ -80,10 +80,6 @@ __device__ __forceinline__ void init_quant_barriers(const QuantStages &shape, ui
 // Part of x that is copied with the weights.
 //   bytes(segment)               of all rows
 //   copy(segment, to, barrier)   called by the lanes 16 to 31
-struct NoStreamedX {
-    __device__ __forceinline__ uint32_t bytes(int) const { return 0; }
-    __device__ __forceinline__ void copy(int, uint32_t, uint32_t) const {}
-};
 
 // Producer warp: fills every kBulkProducerWarps-th stage from stage `producer` on. Lanes 0 to 15
 // copy the weight rows, the others a streamed x.

@@ -16,9 +16,9 @@
 // of its x is added with it.
 #pragma once
 
-#include "ops/cuda/cluster.cuh"
 #include "ops/cuda/gemm_tma_quant_rows.cuh"
 #include "ops/cuda/gemm_tma_quant_tile.cuh"
+#include "ops/cuda/gemm_tma_sums.cuh"
 #include "ops/cuda/tma_pipeline.cuh"
 
 namespace llaisys::ops::cuda {
@@ -35,7 +35,6 @@ __global__ void __launch_bounds__(quant_tma_threads(Columns), 1)
                           Epilogue epilogue) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) unsigned char shared[];
-    constexpr int kFragments = Columns / 8; // 8-column fragments per atom
     constexpr bool kIsInt4 = Codes == QuantCodes::int4;
     constexpr bool kIsF8 = Codes == QuantCodes::f8;
     constexpr int kSegment = int(quant_segment(Codes));
@@ -51,9 +50,8 @@ __global__ void __launch_bounds__(quant_tma_threads(Columns), 1)
     const int first_atom = int(blockIdx.x) / shape.cluster * shape.atoms;
     const int first_k_tile = rank * shape.k_tiles;
     const int own_k_tiles = max(0, min(shape.k_tiles, shape.all_k_tiles - first_k_tile));
-    const int n_fragments = shape.atoms * kFragments;
-    const int own_fragments = (n_fragments - rank + shape.cluster - 1) / shape.cluster;
-    const int max_fragments = (n_fragments + shape.cluster - 1) / shape.cluster; // per block
+    const TmaSums<Columns> result{shape.cluster, shape.atoms, shape.n_atoms,        first_atom,
+                                  rank,          m,           full + shape.sums_at, exchange};
 
     launch_dependents();
     if (threadIdx.x == n_groups * 128) {
@@ -63,8 +61,7 @@ __global__ void __launch_bounds__(quant_tma_threads(Columns), 1)
         }
         mbarrier_init(exchange, 1);
         fence_mbarrier_init();
-        mbarrier_arrive_expect_tx(exchange,
-                                  uint32_t(shape.cluster * own_fragments) * kM96FragmentBytes);
+        mbarrier_arrive_expect_tx(exchange, result.expected_bytes());
     }
     __syncthreads();
     if (shape.cluster > 1) {
@@ -203,79 +200,18 @@ __global__ void __launch_bounds__(quant_tma_threads(Columns), 1)
             sums[i] *= row < m ? *x_scale * (kIsF8 ? 1.0f : 512.0f) : 0.0f;
         }
         if (shape.cluster == 1) {
-            const int atom = first_atom + warp;
-#pragma unroll
-            for (int j = 0; j < Columns / 8; ++j) {
-#pragma unroll
-                for (int c = 0; c < 2; ++c) {
-                    const int row = 8 * j + lane % 4 * 2 + c;
-                    if (warp < shape.atoms && atom < shape.n_atoms && row < m) {
-                        const auto operands = load_operands(epilogue, atom, lane / 4, row);
-                        store(atom, row, sums[4 * j + c], sums[4 * j + 2 + c],
-                              epilogue.prepare(atom, lane / 4, operands));
-                    }
-                }
-            }
+            result.store_own(sums, warp, epilogue, store);
             return;
         }
         barrier_cluster_wait(); // peers have initialized their mbarriers
-        if (warp < shape.atoms) {
-#pragma unroll
-            for (int j = 0; j < Columns / 8; ++j) {
-                const int fragment = warp * kFragments + j;
-                const auto block = uint32_t(fragment % shape.cluster);
-                const int slot = rank * max_fragments + fragment / shape.cluster;
-                st_async(
-                    mapa(full + shape.sums_at + uint32_t(slot) * kM96FragmentBytes +
-                             uint32_t(lane) * 16,
-                         block),
-                    make_float4(sums[4 * j], sums[4 * j + 1], sums[4 * j + 2], sums[4 * j + 3]),
-                    mapa(exchange, block));
-            }
-        }
+        result.send(sums, warp);
     } else if (shape.cluster > 1) {
         barrier_cluster_wait();
     } else {
         return;
     }
-    // Fragment i of this block: one atom, rows 8 j + lane % 4 * 2 and the next of x.
-    const auto *all = reinterpret_cast<const float4 *>(shared + shape.sums_at);
-    const int n_warps = n_groups * 4 + 2;
-    bool has_partials = false; // partial sums of all blocks have arrived
-    for (int i = warp; i < own_fragments; i += n_warps) {
-        const int fragment = i * shape.cluster + rank;
-        const int atom = first_atom + fragment / kFragments;
-        const int row = fragment % kFragments * 8 + lane % 4 * 2;
-        typename Epilogue::Operands operands[2] = {};
-#pragma unroll
-        for (int c = 0; c < 2; ++c) { // loads overlap with the arrival of the partial sums
-            if (atom < shape.n_atoms && row + c < m) {
-                operands[c] = load_operands(epilogue, atom, lane / 4, row + c);
-            }
-        }
-        const typename Epilogue::Prepared prepared[2] = {
-            epilogue.prepare(atom, lane / 4, operands[0]),
-            epilogue.prepare(atom, lane / 4, operands[1])};
-        if (!has_partials) {
-            mbarrier_wait_parity_cluster(exchange, 0);
-            has_partials = true;
-        }
-        float4 total = all[i * kWarpSize + lane];
-        for (int part = 1; part < shape.cluster; ++part) {
-            const float4 more = all[(part * max_fragments + i) * kWarpSize + lane];
-            total =
-                make_float4(total.x + more.x, total.y + more.y, total.z + more.z, total.w + more.w);
-        }
-        if (atom < shape.n_atoms && row < m) {
-            store(atom, row, total.x, total.z, prepared[0]);
-        }
-        if (atom < shape.n_atoms && row + 1 < m) {
-            store(atom, row + 1, total.y, total.w, prepared[1]);
-        }
-    }
-    if (!has_partials) {
-        mbarrier_wait_parity_cluster(exchange, 0); // a block must not exit while peers store to it
-    }
+    result.reduce(reinterpret_cast<const float4 *>(shared + shape.sums_at), warp, n_groups * 4 + 2,
+                  epilogue, store);
 #endif
 }
 

@@ -15,7 +15,6 @@ __device__ __forceinline__ void keep_quant_rows(const GemmInput &in, const Quant
                                                 unsigned char *shared, float *scratch, int first,
                                                 int count, int n_warps) {
     constexpr int kTile = quant_tile_values(Codes);
-    constexpr bool kIsInt4 = Codes == QuantCodes::int4;
     constexpr uint32_t kPlane = uint32_t(kTile / 128 * Columns) * kTmaRowBytes;
     const int lane = threadIdx.x % kWarpSize;
     const int warp = threadIdx.x / kWarpSize;
@@ -66,7 +65,7 @@ __device__ __forceinline__ void keep_quant_rows(const GemmInput &in, const Quant
                     load_8<bf16, Norms>(in, row, at, values, &squares);
                 }
                 uint32_t words[2][2];
-                float sum = e4m3_words<kIsInt4>(values, inverse, words);
+                float sum = e4m3_words(values, inverse, words);
                 const int value = at * 8 - first;
                 const int tile = value / kTile;
                 const int in_tile = value % kTile;
@@ -87,18 +86,8 @@ __device__ __forceinline__ void keep_quant_rows(const GemmInput &in, const Quant
                 for (int p = 0; p < 2 && is_inside; ++p) {
                     const int byte = in_tile % 128;
                     unsigned char *plane = to + uint32_t(p) * kPlane;
-                    if constexpr (kIsInt4) {
-                        const int chunk = byte / 32 * 2; // two chunks of 16 slots per 32 values
-                        const int word = byte % 32 / 8 * 4;
-                        *reinterpret_cast<uint32_t *>(plane + swizzle_128b(row, chunk) + word) =
-                            words[p][0];
-                        *reinterpret_cast<uint32_t *>(plane + swizzle_128b(row, chunk + 1) + word) =
-                            words[p][1];
-                    } else {
-                        *reinterpret_cast<uint2 *>(plane + swizzle_128b(row, byte / 16) +
-                                                   byte % 16) =
-                            make_uint2(words[p][0], words[p][1]);
-                    }
+                    *reinterpret_cast<uint2 *>(plane + swizzle_128b(row, byte / 16) + byte % 16) =
+                        make_uint2(words[p][0], words[p][1]);
                 }
             }
         }

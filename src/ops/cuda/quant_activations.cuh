@@ -2,9 +2,8 @@
 // scale rounded to e4m3 and low the rest, rounded. Two planes have 8 significant bits, as bf16 has.
 // The largest magnitude of a row is 448. One block per row; latency-bound.
 //
-// For int4 weights, every 32 values are in the order of the codes as operands of wgmma. The sums of
-// 32 (groups of 16: 16) values are kept for the minima of the groups, times the factor 2^-9 of the
-// codes.
+// For int8 weights, the sums of 32 (groups of 16: 16) values are kept for the minima of the groups,
+// times the factor 2^-9 of the codes.
 #pragma once
 
 #include "ops/cuda/gemm_epilogue.cuh"
@@ -67,13 +66,9 @@ __device__ __forceinline__ void load_8(const GemmInput &in, int row, int at, flo
     }
 }
 
-// Both planes of 8 values, two words each; returns the sum of what they represent. IsInt4: the
-// first word has the slots of one half of an operand of 32 values, the second word those of the
-// other half.
-template <bool IsInt4>
+// Both planes of 8 values, two words each; returns the sum of what they represent.
 __device__ __forceinline__ float e4m3_words(const float (&values)[8], float inverse,
                                             uint32_t (&words)[2][2]) {
-    constexpr int kOrder[8] = {0, 4, 1, 5, 2, 6, 3, 7};
     float sum = 0;
 #pragma unroll
     for (int w = 0; w < 2; ++w) {
@@ -81,8 +76,8 @@ __device__ __forceinline__ float e4m3_words(const float (&values)[8], float inve
 #pragma unroll
         for (int p = 0; p < 2; ++p) {
             const int i = w * 4 + p * 2;
-            const float a = values[IsInt4 ? kOrder[i] : i] * inverse;
-            const float b = values[IsInt4 ? kOrder[i + 1] : i + 1] * inverse;
+            const float a = values[i] * inverse;
+            const float b = values[i + 1] * inverse;
             high[p] = e4m3_pair(a, b);
             const float2 of = e4m3_floats(high[p]);
             low[p] = e4m3_pair(a - of.x, b - of.y);
@@ -98,7 +93,7 @@ __device__ __forceinline__ float e4m3_words(const float (&values)[8], float inve
 constexpr int kQuantRowThreads = 512;
 
 // T: dtype of in.x. Vectors: 8 values each, kept per thread; 0: the row is read twice.
-template <typename T, bool Norms, bool IsInt4, int Vectors>
+template <typename T, bool Norms, int Vectors>
 __global__ void __launch_bounds__(kQuantRowThreads)
     quantise_rows_kernel(GemmInput in, QuantRows out, int64_t sums_pitch) {
     __shared__ float scratch[kQuantRowThreads / kWarpSize];
@@ -144,7 +139,7 @@ __global__ void __launch_bounds__(kQuantRowThreads)
     const int64_t plane = int64_t(out.m) * in.k;
     const auto put = [&](int at, const float (&values)[8]) { // all lanes of a warp
         uint32_t words[2][2];                                // of both planes
-        float sum = e4m3_words<IsInt4>(values, inverse, words);
+        float sum = e4m3_words(values, inverse, words);
         if (out.sum_values > 0) {
             const int lanes = out.sum_values / 8; // 2 or 4
             sum += __shfl_xor_sync(kFullMask, sum, 1);
@@ -154,14 +149,8 @@ __global__ void __launch_bounds__(kQuantRowThreads)
             }
         }
         for (int p = 0; p < out.planes && at < count; ++p) {
-            unsigned char *to = to_row + p * plane;
-            if constexpr (IsInt4) {
-                auto *group = reinterpret_cast<uint32_t *>(to + at / 4 * 32);
-                group[at % 4] = words[p][0];
-                group[4 + at % 4] = words[p][1];
-            } else {
-                reinterpret_cast<uint2 *>(to)[at] = make_uint2(words[p][0], words[p][1]);
-            }
+            reinterpret_cast<uint2 *>(to_row + p * plane)[at] =
+                make_uint2(words[p][0], words[p][1]);
         }
     };
 #pragma unroll
@@ -194,33 +183,24 @@ QuantRows quantise_rows(device::CudaStream &stream, const GemmInput &in,
     rows.scales = reinterpret_cast<float *>(memory);
     rows.sums = reinterpret_cast<float *>(memory + scales);
     rows.values = memory + scales + sums;
-    const auto run = [&](auto norms, auto int4, auto vectors) {
-        launch(stream,
-               quantise_rows_kernel<T, decltype(norms)::value, decltype(int4)::value,
-                                    decltype(vectors)::value>,
+    const auto run = [&](auto norms, auto vectors) {
+        launch(stream, quantise_rows_kernel<T, decltype(norms)::value, decltype(vectors)::value>,
                unsigned(in.m), kQuantRowThreads, 0, true, in, rows, rows.sums_pitch());
     };
-    const auto of_length = [&](auto norms, auto int4) {
+    const auto of_length = [&](auto norms) {
         constexpr int kStep = kQuantRowThreads * 8;
         if (in.k <= kStep) {
-            run(norms, int4, std::integral_constant<int, 1>());
+            run(norms, std::integral_constant<int, 1>());
         } else if (in.k <= 5 * kStep) {
-            run(norms, int4, std::integral_constant<int, 5>());
+            run(norms, std::integral_constant<int, 5>());
         } else {
-            run(norms, int4, std::integral_constant<int, 0>());
-        }
-    };
-    const auto of_codes = [&](auto norms) {
-        if (layout.codes == QuantCodes::int4) {
-            of_length(norms, std::true_type());
-        } else {
-            of_length(norms, std::false_type());
+            run(norms, std::integral_constant<int, 0>());
         }
     };
     if (in.residual != nullptr) {
-        of_codes(std::true_type());
+        of_length(std::true_type());
     } else {
-        of_codes(std::false_type());
+        of_length(std::false_type());
     }
     return rows;
 }

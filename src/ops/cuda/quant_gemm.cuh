@@ -2,8 +2,8 @@
 // epilogue are instantiated once per codes (LLAISYS_QUANT_GEMM, LLAISYS_QUANT_TMA), in files of
 // their own, because they compile slowly.
 //
-//   up to 96 rows (int8: 32), bf16, compute capability 9.0, not int4 with groups of 16 or up to 16
-//   rows: gemm_tma_quant.cuh
+//   bf16, compute capability 9.0: gemm_tma_quant.cuh for f8 up to 96 rows, int4 with 17 to 128 (not
+//   groups of 16), int8 with 17 to 32
 //   up to 16 rows otherwise: gemm_small_m_quant.cuh
 #pragma once
 
@@ -12,8 +12,8 @@
 
 namespace llaisys::ops::cuda {
 
-// run_gemm_small_m_quant; MayStream as there.
-template <typename T, QuantCodes Codes, bool MayStream, typename Epilogue>
+// run_gemm_small_m_quant
+template <typename T, QuantCodes Codes, typename Epilogue>
 void quant_gemm_of(device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w,
                    const Epilogue &epilogue);
 // run_gemm_tma_quant
@@ -27,12 +27,14 @@ bool uses_gemm_tma_quant(const device::CudaStream &stream, const QuantMatrix &w,
                          int64_t k, const Epilogue &epilogue) {
     const char *e = std::getenv("LLAISYS_QM");
     const int most = e != nullptr && w.layout.codes == QuantCodes::int4 ? std::atoi(e) : kQuantMaxM;
-    const bool is_slower = w.layout.codes != QuantCodes::f8 && m <= most;
+    const char *f = std::getenv("LLAISYS_QF");
+    const int f8_rows = f != nullptr ? std::atoi(f) : 0;
+    const bool is_slower = w.layout.codes != QuantCodes::f8 ? m <= most : m <= f8_rows;
     return std::is_same_v<T, bf16> && !is_slower &&
            can_gemm_tma_quant(stream, w.layout, epilogue.atom_rows(), m, k);
 }
 
-template <typename T, bool MayStream, typename Epilogue>
+template <typename T, typename Epilogue>
 void quant_gemm(device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w,
                 const Epilogue &epilogue) {
     if constexpr (std::is_same_v<T, bf16>) {
@@ -49,20 +51,19 @@ void quant_gemm(device::CudaStream &stream, const GemmInput &in, const QuantMatr
     }
     switch (w.layout.codes) {
     case QuantCodes::int4:
-        return quant_gemm_of<T, QuantCodes::int4, MayStream>(stream, in, w, epilogue);
+        return quant_gemm_of<T, QuantCodes::int4>(stream, in, w, epilogue);
     case QuantCodes::int8:
-        return quant_gemm_of<T, QuantCodes::int8, MayStream>(stream, in, w, epilogue);
+        return quant_gemm_of<T, QuantCodes::int8>(stream, in, w, epilogue);
     case QuantCodes::f8:
-        return quant_gemm_of<T, QuantCodes::f8, MayStream>(stream, in, w, epilogue);
+        return quant_gemm_of<T, QuantCodes::f8>(stream, in, w, epilogue);
     }
 }
 
-#define LLAISYS_QUANT_GEMM(T, Codes, MayStream, Epilogue)                                          \
+#define LLAISYS_QUANT_GEMM(T, Codes, Epilogue)                                                     \
     template <>                                                                                    \
-    void quant_gemm_of<T, Codes, MayStream, Epilogue<T>>(                                          \
-        device::CudaStream & stream, const GemmInput &in, const QuantMatrix &w,                    \
-        const Epilogue<T> &epilogue) {                                                             \
-        run_gemm_small_m_quant<T, Codes, MayStream>(stream, in, w, epilogue);                      \
+    void quant_gemm_of<T, Codes, Epilogue<T>>(device::CudaStream & stream, const GemmInput &in,    \
+                                              const QuantMatrix &w, const Epilogue<T> &epilogue) { \
+        run_gemm_small_m_quant<T, Codes>(stream, in, w, epilogue);                                 \
     }
 
 #define LLAISYS_QUANT_TMA(Codes, Epilogue)                                                         \

@@ -98,7 +98,7 @@ cuda::GemmInput residual_input(const Tensor &residual, const Norm &norm) {
 
 // One GEMM over adjacent quantised weights; false where it is not supported. The input is normalized
 // by the GEMM, or by a kernel before it.
-template <typename T, bool MayStream, typename Epilogue>
+template <typename T, typename Epilogue>
 bool run_quantised(const device::Stream &stream, const Tensor &residual, const Norm &norm,
                    const LinearWeight &first, const Epilogue &epilogue) {
     device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
@@ -110,20 +110,18 @@ bool run_quantised(const device::Stream &stream, const Tensor &residual, const N
     if (!uses_tma && in.m > cuda::max_fused_rows(cuda_stream)) {
         return false;
     }
-    const QuantCodes codes = weights.layout.codes;
-    if ((uses_tma ? codes != QuantCodes::int4
-                  : cuda::can_gemm_small_m_quant(cuda_stream, codes, in.m, in.k, true, true)) &&
-        norm.weight.dtype() == LLAISYS_DTYPE_F32 && is_16_byte_aligned(norm.weight)) {
+    if (!uses_tma && !cuda::can_gemm_small_m_quant(cuda_stream, in.m, in.k)) {
+        return false;
+    }
+    const bool is_bf16 = uses_tma && weights.layout.codes == QuantCodes::int4; // x of the kernel
+    if (!is_bf16 && norm.weight.dtype() == LLAISYS_DTYPE_F32 && is_16_byte_aligned(norm.weight)) {
         in = residual_input(residual, norm);
-    } else if (uses_tma ||
-               cuda::can_gemm_small_m_quant(cuda_stream, codes, in.m, in.k, false, !MayStream)) {
+    } else {
         rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
         in.x = norm.normed.data();
         in.ldx = norm.normed.stride(0);
-    } else {
-        return false;
     }
-    cuda::quant_gemm<T, MayStream>(cuda_stream, in, weights, epilogue);
+    cuda::quant_gemm<T>(cuda_stream, in, weights, epilogue);
     return true;
 }
 
@@ -195,7 +193,7 @@ bool project(const device::Stream &stream, const Tensor &residual, const Norm &n
         sums.bias = cuda::reals(nullptr);
         sums.out = cuda::reals(*first.out);
         sums.ldo = first.out->stride(0);
-        return run_quantised<T, true>(stream, residual, norm, *first.weight, sums);
+        return run_quantised<T>(stream, residual, norm, *first.weight, sums);
     }
     cuda::LinearEpilogue<T> epilogue{};
     for (const LinearPart *part : parts) {
@@ -279,7 +277,7 @@ void attention_input(const device::Stream &stream, Residual *stream_rows, const 
             pairs, {weights(q), weights(k), weights(v)}, residual.size(1), 0};
         if (has_blocks(q, k, v)) {
             if (are_adjacent_quantised(q, k, v)) {
-                if (run_quantised<T, false>(stream, residual, norm, *q.weight, epilogue)) {
+                if (run_quantised<T>(stream, residual, norm, *q.weight, epilogue)) {
                     return;
                 }
                 is_projected = run_f8_norm(stream, residual, norm, *q.weight,
@@ -389,7 +387,7 @@ bool run_swiglu_passes(const device::Stream &stream, const Tensor &residual, con
         in.ldx = norm.normed.stride(0);
         cuda::SwigluEpilogue<T> part = epilogue;
         part.out += at * epilogue.ldo;
-        cuda::quant_gemm<T, false>(cuda_stream, in, weights, part);
+        cuda::quant_gemm<T>(cuda_stream, in, weights, part);
     }
     return true;
 }
@@ -410,7 +408,7 @@ bool mlp_input(const device::Stream &stream, const Tensor &residual, const Norm 
         if (!is_next_quantised(*gate.weight, *up.weight)) {
             return false;
         }
-        if (run_quantised<T, false>(stream, residual, norm, *gate.weight, epilogue) ||
+        if (run_quantised<T>(stream, residual, norm, *gate.weight, epilogue) ||
             run_swiglu_passes<T>(stream, residual, norm, *gate.weight, epilogue)) {
             return true;
         }
@@ -459,10 +457,8 @@ void head(const device::Stream &stream, const Tensor &logits, const Tensor &resi
     const int64_t k = residual.size(1);
     const int64_t n = weight.out_features;
     const bool is_quant = is_quantised(weight.dtype());
-    const bool can_fuse =
-        is_quant ? cuda::can_gemm_small_m_quant(cuda_stream, quant_matrix_of(weight).layout.codes,
-                                                m, k, true, true)
-                 : cuda::can_fuse_norm(cuda_stream, m, k);
+    const bool can_fuse = is_quant ? cuda::can_gemm_small_m_quant(cuda_stream, m, k)
+                                   : cuda::can_fuse_norm(cuda_stream, m, k);
     if (m <= cuda::max_fused_rows(cuda_stream) && can_fuse) {
         cuda::GemmInput in{};
         in.m = int(m);
@@ -480,7 +476,7 @@ void head(const device::Stream &stream, const Tensor &logits, const Tensor &resi
         epilogue.out = cuda::reals(logits);
         epilogue.ldo = logits.stride(0);
         if (is_quant) {
-            cuda::quant_gemm<T, true>(cuda_stream, in, quant_matrix_of(weight), epilogue);
+            cuda::quant_gemm<T>(cuda_stream, in, quant_matrix_of(weight), epilogue);
         } else {
             cuda::run_gemm_small_m<T>(cuda_stream, in, epilogue);
         }

@@ -4,10 +4,10 @@
 
 namespace llaisys::ops::cuda {
 
-LLAISYS_QUANT_GEMM(bf16, QuantCodes::f8, false, QkvEpilogue)
-LLAISYS_QUANT_GEMM(f16, QuantCodes::f8, false, QkvEpilogue)
-LLAISYS_QUANT_GEMM(bf16, QuantCodes::f8, false, SwigluEpilogue)
-LLAISYS_QUANT_GEMM(f16, QuantCodes::f8, false, SwigluEpilogue)
+LLAISYS_QUANT_GEMM(bf16, QuantCodes::f8, QkvEpilogue)
+LLAISYS_QUANT_GEMM(f16, QuantCodes::f8, QkvEpilogue)
+LLAISYS_QUANT_GEMM(bf16, QuantCodes::f8, SwigluEpilogue)
+LLAISYS_QUANT_GEMM(f16, QuantCodes::f8, SwigluEpilogue)
 LLAISYS_QUANT_TMA(QuantCodes::f8, QkvEpilogue)
 LLAISYS_QUANT_TMA(QuantCodes::f8, SwigluEpilogue)
 

@@ -331,7 +331,7 @@ bool uses_passes(const device::Stream &stream, const LinearWeight &weight, int64
     const int64_t rows = pass_rows(stream, weight, m, weight.out_features, dtype);
     return (m <= (rows > cuda::kQuantMaxM ? cuda::quant_tma_pass_rows(codes) : kQuantPassRows) ||
             cuda_stream.is_exact) &&
-           cuda::can_gemm_small_m_quant(cuda_stream, codes, 1, weight.in_features, false, false);
+           cuda::can_gemm_small_m_quant(cuda_stream, 1, weight.in_features);
 }
 
 // Whether products of m rows may use e4m3 rows of x.
@@ -368,8 +368,8 @@ void run_passes(const device::Stream &stream, const Tensor &in, const LinearWeig
             epilogue.out = cuda::reals(to);
             epilogue.ldo = to.stride(0);
             epilogue.adds = adds;
-            cuda::quant_gemm<T, true>(device::cuda_stream_of(stream), input,
-                                      quant_matrix_of(weight), epilogue);
+            cuda::quant_gemm<T>(device::cuda_stream_of(stream), input, quant_matrix_of(weight),
+                                epilogue);
         }
     });
 }
