@@ -32,10 +32,11 @@ struct QuantRowLayout {
     LLAISYS_HOST_DEVICE constexpr int64_t segment_bytes(int64_t values) const {
         return (code_bytes(values) + values / group * param_bytes + 15) / 16 * 16;
     }
-    // k: a multiple of 32 and of the group.
+    // k: a multiple of 32 and of the group. Long rows start at cache lines.
     LLAISYS_HOST_DEVICE constexpr int64_t row_bytes(int64_t k) const {
         const int64_t segment = quant_segment(codes);
-        return k / segment * segment_bytes(segment) + segment_bytes(k % segment);
+        const int64_t bytes = k / segment * segment_bytes(segment) + segment_bytes(k % segment);
+        return k < segment ? bytes : (bytes + 127) / 128 * 128;
     }
 };
 

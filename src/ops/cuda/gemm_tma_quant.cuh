@@ -1,19 +1,19 @@
-// GEMM for M up to 96 (int8: 32) with quantised weights (ops/quant_rows.hpp) on compute capability
-// 9.0, out[m, n] = x[m, k] * w[n, k]^T, epilogues of gemm_epilogue.cuh (units of 8 items). Bound:
-// reading the weights once from DRAM.
+// GEMM for M up to 96 (int4: 128, int8: 32) with quantised weights (ops/quant_rows.hpp) on compute
+// capability 9.0, out[m, n] = x[m, k] * w[n, k]^T, epilogues of gemm_epilogue.cuh (units of 8 items).
+// Bound: reading the weights once from DRAM.
 //
-// The structure of gemm_tma_m96.cuh with wgmma on e4m3: out^T = w * x^T, a block owns up to 20
-// atoms of 16 weight rows and loops over k once. Rows of x are one or two e4m3 planes
-// (quant_activations.cuh); both planes add to the same accumulators.
+// The structure of gemm_tma_m96.cuh: out^T = w * x^T, a block owns up to 20 atoms of 16 weight rows
+// and loops over k once.
 //
-//   f8     the codes are the operand in shared memory; no conversion
-//   int4   a code q as a byte is the e4m3 number q * 2^-9: one mask per four codes, operand in
-//          registers; the planes of x are permuted to the order of the codes
-//   int8   q + 128 is two such nibbles: two products
+//   int4   converted to bf16 in registers, the operand of wgmma on bf16; x is bf16
+//   f8     wgmma on e4m3: the codes are the operand in shared memory. Rows of x are one or two e4m3
+//          planes (quant_activations.cuh); both add to the same accumulators
+//   int8   wgmma on e4m3: a nibble q as a byte is the number q * 2^-9, and q + 128 is two nibbles: two
+//          products
 //
-// The sums of a group (int4 and int8: of 32 values at most; f8: of 128) are scaled and added in
-// f32: the accumulators of wgmma on e4m3 keep about 14 bits. The minimum of a group times the sum
-// of its x is added with it.
+// The sums of a group of f8 (128 values) and int8 (32 at most) are scaled and added in f32: the
+// accumulators of wgmma on e4m3 keep about 14 bits. The minimum of an int8 group times the sum of its
+// x is added with it.
 #pragma once
 
 #include "ops/cuda/gemm_tma_quant_rows.cuh"
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(quant_tma_threads(Columns), 1)
         float sums[Columns / 2] = {};
         const int own_atom = min(warp, shape.atoms - 1); // sums of other warps are dropped
         auto *scratch = reinterpret_cast<float *>(shared + kM96BarrierBytes / 2);
-        if constexpr (Columns == 8) {
+        if constexpr (Columns == 8 && !kIsInt4) {
             if (shape.keeps_x && in.residual != nullptr) {
                 keep_quant_rows<Codes, true, Columns>(in, shape, shared, scratch,
                                                       first_k_tile * kTile, own_k_tiles * kTile,
@@ -280,12 +280,11 @@ void run_gemm_tma_quant(device::CudaStream &stream, const GemmInput &in, const Q
         x = quantise_rows<bf16>(stream, in, w.layout, planes);
     }
     constexpr bool kHasMore = Codes != QuantCodes::int8;
-    constexpr bool kHasFew = Codes == QuantCodes::f8;
     switch (quant_tma_columns(in.m)) {
     case 8:
-        return launch_gemm_tma_quant<Codes, kHasFew ? 8 : 32>(stream, in, x, w, epilogue, tuning);
+        return launch_gemm_tma_quant<Codes, 8>(stream, in, x, w, epilogue, tuning);
     case 16:
-        return launch_gemm_tma_quant<Codes, kHasFew ? 16 : 32>(stream, in, x, w, epilogue, tuning);
+        return launch_gemm_tma_quant<Codes, 16>(stream, in, x, w, epilogue, tuning);
     case 32:
         return launch_gemm_tma_quant<Codes, 32>(stream, in, x, w, epilogue, tuning);
     case 64:

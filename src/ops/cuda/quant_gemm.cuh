@@ -9,6 +9,7 @@
 
 #include "ops/cuda/gemm_small_m_quant.cuh"
 #include "ops/cuda/gemm_tma_quant.cuh"
+#include "ops/cuda/gemv_quant.cuh"
 
 namespace llaisys::ops::cuda {
 
@@ -26,12 +27,22 @@ template <typename T, typename Epilogue>
 bool uses_gemm_tma_quant(const device::CudaStream &stream, const QuantMatrix &w, int64_t m,
                          int64_t k, const Epilogue &epilogue) {
     const char *e = std::getenv("LLAISYS_QM");
-    const int most = e != nullptr && w.layout.codes == QuantCodes::int4 ? std::atoi(e) : kQuantMaxM;
+    const int most = e != nullptr && w.layout.codes == QuantCodes::int4 ? std::atoi(e)
+                     : w.layout.codes == QuantCodes::int4               ? 1
+                     : std::getenv("LLAISYS_Q8") != nullptr && m > 1    ? 0
+                                                                        : kQuantMaxM;
     const char *f = std::getenv("LLAISYS_QF");
     const int f8_rows = f != nullptr ? std::atoi(f) : 0;
     const bool is_slower = w.layout.codes != QuantCodes::f8 ? m <= most : m <= f8_rows;
     return std::is_same_v<T, bf16> && !is_slower &&
            can_gemm_tma_quant(stream, w.layout, epilogue.atom_rows(), m, k);
+}
+
+// Whether quant_gemm normalizes its input.
+template <typename T, typename Epilogue>
+bool quant_gemm_norms(const device::CudaStream &stream, const QuantMatrix &w, int64_t m, int64_t k,
+                      const Epilogue &epilogue) {
+    return w.layout.codes != QuantCodes::int4 || !uses_gemm_tma_quant<T>(stream, w, m, k, epilogue);
 }
 
 template <typename T, typename Epilogue>
@@ -63,7 +74,12 @@ void quant_gemm(device::CudaStream &stream, const GemmInput &in, const QuantMatr
     template <>                                                                                    \
     void quant_gemm_of<T, Codes, Epilogue<T>>(device::CudaStream & stream, const GemmInput &in,    \
                                               const QuantMatrix &w, const Epilogue<T> &epilogue) { \
-        run_gemm_small_m_quant<T, Codes>(stream, in, w, epilogue);                                 \
+        if (can_gemv_quant(stream, w.layout, in.m, in.k) &&                                        \
+            std::getenv("LLAISYS_NOGQ") == nullptr) {                                              \
+            run_gemv_quant<T, Codes>(stream, in, w, epilogue);                                     \
+        } else {                                                                                   \
+            run_gemm_small_m_quant<T, Codes>(stream, in, w, epilogue);                             \
+        }                                                                                          \
     }
 
 #define LLAISYS_QUANT_TMA(Codes, Epilogue)                                                         \

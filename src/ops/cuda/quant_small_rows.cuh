@@ -31,11 +31,33 @@ struct SmallRows {
     }
 };
 
+// Bytes of 8 values in a group whose largest magnitude is `largest`; returns the sum of the integers.
+// int4: in the order of the codes.
+template <QuantCodes Codes>
+__device__ __forceinline__ int int_planes(const float (&values)[8], float largest, uint2 *high,
+                                          uint2 *low) {
+    constexpr int kOrder[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+    const float inverse = largest > 1e-30f ? kSmallRowLargest / largest : 0.0f;
+    uint32_t h[2] = {}, l[2] = {};
+    int sum = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        const int at = Codes == QuantCodes::int4 ? kOrder[i] : i;
+        const int q = __float2int_rn(values[at] * inverse);
+        const int of_high = (q + 32) >> 6;
+        sum += q;
+        h[i / 4] |= uint32_t(of_high & 255) << (i % 4 * 8);
+        l[i / 4] |= uint32_t((q - 64 * of_high) & 255) << (i % 4 * 8);
+    }
+    *high = make_uint2(h[0], h[1]);
+    *low = make_uint2(l[0], l[1]);
+    return sum;
+}
+
 // Quantises row `row` by kSmallRowThreads threads. Returns the sum of squares of the thread's values.
 template <typename T, bool Norms, QuantCodes Codes>
 __device__ __forceinline__ float quantise_small_row(const GemmInput &in, int row,
                                                     const SmallRows &to) {
-    constexpr int kOrder[8] = {0, 4, 1, 5, 2, 6, 3, 7}; // of the codes of int4
     const int lane = threadIdx.x % kWarpSize;
     const int lanes = 1 << (to.group_shift - 3); // of a group
     const int count = in.k / 8;
@@ -74,25 +96,15 @@ __device__ __forceinline__ float quantise_small_row(const GemmInput &in, int row
             }
             continue;
         }
-        constexpr bool kIsInt4 = Codes == QuantCodes::int4;
-        const float inverse = largest > 1e-30f ? kSmallRowLargest / largest : 0.0f;
-        uint32_t high[2] = {}, low[2] = {};
-        int sum = 0;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int q = __float2int_rn(values[kIsInt4 ? kOrder[i] : i] * inverse);
-            const int h = (q + 32) >> 6;
-            sum += q;
-            high[i / 4] |= uint32_t(h & 255) << (i % 4 * 8);
-            low[i / 4] |= uint32_t((q - 64 * h) & 255) << (i % 4 * 8);
-        }
+        uint2 high, low;
+        int sum = int_planes<Codes>(values, largest, &high, &low);
         for (int step = 1; step < lanes; step *= 2) {
             sum += __shfl_xor_sync(kFullMask, sum, step);
         }
         if (at < count) {
             unsigned char *planes = to.values + (int64_t(at / 4) * to.m + row) * 64 + at % 4 * 8;
-            *reinterpret_cast<uint2 *>(planes) = make_uint2(high[0], high[1]);
-            *reinterpret_cast<uint2 *>(planes + 32) = make_uint2(low[0], low[1]);
+            *reinterpret_cast<uint2 *>(planes) = high;
+            *reinterpret_cast<uint2 *>(planes + 32) = low;
             if (at % lanes == 0) {
                 const float scale = largest / kSmallRowLargest;
                 to.scales[group * to.m + row] = make_float2(scale, scale * float(sum));

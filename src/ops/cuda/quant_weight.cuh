@@ -25,6 +25,10 @@ bool is_next_quantised(const LinearWeight &a, const LinearWeight &b);
 bool reads_quantised(const device::Stream &stream, const LinearWeight &weight, int64_t m,
                      DType dtype);
 
+// Whether products of m rows may use e4m3 rows of x: f8 weights with one scale per row, outputs in
+// multiples of 16.
+bool uses_f8_rows(const device::Stream &stream, const LinearWeight &weight, int64_t m);
+
 // out = x * weights^T for n adjacent rows of f8 weights from `weight` on, where x is quantised to
 // e4m3 rows; false where that is not supported. dtype: of input.x, and of the normalized rows.
 bool multiply_f8_rows(const device::Stream &stream, const cuda::GemmInput &input, DType dtype,

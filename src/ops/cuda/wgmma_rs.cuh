@@ -9,6 +9,8 @@ namespace llaisys::ops::cuda {
 #define LLAISYS_RS_ACC_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define LLAISYS_RS_ACC_8(d, i) LLAISYS_RS_ACC_4(d, i), LLAISYS_RS_ACC_4(d, i + 4)
 #define LLAISYS_RS_ACC_16(d, i) LLAISYS_RS_ACC_8(d, i), LLAISYS_RS_ACC_8(d, i + 8)
+#define LLAISYS_RS_REGS_4 "%0,%1,%2,%3"
+#define LLAISYS_RS_REGS_8 LLAISYS_RS_REGS_4 ",%4,%5,%6,%7"
 #define LLAISYS_RS_REGS_16 "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
 #define LLAISYS_RS_REGS_32                                                                         \
     LLAISYS_RS_REGS_16 ",%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
@@ -39,6 +41,8 @@ namespace llaisys::ops::cuda {
     }
 
 struct WgmmaRs { // to be called by code for 90a only
+    LLAISYS_WGMMA_RS(4, "8", "%4,%5,%6,%7", "%8", "%9", LLAISYS_RS_ACC_4(d, 0))
+    LLAISYS_WGMMA_RS(8, "16", "%8,%9,%10,%11", "%12", "%13", LLAISYS_RS_ACC_8(d, 0))
     LLAISYS_WGMMA_RS(16, "32", "%16,%17,%18,%19", "%20", "%21", LLAISYS_RS_ACC_16(d, 0))
     LLAISYS_WGMMA_RS(32, "64", "%32,%33,%34,%35", "%36", "%37", LLAISYS_RS_ACC_16(d, 0),
                      LLAISYS_RS_ACC_16(d, 16))
@@ -56,6 +60,8 @@ struct WgmmaRs { // to be called by code for 90a only
 };
 
 #undef LLAISYS_WGMMA_RS
+#undef LLAISYS_RS_REGS_4
+#undef LLAISYS_RS_REGS_8
 #undef LLAISYS_RS_REGS_16
 #undef LLAISYS_RS_REGS_32
 #undef LLAISYS_RS_REGS_48

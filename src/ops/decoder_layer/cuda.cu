@@ -113,8 +113,8 @@ bool run_quantised(const device::Stream &stream, const Tensor &residual, const N
     if (!uses_tma && !cuda::can_gemm_small_m_quant(cuda_stream, in.m, in.k)) {
         return false;
     }
-    const bool is_bf16 = uses_tma && weights.layout.codes == QuantCodes::int4; // x of the kernel
-    if (!is_bf16 && norm.weight.dtype() == LLAISYS_DTYPE_F32 && is_16_byte_aligned(norm.weight)) {
+    if (cuda::quant_gemm_norms<T>(cuda_stream, weights, in.m, in.k, epilogue) &&
+        norm.weight.dtype() == LLAISYS_DTYPE_F32 && is_16_byte_aligned(norm.weight)) {
         in = residual_input(residual, norm);
     } else {
         rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
@@ -392,6 +392,30 @@ bool run_swiglu_passes(const device::Stream &stream, const Tensor &residual, con
     return true;
 }
 
+// e4m3 rows of the normalized input, then gemm_swiglu_sm90.cuh; false where it is not supported or
+// not the fastest.
+template <typename T>
+bool run_swiglu_f8(const device::Stream &stream, const Tensor &residual, const Norm &norm,
+                   const LinearWeight &gate, const LinearWeight &up,
+                   const cuda::SwigluEpilogue<T> &epilogue) {
+    device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
+    if (!uses_f8_rows(stream, gate, residual.size(0)) || !cuda::has_gemm_swiglu_sm90(cuda_stream) ||
+        !cuda::fills_swiglu_tiles(cuda_stream, residual.size(0), epilogue.n) ||
+        norm.weight.dtype() != LLAISYS_DTYPE_F32 || !is_16_byte_aligned(norm.weight) ||
+        epilogue.ldo % 8 != 0 || reinterpret_cast<uintptr_t>(epilogue.out) % 16 != 0) {
+        return false;
+    }
+    const auto rows_of = [](const LinearWeight &weight) {
+        return cuda::F8Rows{reinterpret_cast<const unsigned char *>(weight.bytes.data()),
+                            weight.scales.as<float>()};
+    };
+    const cuda::QuantRows x = cuda::quantise_rows<T>(cuda_stream, residual_input(residual, norm),
+                                                     quant_matrix_of(gate).layout, 1);
+    cuda::run_gemm_swiglu_f8<T>(cuda_stream, epilogue.out, epilogue.ldo, x, rows_of(gate),
+                                rows_of(up), epilogue.n);
+    return true;
+}
+
 // False: the caller composes the plain operators.
 template <typename T>
 bool mlp_input(const device::Stream &stream, const Tensor &residual, const Norm &norm,
@@ -410,6 +434,9 @@ bool mlp_input(const device::Stream &stream, const Tensor &residual, const Norm 
         }
         if (run_quantised<T>(stream, residual, norm, *gate.weight, epilogue) ||
             run_swiglu_passes<T>(stream, residual, norm, *gate.weight, epilogue)) {
+            return true;
+        }
+        if (run_swiglu_f8<T>(stream, residual, norm, *gate.weight, *up.weight, epilogue)) {
             return true;
         }
         if (!is_adjacent(*gate.out, *up.out) ||
@@ -456,9 +483,19 @@ void head(const device::Stream &stream, const Tensor &logits, const Tensor &resi
     const int64_t m = rows.size(0);
     const int64_t k = residual.size(1);
     const int64_t n = weight.out_features;
+    cuda::LinearEpilogue<T> epilogue{};
+    epilogue.w = reinterpret_cast<const T *>(weight.bytes.data());
+    epilogue.n = n;
+    epilogue.k = k;
+    epilogue.bias = cuda::reals(nullptr);
+    epilogue.out = cuda::reals(logits);
+    epilogue.ldo = logits.stride(0);
     const bool is_quant = is_quantised(weight.dtype());
-    const bool can_fuse = is_quant ? cuda::can_gemm_small_m_quant(cuda_stream, m, k)
-                                   : cuda::can_fuse_norm(cuda_stream, m, k);
+    const bool can_fuse =
+        is_quant
+            ? cuda::can_gemm_small_m_quant(cuda_stream, m, k) &&
+                  cuda::quant_gemm_norms<T>(cuda_stream, quant_matrix_of(weight), m, k, epilogue)
+            : cuda::can_fuse_norm(cuda_stream, m, k);
     if (m <= cuda::max_fused_rows(cuda_stream) && can_fuse) {
         cuda::GemmInput in{};
         in.m = int(m);
@@ -468,13 +505,6 @@ void head(const device::Stream &stream, const Tensor &logits, const Tensor &resi
         in.rows = rows.as<int32_t>();
         in.norm_weight = norm.weight.as<float>();
         in.epsilon = norm.epsilon;
-        cuda::LinearEpilogue<T> epilogue{};
-        epilogue.w = reinterpret_cast<const T *>(weight.bytes.data());
-        epilogue.n = n;
-        epilogue.k = k;
-        epilogue.bias = cuda::reals(nullptr);
-        epilogue.out = cuda::reals(logits);
-        epilogue.ldo = logits.stride(0);
         if (is_quant) {
             cuda::quant_gemm<T>(cuda_stream, in, quant_matrix_of(weight), epilogue);
         } else {

@@ -166,82 +166,95 @@ bool has_one_scale_per_row(const Tensor &weight) {
 
 // -- Conversion -----------------------------------------------------------------------------------
 
-constexpr int kDequantiseRows = 4; // per thread, loaded at once
+constexpr int kDequantiseRows = 8; // per thread, loaded at once
 
-// Sixteen values of each row per thread; a block has adjacent output rows. index null: the rows of
-// w; otherwise rows of w by output row, zeros where the index is outside.
+// Codes of eight adjacent values.
+template <QuantCodes Codes>
+using QuantOctet = std::conditional_t<Codes == QuantCodes::int4, uint32_t, uint2>;
+
+template <QuantCodes Codes>
+__device__ __forceinline__ cuda::QuantBits<Codes> bits_of(const QuantOctet<Codes> &octet) {
+    if constexpr (Codes == QuantCodes::int4) {
+        return {make_uint2(octet, 0)};
+    } else {
+        return {make_uint4(octet.x, octet.y, 0, 0)};
+    }
+}
+
+// Eight values of each row per thread, so that a warp stores adjacent vectors; a block has adjacent
+// output rows. index null: the rows of w; otherwise rows of w by output row, zeros where the index
+// is outside.
 template <typename T, QuantCodes Codes>
 __global__ void __launch_bounds__(kThreads)
     dequantise_kernel(T *out, int64_t out_rows, cuda::QuantMatrix w, const int64_t *index,
-                      int64_t n_rows, int group_shift, int64_t k) {
+                      int64_t n_rows, int group_shift, int k) {
     cuda::grid_dependency_wait();
     cuda::launch_dependents();
-    const int64_t at = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * 16;
+    const int at = int(blockIdx.x * kThreads + threadIdx.x) * 8;
     if (at >= k) {
         return;
     }
-    constexpr int64_t kSegment = quant_segment(Codes);
-    const int64_t begin = at / kSegment * kSegment;
-    const int own = int(at - begin);
-    const int64_t segment_at = at / kSegment * w.layout.segment_bytes(kSegment);
-    const int64_t codes_at = segment_at + w.layout.code_bytes(own);
-    const int64_t params_at = segment_at + w.layout.code_bytes(min(kSegment, k - begin));
-    int64_t rows[kDequantiseRows];
-    cuda::QuantBits<Codes> bits[kDequantiseRows];
+    constexpr int kSegment = int(quant_segment(Codes));
+    const int segment = at / kSegment;
+    const int own = at - segment * kSegment;
+    const int segment_at = segment * int(w.layout.segment_bytes(kSegment));
+    const int codes_at = segment_at + int(w.layout.code_bytes(own));
+    const int params_at =
+        segment_at + int(w.layout.code_bytes(min(kSegment, k - segment * kSegment)));
+    bool is_inside[kDequantiseRows];
+    QuantOctet<Codes> octets[kDequantiseRows];
     cuda::QuantParams params[kDequantiseRows];
+    float scales[kDequantiseRows];
+    const int64_t first = int64_t(blockIdx.y) * kDequantiseRows;
 #pragma unroll
     for (int i = 0; i < kDequantiseRows; ++i) {
-        const int64_t to = int64_t(blockIdx.y) * kDequantiseRows + i;
+        const int64_t to = first + i;
         const int64_t row = to >= out_rows ? -1 : index != nullptr ? index[to] : to;
-        rows[i] = row < n_rows ? row : -1;
-        bits[i] = {};
+        is_inside[i] = row >= 0 && row < n_rows;
+        octets[i] = {};
         params[i] = {};
-        if (rows[i] >= 0) {
+        scales[i] = 1;
+        if (is_inside[i]) {
             const unsigned char *from = w.bytes + row * w.row_bytes;
-            bits[i] = *reinterpret_cast<const cuda::QuantBits<Codes> *>(from + codes_at);
+            octets[i] = *reinterpret_cast<const QuantOctet<Codes> *>(from + codes_at);
             params[i] =
                 cuda::load_params(from + params_at, own >> group_shift, w.layout.param_bytes);
+            scales[i] = w.row_scale(row);
         }
     }
 #pragma unroll
     for (int i = 0; i < kDequantiseRows; ++i) {
-        const int64_t to = int64_t(blockIdx.y) * kDequantiseRows + i;
-        if (to >= out_rows) {
+        if (first + i >= out_rows) {
             return;
         }
-        if constexpr (std::is_same_v<T, float>) {
-            float values[16] = {};
-            if (rows[i] >= 0) {
-                cuda::decode_16_floats<Codes>(bits[i], params[i], w.row_scale(rows[i]), values);
-            }
-            auto *vectors = reinterpret_cast<float4 *>(out + to * k + at);
+        T *to = out + (first + i) * k + at;
+        // f16 lacks the range for the scales.
+        if constexpr (Codes == QuantCodes::int4 && std::is_same_v<T, cuda::bf16>) {
+            uint32_t pairs[8];
+            const auto factor = cuda::Pair<T>::same(is_inside[i] ? 1 / cuda::kQuantFactor<T> : 0);
+            cuda::decode_16<T, Codes>(bits_of<Codes>(octets[i]), params[i], pairs);
 #pragma unroll
-            for (int v = 0; v < 4; ++v) {
-                vectors[v] = make_float4(values[4 * v], values[4 * v + 1], values[4 * v + 2],
-                                         values[4 * v + 3]);
+            for (int p = 0; p < 4; ++p) {
+                pairs[p] = cuda::bits_of_pair(__hmul2(cuda::pair_of<T>(pairs[p]), factor));
             }
+            *reinterpret_cast<uint4 *>(to) = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
         } else {
-            // f16 lacks the range for the scales.
-            constexpr bool kIsPacked = Codes == QuantCodes::int4 && std::is_same_v<T, cuda::bf16>;
-            uint32_t pairs[8] = {};
-            if (rows[i] >= 0 && kIsPacked) {
-                const auto factor = cuda::Pair<T>::same(1 / cuda::kQuantFactor<T>);
-                cuda::decode_16<T, Codes>(bits[i], params[i], pairs);
-#pragma unroll
-                for (int p = 0; p < 8; ++p) {
-                    pairs[p] = cuda::bits_of_pair(__hmul2(cuda::pair_of<T>(pairs[p]), factor));
-                }
-            } else if (rows[i] >= 0) {
-                float values[16];
-                cuda::decode_16_floats<Codes>(bits[i], params[i], w.row_scale(rows[i]), values);
-#pragma unroll
-                for (int p = 0; p < 8; ++p) {
-                    pairs[p] = cuda::pack_pair<T>(values[2 * p], values[2 * p + 1]);
-                }
+            float values[16] = {};
+            if (is_inside[i]) {
+                cuda::decode_16_floats<Codes>(bits_of<Codes>(octets[i]), params[i], scales[i],
+                                              values);
             }
-            auto *vectors = reinterpret_cast<uint4 *>(out + to * k + at);
-            vectors[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-            vectors[1] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
+            if constexpr (std::is_same_v<T, float>) {
+                auto *vectors = reinterpret_cast<float4 *>(to);
+                vectors[0] = make_float4(values[0], values[1], values[2], values[3]);
+                vectors[1] = make_float4(values[4], values[5], values[6], values[7]);
+            } else {
+                *reinterpret_cast<uint4 *>(to) =
+                    make_uint4(cuda::pack_pair<T>(values[0], values[1]),
+                               cuda::pack_pair<T>(values[2], values[3]),
+                               cuda::pack_pair<T>(values[4], values[5]),
+                               cuda::pack_pair<T>(values[6], values[7]));
+            }
         }
     }
 }
@@ -259,11 +272,11 @@ void dequantise_as(const device::CudaStream &stream, const Tensor &out, const cu
             part.bytes += first * w.row_bytes;
             part.row_scales += w.row_scales != nullptr ? first : 0;
         }
-        const dim3 grid(cuda::ceil_div(k, kThreads * 16), cuda::ceil_div(rows, kDequantiseRows));
+        const dim3 grid(cuda::ceil_div(k, kThreads * 8), cuda::ceil_div(rows, kDequantiseRows));
         cuda::launch(stream, dequantise_kernel<T, Codes>, grid, kThreads, 0, true,
                      reinterpret_cast<T *>(out.data()) + first * k, rows, part,
                      index != nullptr ? index + first : nullptr, index != nullptr ? n_rows : rows,
-                     cuda::group_shift(w.layout.group), k);
+                     cuda::group_shift(w.layout.group), int(k));
     }
 }
 
@@ -332,14 +345,6 @@ bool uses_passes(const device::Stream &stream, const LinearWeight &weight, int64
     return (m <= (rows > cuda::kQuantMaxM ? cuda::quant_tma_pass_rows(codes) : kQuantPassRows) ||
             cuda_stream.is_exact) &&
            cuda::can_gemm_small_m_quant(cuda_stream, 1, weight.in_features);
-}
-
-// Whether products of m rows may use e4m3 rows of x.
-bool uses_f8_rows(const device::Stream &stream, const LinearWeight &weight, int64_t m) {
-    const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
-    return m > cuda::kM96MaxM && weight.scales.defined() && !cuda_stream.is_exact &&
-           cuda_stream.products != nullptr && cuda_stream.device_major >= 9 &&
-           weight.out_features % 16 == 0;
 }
 
 cuda::GemmInput rows_of_x(const Tensor &in) {
@@ -457,6 +462,13 @@ bool is_next_quantised(const LinearWeight &a, const LinearWeight &b) {
     return a.dtype() == b.dtype() && a.in_features == b.in_features &&
            has_scales == b.scales.defined() && b.bytes.data() == a.bytes.data() + a.bytes.bytes() &&
            (!has_scales || b.scales.data() == a.scales.data() + a.scales.bytes());
+}
+
+bool uses_f8_rows(const device::Stream &stream, const LinearWeight &weight, int64_t m) {
+    const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
+    return m > cuda::kM96MaxM && weight.scales.defined() && !cuda_stream.is_exact &&
+           cuda_stream.products != nullptr && cuda_stream.device_major >= 9 &&
+           weight.out_features % 16 == 0;
 }
 
 bool reads_quantised(const device::Stream &stream, const LinearWeight &weight, int64_t m,

@@ -1,11 +1,12 @@
 // Quantised weights on CUDA (quant_rows.hpp): packing, products by number of rows, and conversion
 // to 16 bits.
 //
-//   up to 96 rows (int8: 32)    ops/cuda/gemm_tma_quant.cuh: bf16, compute capability 9.0
-//   more, f8 with row scales    rows of x are converted to e4m3 with a scale each, then cuBLASLt
-//   up to kQuantTmaPassRows     gemm_tma_quant.cuh for 96 rows at a time (not int8)
-//   up to kQuantPassRows        gemm_tma_quant.cuh or gemm_small_m_quant.cuh, 32 or 16 rows at a time;
-//                               the latter is the only path of batch-invariant streams
+//   few rows                    ops/cuda/quant_gemm.cuh
+//   97 and more, f8 with row scales
+//                               rows of x are converted to e4m3 with a scale each, then cuBLASLt
+//   up to quant_tma_pass_rows() gemm_tma_quant.cuh for quant_tma_rows() at a time
+//   up to kQuantPassRows        gemm_small_m_quant.cuh for 16 rows at a time, the only path of
+//                               batch-invariant streams
 //   more, or no kernel          the weight is converted to the dtype of the input, into memory of the
 //                               stream, and multiplied as an unquantised one
 #pragma once
