@@ -458,7 +458,9 @@ void run_gemm_small_m_quant(device::CudaStream &stream, const GemmInput &in, con
     const int shift = std::min(group_shift(w.layout.group), slice_shift);
     const int64_t x_bytes =
         SmallRows::values_bytes(in.m, in.k) + SmallRows::scales_bytes(in.m, in.k, shift);
-    const bool is_small = in.m == 1 || int64_t(in.m) * in.k <= kSmallOwnValues;
+    const char *o = std::getenv("LLAISYS_QO");
+    const int64_t own_values = o != nullptr ? std::atoll(o) : kSmallOwnValues;
+    const bool is_small = in.m == 1 || int64_t(in.m) * in.k <= own_values;
     const SmallX x = x_bytes > kQuantMaxKeptX ? SmallX::streamed
                      : is_small               ? SmallX::own
                                               : SmallX::kept;
