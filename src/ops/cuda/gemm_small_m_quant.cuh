@@ -22,9 +22,6 @@
 #include "ops/cuda/gemm_small_m_slices.cuh"
 #include "ops/cuda/quant_small_rows.cuh"
 
-#include <cstdio>
-#include <cstdlib>
-
 namespace llaisys::ops::cuda {
 
 enum class SmallX { own, kept, streamed };
@@ -248,21 +245,14 @@ inline bool can_gemm_small_m_quant(const device::CudaStream &stream, int64_t m, 
 
 template <typename T, QuantCodes Codes, typename Epilogue>
 void run_gemm_small_m_quant(device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w,
-                            Epilogue epilogue, QuantTuning tuning = {}) {
-    if (const char *e = std::getenv("LLAISYS_QI")) {
-        int a = 0, b = 0;
-        sscanf(e, "%d,%d", &a, &b);
-        tuning = {size_t(a) << 10, size_t(b) << 10};
-    }
+                            Epilogue epilogue, const QuantTuning &tuning = {}) {
     constexpr bool kIsInt4 = Codes == QuantCodes::int4;
     epilogue.items = choose_unit_items(stream, epilogue.count());
     const int slice_shift = kIsInt4 ? 7 : 6;
     const int shift = std::min(group_shift(w.layout.group), slice_shift);
     const int64_t x_bytes =
         SmallRows::values_bytes(in.m, in.k) + SmallRows::scales_bytes(in.m, in.k, shift);
-    const char *o = std::getenv("LLAISYS_QO");
-    const int64_t own_values = o != nullptr ? std::atoll(o) : kSmallOwnValues;
-    const bool is_small = in.m == 1 || int64_t(in.m) * in.k <= own_values;
+    const bool is_small = in.m == 1 || int64_t(in.m) * in.k <= kSmallOwnValues;
     const SmallX x = x_bytes > kQuantMaxKeptX ? SmallX::streamed
                      : is_small               ? SmallX::own
                                               : SmallX::kept;

@@ -1,11 +1,11 @@
 // GEMM with fused SwiGLU for prefill on compute capability 9.0 (TMA + wgmma): out[m, n] = up *
-// gate / (1 + exp(-gate)), gate = x * w_gate^T, up = x * w_up^T. 16-bit values, or e4m3 operands
-// with a scale per row of x and of the weights; gate and up are not written to memory.
+// gate / (1 + exp(-gate)), gate = x * w_gate^T, up = x * w_up^T. 16-bit values; gate and up are
+// not written to memory.
 //
 // Tile: 256 rows by 96 outputs, that is 192 weight rows (96 of gate, the same 96 of up), so that
 // a thread holds both accumulators of an output. Two consumer warpgroups compute 128 rows each
 // (two m64n192k16, 192 accumulators per thread); one thread is the TMA producer. A pipeline stage
-// is 64 values of k (e4m3: 128): 32 KB of x and 24 KB of weights, four stages. A cluster of two blocks covers
+// is 64 values of k: 32 KB of x and 24 KB of weights, four stages. A cluster of two blocks covers
 // two tiles along M: each block multicasts one half of the weights to both and loads its own rows
 // of x. Clusters are persistent; tiles are rasterized in bands so that the rows of x stay in L2
 // while weights stream.
@@ -15,7 +15,6 @@
 #pragma once
 
 #include "ops/cuda/cluster.cuh"
-#include "ops/cuda/quant_activations.cuh"
 #include "ops/cuda/swiglu_rows.cuh"
 #include "ops/cuda/tma.cuh"
 #include "ops/cuda/wgmma.cuh"
@@ -41,7 +40,6 @@ constexpr int kSwigluSmem = 1024 + int(kSwigluStages * kSwigluStageBytes) + 2 * 
 struct SwigluTiles {
     int m, n, k;
     int64_t ldo;
-    const float *x_scales, *gate_scales, *up_scales; // of e4m3 rows
     int tiles_m, tiles_n, band_tiles;
 
     __host__ __device__ int count() const { return tiles_m * tiles_n; }
@@ -58,7 +56,7 @@ struct SwigluTiles {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
 // Stores 64 rows of a warpgroup from `row` on; a lane writes eight adjacent outputs at a time.
-template <typename T, bool IsF8>
+template <typename T>
 __device__ __forceinline__ void store_swiglu(const float (&sums)[kSwigluTileN], T *out,
                                              const SwigluTiles &tiles, int row, int output) {
     const int lane = threadIdx.x % kWarpSize;
@@ -67,24 +65,14 @@ __device__ __forceinline__ void store_swiglu(const float (&sums)[kSwigluTileN], 
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const int to_row = row + warp * 16 + half * 8 + lane / 4;
-        const float x_scale = IsF8 ? tiles.x_scales[min(to_row, tiles.m - 1)] : 1.0f;
 #pragma unroll
         for (int i = 0; i < kSwigluTileN / 32; ++i) {
             uint32_t pairs[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const int at = 16 * i + 4 * j + 2 * half;
-                float2 of_gate = make_float2(sums[at], sums[at + 1]);
-                float2 of_up = make_float2(up[at], up[at + 1]);
-                if constexpr (IsF8) {
-                    const int from = min(output + (4 * i + j) * 8 + lane % 4 * 2, tiles.n - 2);
-                    const float2 a = *reinterpret_cast<const float2 *>(tiles.gate_scales + from);
-                    const float2 b = *reinterpret_cast<const float2 *>(tiles.up_scales + from);
-                    of_gate = make_float2(of_gate.x * a.x * x_scale, of_gate.y * a.y * x_scale);
-                    of_up = make_float2(of_up.x * b.x * x_scale, of_up.y * b.y * x_scale);
-                }
-                const float2 gate = silu_pair(of_gate.x, of_gate.y);
-                pairs[j] = pack_pair<T>(gate.x * of_up.x, gate.y * of_up.y);
+                const float2 gate = silu_pair(sums[at], sums[at + 1]);
+                pairs[j] = pack_pair<T>(gate.x * up[at], gate.y * up[at + 1]);
             }
             transpose_quad(pairs);
             const int column = output + (4 * i + lane % 4) * 8;
@@ -97,8 +85,7 @@ __device__ __forceinline__ void store_swiglu(const float (&sums)[kSwigluTileN], 
 }
 #endif
 
-// IsF8: e4m3 operands.
-template <typename T, bool IsF8>
+template <typename T>
 __global__ void __launch_bounds__(kSwigluGemmThreads, 1)
     gemm_swiglu_sm90_kernel(const __grid_constant__ CUtensorMap x,
                             const __grid_constant__ CUtensorMap gate,
@@ -113,8 +100,7 @@ __global__ void __launch_bounds__(kSwigluGemmThreads, 1)
     const uint32_t rank = cluster_ctarank();
     const int first = int(blockIdx.x) / kSwigluCluster;
     const int step = int(gridDim.x) / kSwigluCluster;
-    constexpr int kTileK = IsF8 ? 2 * kTmaTileK : kTmaTileK;
-    const int k_tiles = (tiles.k + kTileK - 1) / kTileK;
+    const int k_tiles = (tiles.k + kTmaTileK - 1) / kTmaTileK;
 
     launch_dependents();
     if (threadIdx.x == 0) {
@@ -149,7 +135,7 @@ __global__ void __launch_bounds__(kSwigluGemmThreads, 1)
                     }
                     const uint32_t to = buffer + stage * kSwigluStageBytes;
                     const uint32_t barrier = full + stage * 8;
-                    const int k = k_tile * kTileK;
+                    const int k = k_tile * kTmaTileK;
                     mbarrier_arrive_expect_tx(barrier, kSwigluStageBytes);
                     tma_load(to, &x, k, row, barrier);
                     tma_load_multicast(3, to + kSwigluXBytes + rank * kSwigluWeightBytes,
@@ -183,10 +169,9 @@ __global__ void __launch_bounds__(kSwigluGemmThreads, 1)
                 for (int k = 0; k < 4; ++k) { // advance 32 bytes each
 #pragma unroll
                     for (int half = 0; half < kSwigluHalves; ++half) {
-                        using Mma = std::conditional_t<IsF8, WgmmaE4m3, Wgmma<T>>;
-                        Mma::k_major(sums[half],
-                                     of_x + at + uint64_t(k * 2 + half * (kHalfBytes >> 4)),
-                                     of_w + at + uint64_t(k * 2), k_tile > 0 || k > 0);
+                        Wgmma<T>::k_major(sums[half],
+                                          of_x + at + uint64_t(k * 2 + half * (kHalfBytes >> 4)),
+                                          of_w + at + uint64_t(k * 2), k_tile > 0 || k > 0);
                     }
                 }
                 wgmma_commit_group();
@@ -205,7 +190,7 @@ __global__ void __launch_bounds__(kSwigluGemmThreads, 1)
 #pragma unroll
             for (int half = 0; half < kSwigluHalves; ++half) {
                 fence_operands(sums[half]);
-                store_swiglu<T, IsF8>(sums[half], out, tiles, row + half * 64, output);
+                store_swiglu<T>(sums[half], out, tiles, row + half * 64, output);
             }
         }
     }
@@ -241,48 +226,21 @@ inline bool fills_swiglu_tiles(const device::CudaStream &stream, int64_t m, int6
     return 10 * m * n >= 7 * rounds * clusters * kSwigluCluster * kSwigluTileM * kSwigluTileN;
 }
 
-template <bool IsF8, typename T>
-void launch_gemm_swiglu_sm90(const device::CudaStream &stream, const CUtensorMap &x,
-                             const CUtensorMap &gate, const CUtensorMap &up,
-                             const SwigluTiles &tiles, T *out) {
-    const auto kernel = gemm_swiglu_sm90_kernel<T, IsF8>;
-    set_max_dynamic_smem(kernel, size_t(kSwigluSmem));
-    const int clusters = std::min(stream.n_sms / kSwigluCluster, tiles.count());
-    launch(stream, kernel, unsigned(clusters * kSwigluCluster), kSwigluGemmThreads,
-           size_t(kSwigluSmem), {true, unsigned(kSwigluCluster)}, x, gate, up, tiles, out);
-}
-
 // x [m, k], gate and up [n, k], out [m, n]; k, n and the strides are multiples of 8; pointers
 // 16-byte aligned.
 template <typename T>
 void run_gemm_swiglu_sm90(const device::CudaStream &stream, T *out, int64_t ldo, const T *x,
                           int64_t ldx, const T *gate, const T *up, int64_t m, int64_t n,
                           int64_t k) {
-    launch_gemm_swiglu_sm90<false>(stream, make_tensor_map<T, 2>(x, {k, m}, {ldx}, {kSwigluTileM}),
-                                   make_tensor_map<T, 2>(gate, {k, n}, {k}, {kSwigluTileN}),
-                                   make_tensor_map<T, 2>(up, {k, n}, {k}, {kSwigluTileN}),
-                                   swiglu_tiles(m, n, k, ldo), out);
-}
-
-// e4m3 rows of one plane and e4m3 weights with a scale per row. k: a multiple of 16, n of 8.
-struct F8Rows {
-    const unsigned char *values;
-    const float *scales;
-};
-template <typename T>
-void run_gemm_swiglu_f8(const device::CudaStream &stream, T *out, int64_t ldo, const QuantRows &x,
-                        const F8Rows &gate, const F8Rows &up, int64_t n) {
-    SwigluTiles tiles = swiglu_tiles(x.m, n, x.k, ldo);
-    tiles.x_scales = x.scales;
-    tiles.gate_scales = gate.scales;
-    tiles.up_scales = up.scales;
-    const auto map = [&](const unsigned char *values, int64_t rows, uint32_t tile) {
-        return make_byte_map<2>(values, {x.k, rows}, {x.k}, {kTmaRowBytes, tile},
-                                CU_TENSOR_MAP_SWIZZLE_128B);
-    };
-    launch_gemm_swiglu_sm90<true>(stream, map(x.values, x.m, kSwigluTileM),
-                                  map(gate.values, n, kSwigluTileN),
-                                  map(up.values, n, kSwigluTileN), tiles, out);
+    const SwigluTiles tiles = swiglu_tiles(m, n, k, ldo);
+    const auto kernel = gemm_swiglu_sm90_kernel<T>;
+    set_max_dynamic_smem(kernel, size_t(kSwigluSmem));
+    const int clusters = std::min(stream.n_sms / kSwigluCluster, tiles.count());
+    launch(stream, kernel, unsigned(clusters * kSwigluCluster), kSwigluGemmThreads,
+           size_t(kSwigluSmem), {true, unsigned(kSwigluCluster)},
+           make_tensor_map<T, 2>(x, {k, m}, {ldx}, {kSwigluTileM}),
+           make_tensor_map<T, 2>(gate, {k, n}, {k}, {kSwigluTileN}),
+           make_tensor_map<T, 2>(up, {k, n}, {k}, {kSwigluTileN}), tiles, out);
 }
 
 } // namespace llaisys::ops::cuda

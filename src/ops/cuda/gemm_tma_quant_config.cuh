@@ -5,8 +5,6 @@
 #include "ops/cuda/quant_activations.cuh"
 #include "ops/cuda/quant_decode.cuh"
 
-#include <cstdlib>
-
 namespace llaisys::ops::cuda {
 
 constexpr uint32_t kQuantTileBytes = 128; // codes of a row in a K tile
@@ -28,15 +26,6 @@ constexpr int quant_tma_threads(int columns) {
 constexpr int quant_tma_rows(QuantCodes codes) {
     return codes == QuantCodes::int8 ? 32 : codes == QuantCodes::int4 ? 128 : kM96MaxM;
 }
-// Largest M of several launches: more rows are faster with converted weights.
-inline int quant_tma_pass_rows(QuantCodes codes) {
-    const char *e = std::getenv("LLAISYS_QP");
-    if (e != nullptr && codes == QuantCodes::int4) {
-        return std::atoi(e);
-    }
-    return codes == QuantCodes::int8 ? 64 : codes == QuantCodes::int4 ? 384 : kM96MaxM;
-}
-
 struct QuantTmaConfig {
     int cluster, atoms;          // blocks per cluster; atoms per cluster
     int n_atoms, atoms_per_head; // in all; per head (AtomRows)

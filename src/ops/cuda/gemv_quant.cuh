@@ -15,9 +15,6 @@
 #include "ops/cuda/gemv_sm90.cuh"
 #include "ops/cuda/quant_small_rows.cuh"
 
-#include <cstdio>
-#include <cstdlib>
-
 namespace llaisys::ops::cuda {
 
 constexpr int kGemvMagicBits = 0x4b400000; // of kGemvMagic
@@ -40,6 +37,7 @@ struct GemvQuantConfig {
 };
 
 constexpr int kGemvQuantBuffer = 168 << 10; // bytes of stages
+constexpr int kGemvQuantStages = 2;
 
 inline GemvQuantConfig gemv_quant_config(const GemmInput &in, const QuantRowLayout &layout,
                                          int n_units, int grid) {
@@ -66,16 +64,12 @@ inline GemvQuantConfig gemv_quant_config(const GemmInput &in, const QuantRowLayo
             }
         }
     }
-    int buffer = kGemvQuantBuffer, stages = 3;
-    if (const char *e = std::getenv("LLAISYS_GQ")) {
-        sscanf(e, "%d,%d", &buffer, &stages);
-        buffer <<= 10;
-    }
     const int chunks = in.k / quant_chunk(layout.codes);
     const uint32_t x_bytes = uint32_t(chunks) * uint32_t(gemv_quant_arrays(layout.codes)) * 16;
     const uint32_t scales_bytes =
         layout.codes == QuantCodes::f8 ? 0 : (uint32_t(chunks) * 8 + 15) / 16 * 16;
-    buffer = std::min(buffer, kGemvMaxSmem - int(x_bytes + scales_bytes));
+    int stages = kGemvQuantStages;
+    const int buffer = std::min(kGemvQuantBuffer, kGemvMaxSmem - int(x_bytes + scales_bytes));
     s.split_segments = (s.segments + s.k_splits - 1) / s.k_splits;
     while (stages > 1 && buffer < stages * 2 * s.warps * int(s.segment_bytes)) {
         --stages;

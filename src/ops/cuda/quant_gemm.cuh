@@ -2,8 +2,9 @@
 // epilogue are instantiated once per codes (LLAISYS_QUANT_GEMM, LLAISYS_QUANT_TMA), in files of
 // their own, because they compile slowly.
 //
-//   bf16, compute capability 9.0: gemm_tma_quant.cuh for f8 up to 96 rows, int4 with 17 to 128 (not
-//   groups of 16), int8 with 17 to 32
+//   1 row: gemv_quant.cuh, not for int4 with groups of 16 and batch-invariant streams
+//   2 to 96 rows (int4: 128, int8: 32), bf16, compute capability 9.0, not int4 with groups of 16:
+//   gemm_tma_quant.cuh
 //   up to 16 rows otherwise: gemm_small_m_quant.cuh
 #pragma once
 
@@ -26,15 +27,7 @@ void quant_tma_of(device::CudaStream &stream, const GemmInput &in, const QuantMa
 template <typename T, typename Epilogue>
 bool uses_gemm_tma_quant(const device::CudaStream &stream, const QuantMatrix &w, int64_t m,
                          int64_t k, const Epilogue &epilogue) {
-    const char *e = std::getenv("LLAISYS_QM");
-    const int most = e != nullptr && w.layout.codes == QuantCodes::int4 ? std::atoi(e)
-                     : w.layout.codes == QuantCodes::int4               ? 1
-                     : std::getenv("LLAISYS_Q8") != nullptr && m > 1    ? 0
-                                                                        : kQuantMaxM;
-    const char *f = std::getenv("LLAISYS_QF");
-    const int f8_rows = f != nullptr ? std::atoi(f) : 0;
-    const bool is_slower = w.layout.codes != QuantCodes::f8 ? m <= most : m <= f8_rows;
-    return std::is_same_v<T, bf16> && !is_slower &&
+    return std::is_same_v<T, bf16> && !can_gemv_quant(stream, w.layout, m, k) &&
            can_gemm_tma_quant(stream, w.layout, epilogue.atom_rows(), m, k);
 }
 
@@ -74,8 +67,7 @@ void quant_gemm(device::CudaStream &stream, const GemmInput &in, const QuantMatr
     template <>                                                                                    \
     void quant_gemm_of<T, Codes, Epilogue<T>>(device::CudaStream & stream, const GemmInput &in,    \
                                               const QuantMatrix &w, const Epilogue<T> &epilogue) { \
-        if (can_gemv_quant(stream, w.layout, in.m, in.k) &&                                        \
-            std::getenv("LLAISYS_NOGQ") == nullptr) {                                              \
+        if (can_gemv_quant(stream, w.layout, in.m, in.k)) {                                        \
             run_gemv_quant<T, Codes>(stream, in, w, epilogue);                                     \
         } else {                                                                                   \
             run_gemm_small_m_quant<T, Codes>(stream, in, w, epilogue);                             \

@@ -7,7 +7,7 @@
 
 namespace llaisys::ops {
 
-// Most rows of a product that are multiplied 16 at a time.
+// Most rows of a product that are multiplied 16 or 32 at a time.
 constexpr int64_t kQuantPassRows = 64;
 
 // A weight, and those that follow it in memory, as the operand of a kernel.
@@ -24,10 +24,6 @@ bool is_next_quantised(const LinearWeight &a, const LinearWeight &b);
 // Whether products of m rows in `dtype` read the weight as it is.
 bool reads_quantised(const device::Stream &stream, const LinearWeight &weight, int64_t m,
                      DType dtype);
-
-// Whether products of m rows may use e4m3 rows of x: f8 weights with one scale per row, outputs in
-// multiples of 16.
-bool uses_f8_rows(const device::Stream &stream, const LinearWeight &weight, int64_t m);
 
 // out = x * weights^T for n adjacent rows of f8 weights from `weight` on, where x is quantised to
 // e4m3 rows; false where that is not supported. dtype: of input.x, and of the normalized rows.

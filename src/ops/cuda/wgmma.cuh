@@ -172,7 +172,7 @@ LLAISYS_WGMMA(bf16, "bf16")
 LLAISYS_WGMMA(f16, "f16")
 #endif
 
-// acc[64, N] (+)= a[64, 32] * b[N, 32]^T, N 8 to 192, e4m3, K-major: tiles of 128 columns of bytes.
+// acc[64, N] (+)= a[64, 32] * b[N, 32]^T, N 8 to 96, e4m3, K-major: tiles of 128 columns of bytes.
 // a is in shared memory, or in registers (mma.m16n8k32 layout).
 #define LLAISYS_WGMMA_E4M3(N, COLUMNS, A, B, ACCUMULATES, A0, A1, A2, A3, B4, ACCUMULATES4)        \
     static __device__ __forceinline__ void k_major(float (&d)[N], uint64_t a, uint64_t b,          \
@@ -198,7 +198,6 @@ struct WgmmaE4m3 { // to be called by code for 90a only
     LLAISYS_WGMMA_E4M3(16, "32", "%16", "%17", "%18", "%16", "%17", "%18", "%19", "%20", "%21")
     LLAISYS_WGMMA_E4M3(32, "64", "%32", "%33", "%34", "%32", "%33", "%34", "%35", "%36", "%37")
     LLAISYS_WGMMA_E4M3(48, "96", "%48", "%49", "%50", "%48", "%49", "%50", "%51", "%52", "%53")
-    LLAISYS_WGMMA_E4M3(96, "192", "%96", "%97", "%98", "%96", "%97", "%98", "%99", "%100", "%101")
 };
 
 #undef LLAISYS_WGMMA_E4M3

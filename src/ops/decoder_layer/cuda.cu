@@ -365,57 +365,6 @@ bool run_swiglu_m256(const device::Stream &stream, const Tensor &residual, const
     return true;
 }
 
-// Norm kernel, then gemm_tma_quant.cuh for parts of the rows; false where it is not supported.
-template <typename T>
-bool run_swiglu_passes(const device::Stream &stream, const Tensor &residual, const Norm &norm,
-                       const LinearWeight &first, const cuda::SwigluEpilogue<T> &epilogue) {
-    device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
-    const cuda::QuantMatrix weights = quant_matrix_of(first);
-    const int64_t m = residual.size(0), rows = cuda::quant_tma_rows(weights.layout.codes);
-    if (weights.layout.codes != QuantCodes::int4 ||
-        m > cuda::quant_tma_pass_rows(weights.layout.codes) ||
-        !cuda::uses_gemm_tma_quant<T>(cuda_stream, weights, rows, epilogue.k, epilogue)) {
-        return false;
-    }
-    rms_norm(stream, norm.normed, residual, norm.weight, norm.epsilon);
-    const int64_t passes = (m + rows - 1) / rows, step = (m + passes - 1) / passes;
-    for (int64_t at = 0; at < m; at += step) {
-        cuda::GemmInput in{};
-        in.m = int(std::min(step, m - at));
-        in.k = int(epilogue.k);
-        in.x = norm.normed.slice(0, at, at + in.m).data();
-        in.ldx = norm.normed.stride(0);
-        cuda::SwigluEpilogue<T> part = epilogue;
-        part.out += at * epilogue.ldo;
-        cuda::quant_gemm<T>(cuda_stream, in, weights, part);
-    }
-    return true;
-}
-
-// e4m3 rows of the normalized input, then gemm_swiglu_sm90.cuh; false where it is not supported or
-// not the fastest.
-template <typename T>
-bool run_swiglu_f8(const device::Stream &stream, const Tensor &residual, const Norm &norm,
-                   const LinearWeight &gate, const LinearWeight &up,
-                   const cuda::SwigluEpilogue<T> &epilogue) {
-    device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
-    if (!uses_f8_rows(stream, gate, residual.size(0)) || !cuda::has_gemm_swiglu_sm90(cuda_stream) ||
-        !cuda::fills_swiglu_tiles(cuda_stream, residual.size(0), epilogue.n) ||
-        norm.weight.dtype() != LLAISYS_DTYPE_F32 || !is_16_byte_aligned(norm.weight) ||
-        epilogue.ldo % 8 != 0 || reinterpret_cast<uintptr_t>(epilogue.out) % 16 != 0) {
-        return false;
-    }
-    const auto rows_of = [](const LinearWeight &weight) {
-        return cuda::F8Rows{reinterpret_cast<const unsigned char *>(weight.bytes.data()),
-                            weight.scales.as<float>()};
-    };
-    const cuda::QuantRows x = cuda::quantise_rows<T>(cuda_stream, residual_input(residual, norm),
-                                                     quant_matrix_of(gate).layout, 1);
-    cuda::run_gemm_swiglu_f8<T>(cuda_stream, epilogue.out, epilogue.ldo, x, rows_of(gate),
-                                rows_of(up), epilogue.n);
-    return true;
-}
-
 // False: the caller composes the plain operators.
 template <typename T>
 bool mlp_input(const device::Stream &stream, const Tensor &residual, const Norm &norm,
@@ -432,11 +381,7 @@ bool mlp_input(const device::Stream &stream, const Tensor &residual, const Norm 
         if (!is_next_quantised(*gate.weight, *up.weight)) {
             return false;
         }
-        if (run_quantised<T>(stream, residual, norm, *gate.weight, epilogue) ||
-            run_swiglu_passes<T>(stream, residual, norm, *gate.weight, epilogue)) {
-            return true;
-        }
-        if (run_swiglu_f8<T>(stream, residual, norm, *gate.weight, *up.weight, epilogue)) {
+        if (run_quantised<T>(stream, residual, norm, *gate.weight, epilogue)) {
             return true;
         }
         if (!is_adjacent(*gate.out, *up.out) ||

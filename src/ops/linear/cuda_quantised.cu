@@ -204,11 +204,17 @@ int64_t pass_rows(const device::Stream &stream, const LinearWeight &weight, int6
 // Whether products of m rows read the weights as they are, in passes.
 bool uses_passes(const device::Stream &stream, const LinearWeight &weight, int64_t m, DType dtype) {
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
-    const QuantCodes codes = quant_matrix_of(weight).layout.codes;
     const int64_t rows = pass_rows(stream, weight, m, weight.out_features, dtype);
-    return (m <= (rows > cuda::kQuantMaxM ? cuda::quant_tma_pass_rows(codes) : kQuantPassRows) ||
-            cuda_stream.is_exact) &&
+    return (m <= std::max(rows, kQuantPassRows) || cuda_stream.is_exact) &&
            cuda::can_gemm_small_m_quant(cuda_stream, 1, weight.in_features);
+}
+
+// Whether products of m rows may use e4m3 rows of x.
+bool uses_f8_rows(const device::Stream &stream, const LinearWeight &weight, int64_t m) {
+    const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
+    return m > cuda::kM96MaxM && weight.scales.defined() && !cuda_stream.is_exact &&
+           cuda_stream.products != nullptr && cuda_stream.device_major >= 9 &&
+           weight.out_features % 16 == 0;
 }
 
 cuda::GemmInput rows_of_x(const Tensor &in) {
@@ -326,13 +332,6 @@ bool is_next_quantised(const LinearWeight &a, const LinearWeight &b) {
     return a.dtype() == b.dtype() && a.in_features == b.in_features &&
            has_scales == b.scales.defined() && b.bytes.data() == a.bytes.data() + a.bytes.bytes() &&
            (!has_scales || b.scales.data() == a.scales.data() + a.scales.bytes());
-}
-
-bool uses_f8_rows(const device::Stream &stream, const LinearWeight &weight, int64_t m) {
-    const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
-    return m > cuda::kM96MaxM && weight.scales.defined() && !cuda_stream.is_exact &&
-           cuda_stream.products != nullptr && cuda_stream.device_major >= 9 &&
-           weight.out_features % 16 == 0;
 }
 
 bool reads_quantised(const device::Stream &stream, const LinearWeight &weight, int64_t m,

@@ -4,9 +4,8 @@
 //   few rows                    ops/cuda/quant_gemm.cuh
 //   97 and more, f8 with row scales
 //                               rows of x are converted to e4m3 with a scale each, then cuBLASLt
-//   up to quant_tma_pass_rows() gemm_tma_quant.cuh for quant_tma_rows() at a time
-//   up to kQuantPassRows        gemm_small_m_quant.cuh for 16 rows at a time, the only path of
-//                               batch-invariant streams
+//   up to kQuantPassRows        the same kernels for some rows at a time; batch-invariant streams:
+//                               gemm_small_m_quant.cuh for any number of rows
 //   more, or no kernel          the weight is converted to the dtype of the input, into memory of the
 //                               stream, and multiplied as an unquantised one
 #pragma once
