@@ -315,16 +315,19 @@ __global__ void __launch_bounds__(kGemvMaxWarps *kWarpSize, 1)
                 const int values = min(kSegment, in.k - segment * kSegment);
                 const unsigned char *high_row = low_row + s.row_pitch;
                 const int params_at = Codes == QuantCodes::int4 ? values / 2 : values;
+                const int chunks = values / kChunk;
 #pragma unroll 2
-                for (int c = lane; c < values / kChunk; c += kWarpSize) {
+                for (int from = 0; from < chunks; from += kWarpSize) { // warp-uniform
+                    const bool is_inside = from + lane < chunks;
+                    const int c = is_inside ? from + lane : from;
                     const uint4 low_codes = reinterpret_cast<const uint4 *>(low_row)[c];
                     const uint4 high_codes = reinterpret_cast<const uint4 *>(high_row)[c];
                     const int param_bytes = Codes == QuantCodes::int4 ? 4 : w.layout.param_bytes;
                     const int group = c * kChunk >> s.group_shift;
-                    const QuantParams low_params =
-                        load_params(low_row + params_at, group, param_bytes);
-                    const QuantParams high_params =
-                        load_params(high_row + params_at, group, param_bytes);
+                    QuantParams low_params = load_params(low_row + params_at, group, param_bytes);
+                    QuantParams high_params = load_params(high_row + params_at, group, param_bytes);
+                    low_params.bits = is_inside ? low_params.bits : 0; // adds 0
+                    high_params.bits = is_inside ? high_params.bits : 0;
                     GemvChunk<Codes> x;
                     x.load(shared, s, segment * (kSegment / kChunk) + c, array);
                     low = x.add(low, low_codes, low_params);
