@@ -380,11 +380,12 @@ __global__ void __launch_bounds__(kGemvMaxWarps *kWarpSize, 1)
 #endif
 }
 
-// Whether the kernel supports this device, layout and shape.
+// Whether the kernel supports this device, layout and shape, and is the fastest: f8 with two stages
+// is slower than gemm_tma_quant.cuh.
 inline bool can_gemv_quant(const device::CudaStream &stream, const QuantRowLayout &layout,
                            int64_t m, int64_t k) {
-    return has_bulk_copy(stream) && !stream.is_exact && m == 1 && k % 32 == 0 && k <= kGemvMaxK &&
-           layout.group >= quant_chunk(layout.codes);
+    return layout.codes != QuantCodes::f8 && has_bulk_copy(stream) && !stream.is_exact && m == 1 &&
+           k % 32 == 0 && k <= kGemvMaxK && layout.group >= quant_chunk(layout.codes);
 }
 
 template <typename T, QuantCodes Codes, typename Epilogue>
