@@ -3,11 +3,8 @@
 //
 // The structure of gemv_sm90.cuh: one block per SM, every warp has its own pipeline of bulk copies
 // of the two weight rows of a unit, or of some segments of them. A lane reads chunks of 16 bytes of
-// codes:
-//
-//   int4, int8   x is 14-bit integers in two bytes with a scale per chunk (quant_small_rows.cuh);
-//                dp4a on both bytes
-//   f8           codes are converted to f16 and f32, x is f32
+// int4 or int8 codes; x is 14-bit integers in two bytes with a scale per chunk
+// (quant_small_rows.cuh), multiplied by dp4a on both bytes. (f8: gemm_tma_quant.cuh is faster.)
 //
 // x is in shared memory in arrays of 16 bytes per chunk, so that the lanes read adjacent vectors.
 #pragma once
@@ -66,8 +63,7 @@ inline GemvQuantConfig gemv_quant_config(const GemmInput &in, const QuantRowLayo
     }
     const int chunks = in.k / quant_chunk(layout.codes);
     const uint32_t x_bytes = uint32_t(chunks) * uint32_t(gemv_quant_arrays(layout.codes)) * 16;
-    const uint32_t scales_bytes =
-        layout.codes == QuantCodes::f8 ? 0 : (uint32_t(chunks) * 8 + 15) / 16 * 16;
+    const uint32_t scales_bytes = (uint32_t(chunks) * 8 + 15) / 16 * 16;
     int stages = kGemvQuantStages;
     const int buffer = std::min(kGemvQuantBuffer, kGemvMaxSmem - int(x_bytes + scales_bytes));
     s.split_segments = (s.segments + s.k_splits - 1) / s.k_splits;
@@ -108,38 +104,29 @@ __device__ __forceinline__ float load_gemv_x(unsigned char *shared, const GemvQu
         }
         const int chunk = at / kOctets, octet = at % kOctets;
         unsigned char *to = shared + s.x_at + uint32_t(chunk) * 16;
-        if constexpr (Codes == QuantCodes::f8) {
-            if (at < count) {
-                *reinterpret_cast<float4 *>(to + uint32_t(2 * octet) * array) =
-                    make_float4(values[0], values[1], values[2], values[3]);
-                *reinterpret_cast<float4 *>(to + uint32_t(2 * octet + 1) * array) =
-                    make_float4(values[4], values[5], values[6], values[7]);
-            }
-        } else {
-            float largest = 0;
+        float largest = 0;
 #pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                largest = fmaxf(largest, fabsf(values[i]));
-            }
+        for (int i = 0; i < 8; ++i) {
+            largest = fmaxf(largest, fabsf(values[i]));
+        }
 #pragma unroll
-            for (int step = 1; step < kOctets; step *= 2) {
-                largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, step));
-            }
-            uint2 high, low;
-            int sum = int_planes<Codes>(values, largest, &high, &low);
+        for (int step = 1; step < kOctets; step *= 2) {
+            largest = fmaxf(largest, __shfl_xor_sync(kFullMask, largest, step));
+        }
+        uint2 high, low;
+        int sum = int_planes<Codes>(values, largest, &high, &low);
 #pragma unroll
-            for (int step = 1; step < kOctets; step *= 2) {
-                sum += __shfl_xor_sync(kFullMask, sum, step);
-            }
-            if (at < count) {
-                to += uint32_t(octet / 2) * array + octet % 2 * 8;
-                *reinterpret_cast<uint2 *>(to) = high;
-                *reinterpret_cast<uint2 *>(to + uint32_t(kOctets / 2) * array) = low;
-                if (octet == 0) {
-                    const float scale = largest / kSmallRowLargest;
-                    reinterpret_cast<float2 *>(shared + s.scales_at)[chunk] =
-                        make_float2(scale, scale * float(sum));
-                }
+        for (int step = 1; step < kOctets; step *= 2) {
+            sum += __shfl_xor_sync(kFullMask, sum, step);
+        }
+        if (at < count) {
+            to += uint32_t(octet / 2) * array + octet % 2 * 8;
+            *reinterpret_cast<uint2 *>(to) = high;
+            *reinterpret_cast<uint2 *>(to + uint32_t(kOctets / 2) * array) = low;
+            if (octet == 0) {
+                const float scale = largest / kSmallRowLargest;
+                reinterpret_cast<float2 *>(shared + s.scales_at)[chunk] =
+                    make_float2(scale, scale * float(sum));
             }
         }
     }
@@ -158,9 +145,7 @@ template <QuantCodes Codes> struct GemvChunk {
             arrays[i] = *reinterpret_cast<const uint4 *>(shared + s.x_at + uint32_t(i) * array +
                                                          uint32_t(chunk) * 16);
         }
-        if constexpr (Codes != QuantCodes::f8) {
-            scale = reinterpret_cast<const float2 *>(shared + s.scales_at)[chunk];
-        }
+        scale = reinterpret_cast<const float2 *>(shared + s.scales_at)[chunk];
     }
 
     // sum + codes * x of the chunk.
@@ -181,7 +166,8 @@ template <QuantCodes Codes> struct GemvChunk {
             const int all = (high[0] + high[1]) * 64 + (low[0] + low[1]);
             sum = fmaf(params.m(), scale.y, sum);
             return fmaf(__int_as_float(all) - kGemvMagic, scale.x * params.s(), sum);
-        } else if constexpr (Codes == QuantCodes::int8) {
+        } else {
+            static_assert(Codes == QuantCodes::int8);
             const uint32_t h[4] = {arrays[0].x, arrays[0].y, arrays[0].z, arrays[0].w};
             const uint32_t l[4] = {arrays[1].x, arrays[1].y, arrays[1].z, arrays[1].w};
             int high = 0, low = 0;
@@ -192,18 +178,6 @@ template <QuantCodes Codes> struct GemvChunk {
             }
             sum = fmaf(params.m(), scale.y, sum);
             return fmaf(__int2float_rn(high * 64 + low), scale.x * params.s(), sum);
-        } else {
-            float own[2] = {};
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float2 a = e4m3_floats(uint16_t(words[i]));
-                const float2 b = e4m3_floats(uint16_t(words[i] >> 16));
-                own[0] = fmaf(a.x, __uint_as_float(arrays[i].x), own[0]);
-                own[1] = fmaf(a.y, __uint_as_float(arrays[i].y), own[1]);
-                own[0] = fmaf(b.x, __uint_as_float(arrays[i].z), own[0]);
-                own[1] = fmaf(b.y, __uint_as_float(arrays[i].w), own[1]);
-            }
-            return fmaf(own[0] + own[1], params.s(), sum);
         }
     }
 };
@@ -369,19 +343,13 @@ __global__ void __launch_bounds__(kGemvMaxWarps *kWarpSize, 1)
             low += sums[2 * u * s.k_splits + i];
             high += sums[(2 * u + 1) * s.k_splits + i];
         }
-        float low_scale = factor, high_scale = factor;
-        if constexpr (Codes == QuantCodes::f8) {
-            low_scale *= w.row_scale(max(int64_t(0), epilogue.row_index(first + u, 0, 0)));
-            high_scale *= w.row_scale(max(int64_t(0), epilogue.row_index(first + u, 1, 0)));
-        }
-        epilogue.store(first + u, 0, 0, low * low_scale, high * high_scale,
+        epilogue.store(first + u, 0, 0, low * factor, high * factor,
                        epilogue.prepare(first + u, 0, operands));
     }
 #endif
 }
 
-// Whether the kernel supports this device, layout and shape, and is the fastest: f8 with two stages
-// is slower than gemm_tma_quant.cuh.
+// Whether the kernel supports this device, layout and shape.
 inline bool can_gemv_quant(const device::CudaStream &stream, const QuantRowLayout &layout,
                            int64_t m, int64_t k) {
     return layout.codes != QuantCodes::f8 && has_bulk_copy(stream) && !stream.is_exact && m == 1 &&

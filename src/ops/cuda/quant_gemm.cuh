@@ -67,11 +67,12 @@ void quant_gemm(device::CudaStream &stream, const GemmInput &in, const QuantMatr
     template <>                                                                                    \
     void quant_gemm_of<T, Codes, Epilogue<T>>(device::CudaStream & stream, const GemmInput &in,    \
                                               const QuantMatrix &w, const Epilogue<T> &epilogue) { \
-        if (can_gemv_quant(stream, w.layout, in.m, in.k)) {                                        \
-            run_gemv_quant<T, Codes>(stream, in, w, epilogue);                                     \
-        } else {                                                                                   \
-            run_gemm_small_m_quant<T, Codes>(stream, in, w, epilogue);                             \
+        if constexpr (Codes != QuantCodes::f8) {                                                   \
+            if (can_gemv_quant(stream, w.layout, in.m, in.k)) {                                    \
+                return run_gemv_quant<T, Codes>(stream, in, w, epilogue);                          \
+            }                                                                                      \
         }                                                                                          \
+        run_gemm_small_m_quant<T, Codes>(stream, in, w, epilogue);                                 \
     }
 
 #define LLAISYS_QUANT_TMA(Codes, Epilogue)                                                         \
