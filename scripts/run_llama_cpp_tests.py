@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import os
 import re
 import sys
@@ -171,7 +172,7 @@ def main() -> int:
     known, rest = parser.parse_known_args()
     folder = known.models.resolve()
     logs = known.logs.resolve() if known.logs else None
-    import pytest
+    pytest = importlib.import_module("pytest")  # of the test packages
 
     os.chdir(known.llama_cpp / "tools" / "server" / "tests")
     sys.path.insert(0, ".")
