@@ -82,6 +82,21 @@ def test_logprobs_of_chat_and_of_completions(client: httpx.Client) -> None:
     assert [len(v) for v in logprobs.values()] == [5, 5, 5, 5]
 
 
+def test_stop_token_has_its_logprobs_in_a_chunk_without_text(client: httpx.Client) -> None:
+    tokens = reply("[user]hi[assistant]", 6)
+    stop = next(i for i in range(2, 6) if tokens[i] not in tokens[:i])
+    body = chat(logprobs=True, stop_token_ids=[tokens[stop]])
+    whole = client.post(CHAT, json=body).json()["choices"][0]
+    choices = []
+    with client.stream("POST", CHAT, json={**body, "stream": True}) as response:
+        choices = [json.loads(e)["choices"][0] for e in sse_events(response) if e != "[DONE]"]
+    with_logprobs = [choice for choice in choices if choice["logprobs"]]
+    entries = [entry for choice in with_logprobs for entry in choice["logprobs"]["content"]]
+    assert entries == whole["logprobs"]["content"] and len(entries) == stop + 1
+    last = with_logprobs[-1]
+    assert len(last["logprobs"]["content"]) == 1 and not last["delta"].get("content")
+
+
 @pytest.mark.parametrize("prompt", ["a", "é漢"])
 def test_completion_logprobs_of_partial_characters(client: httpx.Client, prompt: str) -> None:
     """Every token has an entry and an offset, streamed or whole; token texts are distinct."""

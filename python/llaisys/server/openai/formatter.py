@@ -153,20 +153,28 @@ class OpenAIFormatter(AnswerFormatter):
 
     def _chat(self, index: int, delta: StreamOutput) -> list[bytes]:
         """Return a chunk per parsed event. The first one has the token ids and logprobs; their text
-        may follow in later deltas, once the parser can classify it."""
+        may follow in later deltas, once the parser can classify it. A last token without text (EOS)
+        has its logprobs in a chunk of its own: clients take a chunk's tokens for its text."""
         reader = self._readers[index]
         found = reader.feed(delta.text)
         if delta.finish_reason is not None:
             found += reader.finish()
         deltas = [delta_object(event, self.builder.uses_functions) for event in found]
-        if not deltas and (delta.logprobs or (delta.token_ids and self.builder.token_ids)):
+        split = len(delta.token_ids)
+        if delta.finish_reason == "stop" and not isinstance(delta.stop_reason, str):
+            split -= 1
+        own = (delta.logprobs or [])[:split], delta.token_ids[:split]
+        last = (delta.logprobs or [])[split:], delta.token_ids[split:]
+        if not deltas and (own[0] or (own[1] and self.builder.token_ids)):
             deltas = [{}]
+        chunks = [(fields, own if not number else ([], [])) for number, fields in enumerate(deltas)]
+        if last[0] or (last[1] and self.builder.token_ids):
+            chunks.append(({}, last))
         events = []
-        for number, fields in enumerate(deltas):
-            extra: dict[str, Any] = {}
-            if not number:
-                extra = {"logprobs": delta.logprobs, "token_ids": delta.token_ids}
-            chunk = self.builder.chunk(index, "", delta=fields, **extra)
+        for fields, (logprobs, token_ids) in chunks:
+            chunk = self.builder.chunk(
+                index, "", delta=fields, logprobs=logprobs or None, token_ids=token_ids or None
+            )
             events.append(self._event(self._timed(chunk)))
         return events
 
