@@ -42,11 +42,10 @@ NOT_HELD = [
     ("basic", 1, "tags of a model"),
     ("chat_completion", 2, "a last assistant message goes on when asked to"),
     ("chat_completion", 1, "consecutive assistant messages depend on the template"),
-    ("completion", 1, "post_sampling_probs"),
     ("ctx_shift", 1, "a prompt is never cut"),
     ("security", 1, "/models needs the key"),
     ("security", 3, "CORS headers are narrower: no credentials, the headers asked for"),
-    ("slot_save", 2, "slots are not saved or erased: prefixes are found without them"),
+    ("slot_save", 2, "a restored slot computes its tokens again, in whole blocks: other counts"),
     ("compat_anthropic", 1, "an image is a 400, not a 500"),
     ("compat_anthropic", 1, "no messages are a 400"),
     ("embedding", 1, "the empty text, of a model that puts nothing before it"),
@@ -197,6 +196,16 @@ def probabilities(client: httpx.Client) -> None:
         for entry in (token, *token["top_logprobs"]):
             assert type(entry["id"]) is int and type(entry["token"]) is str
             assert entry["logprob"] <= 0 and type(entry["bytes"]) is list
+
+
+@shape("completion")
+def probabilities_after_sampling(client: httpx.Client) -> None:
+    fields = {"n_probs": 10, "n_predict": 5, "post_sampling_probs": True, "temperature": 1.0}
+    found = complete(client, **fields)["completion_probabilities"]
+    assert len(found) == 5
+    for token in found:
+        assert 0 < token["prob"] <= 1 and len(token["top_probs"]) <= 10
+        assert all(0 <= entry["prob"] <= 1 for entry in token["top_probs"])
 
 
 @shape("completion", 4)
