@@ -111,7 +111,7 @@ SHAPES = {
         f"{MESSAGES}?beta=true",
         {
             "model": "fake",
-            "max_tokens": 32000,
+            "max_tokens": 1000,
             "stream": True,
             "system": [{"type": "text", "text": "You are Claude.", "cache_control": EPHEMERAL}],
             "messages": [
@@ -677,6 +677,13 @@ def test_header_names_a_bounded_number_of_fields(client: httpx.Client) -> None:
     assert len(names(client.post(CHAT, json=body))) == 32
     many = {**BODIES[CHAT], **{f"x{number}": 1 for number in range(200)}}
     assert "it must have at most 128" in message_of(client.post(CHAT, json=many))
+
+
+def test_header_names_max_tokens_that_the_context_caps(client: httpx.Client) -> None:
+    length = client.get("/v1/models").json()["data"][0]["max_model_len"]
+    body = {"prompt": [104, 105], "max_tokens": length, "stop": ["e"], "temperature": 0}
+    assert names(client.post("/v1/completions", json=body)) == {f"max_tokens={length - 2}"}
+    assert not names(client.post("/v1/completions", json={**body, "max_tokens": 8}))
 
 
 # ---- a model without reasoning -------------------------------------------------------------------

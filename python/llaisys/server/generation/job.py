@@ -134,6 +134,7 @@ class Job:
         prompt_logprobs = num_prompt_logprobs(params, sum(map(len, prompts)))
         check_count("prompt", prompt_logprobs, most, "logprobs")
         self._reserve_logprobs(prompts, computed)
+        self._note_cap(prompts, params)
         own = [self.body.request_id] if self.body.request_id else []
         ids = [formatter.response_id, self.request_id, *own]
         generation = self.service.generation(self.owner, ids, count)
@@ -145,6 +146,14 @@ class Job:
         except ClientDisconnected:
             self.request.scope["state"]["log"]["disconnected"] = True
             return Response(status_code=499)
+
+    def _note_cap(self, prompts: list[list[int]], params: SamplingParams) -> None:
+        """Note max_tokens if the context ends an answer earlier."""
+        if params.max_tokens is None or self.service.config.engine.scheduler.context_shift:
+            return
+        room = self.max_model_len - max(map(len, prompts))
+        if params.max_tokens > room:
+            self.notes.ignore(f"max_tokens={room}", Ignored.CAPPED)
 
     def _reserve_logprobs(self, prompts: list[list[int]], params: SamplingParams) -> None:
         """Reserve the maximum number of logprobs of the answer until the request ends."""

@@ -148,6 +148,7 @@ class Ignored(StrEnum):
     HINT = "hint"  # a field of another server or protocol, without effect here
     TOOL = "tool"  # a tool of a type that this server does not have
     REASONING = "reasoning"  # the model's reasoning cannot be controlled this way
+    CAPPED = "capped"  # more tokens than the context has room for; shown with the number used
 
 
 @dataclass(slots=True)
