@@ -321,7 +321,8 @@ def test_import_is_light():
 
 
 def test_exports():
-    names = {"LLM", "SamplingParams", "StructuredOutputs", "__version__"}
+    names = {"LLM", "SamplingParams", "BeamSearchParams", "StructuredOutputs"}
+    names |= {"register_family", "__version__"}
     assert set(llaisys.__all__) == names == set(dir(llaisys))
     with pytest.raises(AttributeError, match="no attribute 'LLm'"):
         llaisys.LLm  # noqa: B018
