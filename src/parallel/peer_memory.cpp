@@ -147,7 +147,7 @@ void PeerMemory::map(const GroupOptions &options, const ProcessGroup &host) {
 PeerMemory::~PeerMemory() {
     try {
         const auto start = steady_clock::now();
-        while (*is_aborted_ == 0 && !kernels_.is_idle(peers_) &&
+        while (__atomic_load_n(is_aborted_, __ATOMIC_ACQUIRE) == 0 && !kernels_.is_idle(peers_) &&
                steady_clock::now() - start < kReleaseTimeout) {
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
@@ -218,6 +218,6 @@ void PeerMemory::recv(const device::Stream &stream, std::byte *out, int64_t byte
     }
 }
 
-void PeerMemory::abort() const noexcept { *static_cast<volatile uint32_t *>(is_aborted_) = 1; }
+void PeerMemory::abort() const noexcept { __atomic_store_n(is_aborted_, 1U, __ATOMIC_RELEASE); }
 
 } // namespace llaisys::parallel

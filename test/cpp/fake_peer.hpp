@@ -39,7 +39,7 @@ inline PeerArea &area_of(const Peers &peers, int rank) {
 
 inline bool wait_for(const Peers &peers, const std::atomic<uint32_t> &counter, uint32_t value) {
     while (int32_t(counter.load() - value) < 0) {
-        if (*static_cast<const volatile uint32_t *>(peers.is_aborted) != 0) {
+        if (__atomic_load_n(peers.is_aborted, __ATOMIC_ACQUIRE) != 0) {
             return false;
         }
         std::this_thread::yield();
