@@ -1,6 +1,7 @@
 // ProcessGroupNCCL over a fake NCCL library and CPU streams: rendezvous, order of calls and failure
 // detection. test/cuda runs the real library.
 #include "check.hpp"
+#include "device_groups.hpp"
 #include "fake_nccl.hpp"
 #include "parallel/process_group_nccl.hpp"
 #include "parallel/tensor_parallel.hpp"
@@ -13,29 +14,10 @@ namespace {
 using namespace llaisys;
 using namespace llaisys::parallel;
 using collectives::contains;
+using collectives::options_of;
 using collectives::run_ranks;
 using function::ReduceOpType;
 using std::chrono::milliseconds;
-
-const device::Stream &stream() {
-    static const device::Stream one(LLAISYS_DEVICE_CPU, 0, 1);
-    return one;
-}
-
-GroupOptions options_of(const std::string &name, int world, int rank) {
-    GroupOptions options;
-    options.name = name;
-    options.init_method = "test";
-    options.ranks.clear();
-    for (int i = 0; i < world; ++i) {
-        options.ranks.push_back(i);
-    }
-    options.rank = rank;
-    options.timeout = milliseconds(60000);
-    options.stream = &stream();
-    options.host_backend = "threads";
-    return options;
-}
 
 // The text that CheckResults throws within a minute; "" when it does not.
 std::string failure_of(const ProcessGroup &group) {

@@ -1,6 +1,7 @@
 // ProcessGroupPeer over fake peer memory and CPU streams: rendezvous, chunks, order of calls and
 // failures. test/cuda runs the kernels.
 #include "check.hpp"
+#include "device_groups.hpp"
 #include "fake_nccl.hpp"
 #include "fake_peer.hpp"
 #include "parallel/process_group_nccl.hpp"
@@ -12,28 +13,8 @@ namespace {
 using namespace llaisys;
 using namespace llaisys::parallel;
 using collectives::contains;
+using collectives::options_of;
 using collectives::run_ranks;
-using std::chrono::milliseconds;
-
-const device::Stream &stream() {
-    static const device::Stream one(LLAISYS_DEVICE_CPU, 0, 1);
-    return one;
-}
-
-GroupOptions options_of(const std::string &name, int world, int rank) {
-    GroupOptions options;
-    options.name = name;
-    options.init_method = "test";
-    options.ranks.clear();
-    for (int i = 0; i < world; ++i) {
-        options.ranks.push_back(i);
-    }
-    options.rank = rank;
-    options.timeout = milliseconds(60000);
-    options.stream = &stream();
-    options.host_backend = "threads";
-    return options;
-}
 
 } // namespace
 
