@@ -83,7 +83,7 @@ def run_offline(model: str, options: argparse.Namespace) -> float:
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
     """Engine options of both."""
     length = options.prompt_tokens + options.new_tokens + 64
-    longest = max(length, options.long_prompt + 64)
+    longest = max(length, options.long_prompt * 21 // 20 + 64)
     return {
         "device": options.device,
         "max_num_seqs": options.streams + bool(options.long_prompt),

@@ -24,6 +24,7 @@ from llaisys.common.validation import invalid_value
 MAX_REQUESTS = 1_000_000
 MAX_CONCURRENCY = 10_000
 PERCENTILES = (50, 90, 99)
+FEW_WORDS = 8
 
 # Each is one token, with the space before it, in every common vocabulary.
 WORDS = (
@@ -225,25 +226,21 @@ class LoadGenerator:
         prompt of the requested length; also warms up the server. Raises BenchError."""
         if self._model is None:
             self._model = await self._first_model()
-        words = self._words
-        sample = await self.ask(-1, words, 1)
-        if sample.error is not None and sample.error.startswith("HTTP 4") and self.ignore_eos:
+        one = await self.ask(-1, 1, 1)
+        if one.error is not None and one.error.startswith("HTTP 4") and self.ignore_eos:
             self.ignore_eos = False
-            sample = await self.ask(-1, words, 1)
-        if sample.error is not None and not sample.error.startswith("HTTP 4"):
-            raise BenchError(f"{self.options.url}: {sample.error}")
-        if sample.error is not None and words > 1:  # possibly too long for the context
-            words = min(words, 16)
-            sample = await self.ask(-1, words, 1)
-        if sample.error is not None:
-            raise BenchError(f"{self.options.url}: {sample.error}")
-        if sample.prompt_tokens and sample.prompt_tokens != self.options.prompt_tokens:
-            half = await self.ask(-2, max(1, words // 2), 1)
-            self._words = _fitting_words(
-                self.options.prompt_tokens,
-                (max(1, words // 2), half.prompt_tokens),
-                (words, sample.prompt_tokens),
-            )
+            one = await self.ask(-1, 1, 1)
+        if one.error is not None:
+            raise BenchError(f"{self.options.url}: {one.error}")
+        if not one.prompt_tokens:
+            return
+        # A slope from few words, which fit any context, then from a prompt of about that length.
+        known = (1, one.prompt_tokens)
+        self._words, target = FEW_WORDS, self.options.prompt_tokens
+        for _ in range(2):
+            sample = await self.ask(-1, self._words, 1)
+            if sample.error is None:
+                self._words = _fitting_words(target, known, (self._words, sample.prompt_tokens))
 
     async def _first_model(self) -> str:
         try:
