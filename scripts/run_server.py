@@ -1,10 +1,7 @@
-"""Start the server of `make run`: `llaisys serve` with the defaults of the default model.
+"""Start the server of `make run`: `llaisys serve`, then what to type next.
 
-    scripts/run_server.py [ARGUMENT...]          arguments of `llaisys serve`, before the defaults
-    scripts/run_server.py --fetch [ARGUMENT...]  download the default model if it would be served
-
-The default model comes with a draft head, which is used: docs/guides/speculative_decoding.md. A
-model that is named is served as `llaisys serve` would.
+scripts/run_server.py [ARGUMENT...]          arguments of `llaisys serve`
+scripts/run_server.py --fetch [ARGUMENT...]  download the default model if it would be served
 """
 
 from __future__ import annotations
@@ -25,16 +22,6 @@ from step import seconds  # noqa: E402
 
 from llaisys.diagnostics import fetch_model  # noqa: E402
 from llaisys.entrypoints.cli import build_parser  # noqa: E402
-
-DRAFTS = '{"method": "eagle", "num_speculative_tokens": 6}'
-
-
-def arguments_of(given: list[str]) -> list[str]:
-    """The given arguments and the defaults they leave open."""
-    options = build_parser().parse_args(["serve", *given])  # a usage error ends here
-    if names_a_model(options) or options.speculative_config is not None:
-        return given
-    return [*given, "--speculative-config", DRAFTS]
 
 
 def names_a_model(options: argparse.Namespace) -> bool:
@@ -84,7 +71,7 @@ def main(given: list[str]) -> int:
         if not names_a_model(build_parser().parse_args(["serve", *given[1:]])):
             fetch_model(None)
         return 0
-    return serve([sys.executable, "-m", "llaisys", "serve", *arguments_of(given)])
+    return serve([sys.executable, "-m", "llaisys", "serve", *given])
 
 
 if __name__ == "__main__":

@@ -126,14 +126,6 @@ def test_cmake_compiles_for_the_gpus_of_this_machine(
     assert result.stderr.strip() == f"{found} [{architectures}]"
 
 
-def test_arguments_of_make_run_are_added_to_its_defaults() -> None:
-    drafts = ["--speculative-config", run_server.DRAFTS]
-    assert run_server.arguments_of([]) == drafts
-    assert run_server.arguments_of(["--port", "9000"]) == ["--port", "9000", *drafts]
-    for own in (["org/model"], ["-m", "dir"], ["--speculative-config", '{"method": "ngram"}']):
-        assert run_server.arguments_of(own) == own
-
-
 def test_make_run_fetches_the_default_model_only_if_it_is_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -164,7 +164,7 @@ class SpeculativeConfig:
     )
     model: str | None = option(
         None, Text(), "Draft model or draft head: directory, GGUF file or hub id",
-        default_text="for a head: the model's own MTP layer, or the head in the package",
+        default_text="for a head: the model's own MTP layer",
     )  # fmt: skip
     num_speculative_tokens: int = option(
         8, Integer(1, 64), "Maximum draft tokens per request and step"

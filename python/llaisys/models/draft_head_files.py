@@ -25,7 +25,6 @@ from llaisys.models.loading.convert import Array
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.json_config import read_config
 from llaisys.models.loading.safetensors_dir import SafetensorsCheckpoint
-from llaisys.models.packaged_heads import packaged_head
 from llaisys.tokenization.json_file import read_json_object
 
 MTP_PREFIX = "model.mtp_layers.0."
@@ -163,10 +162,8 @@ class DraftHeadFiles:
 
 
 def open_draft_head(directory: Path | None, model: Checkpoint) -> DraftHeadFiles:
-    """Open the head in `directory`, else the model's MTP layer, else the packaged head for the
-    model. Raises ModelLoadError when there is no head or it does not fit the model."""
-    if directory is None and not _is("mtp", set(model.names())):
-        directory = packaged_head(model.where)
+    """Open the head in `directory`, else the model's MTP layer. Raises ModelLoadError when there
+    is no head or it does not fit the model."""
     if directory is None:
         return _head_of(model, model, {})
     files = SafetensorsCheckpoint(directory, *read_config(directory, FAMILIES))

@@ -1,8 +1,7 @@
-"""Packaged draft heads: found by the model file, and quantised like the model."""
+"""A draft head next to a quantised model is quantised too."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ from model_files import tiny_config, write_gguf
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.step import ModelStepInput
-from llaisys.models import packaged_heads
 from llaisys.models.base import AdapterOptions
 from llaisys.models.draft_head import DraftHeadAdapter
 from llaisys.models.draft_head_files import open_draft_head
@@ -25,30 +23,16 @@ CONFIG = tiny_config(
 )  # fmt: skip
 
 
-def test_packaged_heads_are_small_and_name_their_model() -> None:
-    folders = [config.parent for config in packaged_heads.DIRECTORY.glob("*/config.json")]
-    assert folders
-    for folder in folders:
-        made_for = json.loads((folder / "config.json").read_text())["drafts_for"]
-        assert made_for["file"].endswith(".gguf") and made_for["bytes"] > 0
-        assert (folder / "model.safetensors").stat().st_size < 8_000_000
-        assert made_for["file"] in (folder / "README.md").read_text()
-
-
-def test_packaged_head_is_found_and_shares_model_blocks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_head_shares_blocks_of_a_quantised_model(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     weights = write_gguf(path, CONFIG, kind="Q8_0")
     tensors = head_tensors("eagle3", CONFIG, 50)
     del tensors["lm_head.weight"]
-    made_for = {"file": path.name, "bytes": path.stat().st_size}
-    write_head(tmp_path / "heads" / "tiny", {**CONFIG, "drafts_for": made_for}, tensors)
-    monkeypatch.setattr(packaged_heads, "DIRECTORY", tmp_path / "heads")
+    write_head(tmp_path / "head", CONFIG, tensors)
     rng = np.random.default_rng(1)
     tokens, features = rng.integers(0, 300, 9), rng.standard_normal((9, 192), dtype=np.float32)
     with open_checkpoint(path) as model:
-        files = open_draft_head(None, model)
+        files = open_draft_head(tmp_path / "head", model)
         assert files.kind == "eagle3" and files.quantised_model
         blocks = files.shared_blocks("out_embed")
         assert blocks is not None and blocks.shape == (50, 64) and len(blocks.rows) == 50
@@ -65,6 +49,5 @@ def test_packaged_head_is_found_and_shares_model_blocks(
     assert np.abs(logits - expected).max() < 0.2 * np.abs(expected).max()  # 4 bits
     assert np.corrcoef(logits.ravel(), expected.ravel())[0, 1] > 0.99
 
-    other = path.rename(tmp_path / "other.gguf")  # another file name: no packaged head
-    with open_checkpoint(other) as model, pytest.raises(ModelLoadError, match="no draft head"):
+    with open_checkpoint(path) as model, pytest.raises(ModelLoadError, match="no draft head"):
         open_draft_head(None, model)
