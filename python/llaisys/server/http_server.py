@@ -11,8 +11,6 @@ import gc
 import logging
 import resource
 import socket
-import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from llaisys.common.errors import InvalidInputError
@@ -23,7 +21,7 @@ from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.options import add_arguments, config_from_args
 
 if TYPE_CHECKING:
-    import asyncio
+    pass
 
 __all__ = ["ServerConfig", "add_arguments", "config_from_args", "serve"]
 
@@ -53,7 +51,7 @@ def serve(config: ServerConfig) -> int:
 
         gc.enable()
         url = server_url(config, listener)
-        with asyncio.Runner(loop_factory=event_loop_factory()) as runner:
+        with asyncio.Runner() as runner:
             return runner.run(run_server(config, process, listener, url))
     finally:
         listener.close()
@@ -105,16 +103,6 @@ def server_url(config: ServerConfig, listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     return f"{'https' if config.ssl_certfile else 'http'}://{shown}:{port}"
-
-
-def event_loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's factory; None on Windows."""
-    if sys.platform == "win32":
-        return None
-    import uvloop
-
-    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
-    return factory
 
 
 def check_tls(config: ServerConfig) -> None:
