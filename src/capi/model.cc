@@ -30,7 +30,7 @@ template <typename Body> void abort_if_ranks_differ(const LlaisysModel *model, c
         body();
     } catch (const Error &error) {
         if (error.status() != LLAISYS_ERROR_INVALID) {
-            model->group->Abort(text("rank ", model->group->rank(), ": ", error.what()));
+            model->abort_groups(text("rank ", model->params.get().rank, ": ", error.what()));
         }
         throw;
     }
@@ -41,7 +41,7 @@ int32_t run_step(LlaisysModel *model, const LlaisysStepInput &input) {
     int32_t code = LLAISYS_OK;
     abort_if_ranks_differ(model, [&] {
         code = model->runner().step(input);
-        model->group->CheckResults();
+        model->check_groups();
     });
     if (code == LLAISYS_DECODE_NO_KV_SLOT) {
         set_no_slot_error();
@@ -180,6 +180,7 @@ int32_t llaisysModelLaunch(LlaisysModel *model, const LlaisysStepInput *input,
                            const LlaisysSamplingMetadata *sampling, int64_t *ticket) {
     return guard([&] {
         not_null(model, "model");
+        model->require_last_stage();
         int64_t &launched = *not_null(ticket, "ticket"); // before the step is in flight
         launched = model->pipeline.launch(checked(input), checked(sampling));
     });
@@ -191,7 +192,7 @@ int32_t llaisysModelCollect(LlaisysModel *model, int64_t ticket, int32_t *ids) {
         int32_t code = LLAISYS_DECODE_OK;
         abort_if_ranks_differ(model, [&] {
             code = model->pipeline.collect(ticket, not_null(ids, "ids"));
-            model->group->CheckResults();
+            model->check_groups();
         });
         if (code == LLAISYS_DECODE_NO_KV_SLOT) {
             set_no_slot_error();
@@ -224,7 +225,7 @@ float *llaisysModelGetLogitsIth(LlaisysModel *model, int32_t i) {
     float *row = nullptr;
     guard([&] {
         float *rows = model->runner().host_rows();
-        model->group->CheckResults();
+        model->check_groups();
         row = rows + i * model->runner().output().row_size();
     });
     return row;
@@ -251,8 +252,9 @@ const float *llaisysModelGetHidden(LlaisysModel *model) {
 int32_t llaisysModelSample(LlaisysModel *model, const LlaisysSamplingMetadata *sampling,
                            int32_t *ids) {
     return guard([&] {
-        not_null(model, "model")->runner().sample(checked(sampling), not_null(ids, "ids"));
-        model->group->CheckResults();
+        not_null(model, "model")->require_last_stage();
+        model->runner().sample(checked(sampling), not_null(ids, "ids"));
+        model->check_groups();
     });
 }
 
@@ -312,12 +314,20 @@ int32_t llaisysModelProfile(LlaisysModel *model, LlaisysProfile *profile, int32_
         require(profile->struct_size == sizeof *profile, "profile.struct_size must be ",
                 sizeof *profile, ", got ", profile->struct_size);
         *profile = not_null(model, "model")->runner().profile().times();
-        const parallel::GroupTimes &times = model->group->times(); // part of forward
-        profile->collective = {times.seconds, times.count};
-        profile->forward.seconds = std::max(0.0, profile->forward.seconds - times.seconds);
+        for (parallel::ProcessGroup *group : {model->group.get(), model->stages.get()}) {
+            if (group == nullptr) {
+                continue;
+            }
+            const parallel::GroupTimes &times = group->times(); // part of forward
+            profile->collective.seconds += times.seconds;
+            profile->collective.count += times.count;
+            profile->forward.seconds = std::max(0.0, profile->forward.seconds - times.seconds);
+            if (reset != 0) {
+                group->reset_times();
+            }
+        }
         if (reset != 0) {
             model->runner().profile().reset();
-            model->group->reset_times();
         }
     });
 }

@@ -3,6 +3,7 @@
 #include "models/registry.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <set>
 
 using namespace llaisys;
@@ -30,16 +31,15 @@ bool has_shared_devices(const LlaisysModelCreateParams &params) {
     return int32_t(distinct.size()) < params.ndevice;
 }
 
-// The tensor-parallel group of a model.
-std::shared_ptr<parallel::ProcessGroup> group_of(const LlaisysModelCreateParams &params,
-                                                 const device::Stream &stream) {
+// The group of the ranks [first, first + size).
+std::shared_ptr<parallel::ProcessGroup>
+make_group(const LlaisysModelCreateParams &params, const device::Stream &stream,
+           const std::string &name, const std::string &init_method, int first, int size) {
     parallel::GroupOptions options;
-    options.name = text_or(params.tp_group_name, "TP0");
-    options.init_method = text_or(params.init_method, "");
-    options.ranks.clear();
-    for (int rank = 0; rank < std::max(1, params.tensor_parallel_size); ++rank) {
-        options.ranks.push_back(rank);
-    }
+    options.name = name;
+    options.init_method = init_method;
+    options.ranks.resize(size_t(size));
+    std::iota(options.ranks.begin(), options.ranks.end(), first);
     options.rank = params.rank;
     options.device = params.device;
     options.device_id = device_of(params);
@@ -54,6 +54,27 @@ std::shared_ptr<parallel::ProcessGroup> group_of(const LlaisysModelCreateParams 
         backend = has_shared_devices(params) ? "peer" : "nccl";
     }
     return parallel::ProcessGroupFactory::Instance().GetOrCreate(backend, options);
+}
+
+// The tensor-parallel group of a model: the ranks of its stage.
+std::shared_ptr<parallel::ProcessGroup> group_of(const LlaisysModelCreateParams &params,
+                                                 const device::Stream &stream) {
+    const int size = std::max(1, params.tensor_parallel_size);
+    const std::string init_method = text_or(params.init_method, "");
+    return make_group(params, stream, text_or(params.tp_group_name, "TP0"),
+                      init_method.substr(0, init_method.find(' ')), params.rank / size * size,
+                      size);
+}
+
+// The group of all ranks of a pipeline; null: one stage.
+std::shared_ptr<parallel::ProcessGroup> stages_of(const LlaisysModelCreateParams &params,
+                                                  const device::Stream &stream) {
+    if (params.pipeline_parallel_size <= 1) {
+        return nullptr;
+    }
+    const std::string init_method = text_or(params.init_method, "");
+    return make_group(params, stream, text_or(params.tp_group_name, "TP0") + " stages",
+                      init_method.substr(init_method.find(' ') + 1), 0, params.world_size);
 }
 
 // Fills in defaults and returns the runner's options.
@@ -116,8 +137,9 @@ void check_create_params(const LlaisysModelCreateParams &params) {
     require(params.max_batch_tokens >= 0, "params.max_batch_tokens must not be negative, got ",
             params.max_batch_tokens);
     require(params.n_threads >= 0, "params.n_threads must not be negative, got ", params.n_threads);
-    require(params.pipeline_parallel_size >= 0 && params.pipeline_parallel_size <= 1,
-            "params.pipeline_parallel_size must be 0 or 1, got ", params.pipeline_parallel_size);
+    require(params.pipeline_parallel_size >= 0 && params.pipeline_parallel_size <= kMaxRanks,
+            "params.pipeline_parallel_size must be in [0, ", kMaxRanks, "], got ",
+            params.pipeline_parallel_size);
     require(params.local_rank >= 0 && params.local_rank < std::max(1, params.ndevice),
             "params.local_rank must be in [0, ", std::max(1, params.ndevice), "), got ",
             params.local_rank);
@@ -136,9 +158,11 @@ void check_create_params(const LlaisysModelCreateParams &params) {
     require(params.tensor_parallel_size >= 0 && params.tensor_parallel_size <= kMaxRanks,
             "params.tensor_parallel_size must be in [0, ", kMaxRanks, "], got ",
             params.tensor_parallel_size);
-    require(params.tensor_parallel_size <= 1 || params.world_size == params.tensor_parallel_size,
-            "params.world_size must be params.tensor_parallel_size, ", params.tensor_parallel_size,
-            ", got ", params.world_size);
+    const int32_t ranks =
+        std::max(1, params.tensor_parallel_size) * std::max(1, params.pipeline_parallel_size);
+    require(ranks <= 1 || params.world_size == ranks, "params.world_size must be ", ranks,
+            ", tensor_parallel_size * pipeline_parallel_size, got ", params.world_size);
+    require(ranks <= kMaxRanks, "params.world_size must be at most ", kMaxRanks, ", got ", ranks);
     const std::string backend = text_or(params.distributed_executor_backend, "uni");
     if (backend != "uni" && backend != "mp" && backend != "ray") {
         fail(LLAISYS_ERROR_UNSUPPORTED,
@@ -172,13 +196,33 @@ const char *OwnedParams::copy(const char *text, const char *fallback) {
 
 LlaisysModel::LlaisysModel(const LlaisysModelCreateParams &given)
     : params(given), stream(given.device, capi::device_of(params.get()), given.n_threads),
-      group(capi::group_of(params.get(), stream)),
+      group(capi::group_of(params.get(), stream)), stages(capi::stages_of(params.get(), stream)),
       model(models::create_model(given.model_type, given.meta,
                                  {stream.type(), stream.device_id(), group,
-                                  given.vocab_parallel_head != 0, given.replicate_kv_heads != 0})),
+                                  given.vocab_parallel_head != 0, given.replicate_kv_heads != 0,
+                                  stages})),
       runner_(stream, *model, capi::resolve_params(&params.get(), *model)),
-      pipeline(stream, runner_, group->size() == 1) {
+      pipeline(stream, runner_, group->size() == 1 && !stages) {
     if (given.exact != 0) {
         stream.make_exact();
     }
+}
+
+void LlaisysModel::abort_groups(const std::string &reason) const {
+    group->Abort(reason);
+    if (stages) {
+        stages->Abort(reason);
+    }
+}
+
+void LlaisysModel::check_groups() const {
+    group->CheckResults();
+    if (stages) {
+        stages->CheckResults();
+    }
+}
+
+void LlaisysModel::require_last_stage() const {
+    require(!stages || stages->rank() < group->size(),
+            "only the last pipeline stage has logits, this is rank ", params.get().rank);
 }

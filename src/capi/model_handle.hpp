@@ -44,9 +44,16 @@ struct LlaisysModel {
         return runner_;
     }
 
+    // Calls of all groups of this rank.
+    void abort_groups(const std::string &reason) const;
+    void check_groups() const; // see CheckResults
+    // Throws in a stage before the last one, which has no logits to sample.
+    void require_last_stage() const;
+
     llaisys::capi::OwnedParams params;
     llaisys::device::Stream stream;
-    std::shared_ptr<llaisys::parallel::ProcessGroup> group;
+    std::shared_ptr<llaisys::parallel::ProcessGroup> group;  // tensor-parallel ranks
+    std::shared_ptr<llaisys::parallel::ProcessGroup> stages; // of a pipeline; null: one stage
     std::unique_ptr<llaisys::models::Model> model;
     llaisys::runtime::ModelRunner runner_;
     llaisys::runtime::StepPipeline pipeline;

@@ -198,7 +198,8 @@ ModelSpec spec_of(LlaisysModelType type, const LlaisysDecoderMeta &meta,
         spec.kv.value_dim = int64_t(meta.kv_rank);
     }
     spec.input_vocabulary = int64_t(meta.voc);
-    spec.vocabulary = meta.has_no_head != 0 ? 1 : spec.input_vocabulary;
+    const bool has_logits = meta.has_no_head == 0 && placement.is_last_stage();
+    spec.vocabulary = has_logits ? spec.input_vocabulary : 1;
     spec.token_types = int64_t(meta.n_token_types);
     spec.is_bidirectional = meta.is_bidirectional != 0;
     spec.hidden_size = int64_t(meta.hs);

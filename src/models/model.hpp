@@ -18,13 +18,21 @@
 
 namespace llaisys::models {
 
-// Device and tensor-parallel group of a model.
+// Device and process groups of a model.
 struct ModelPlacement {
     DeviceType device = LLAISYS_DEVICE_CPU;
     int device_id = 0;
-    std::shared_ptr<const parallel::ProcessGroup> group; // never null
+    std::shared_ptr<const parallel::ProcessGroup> group; // tensor-parallel ranks; never null
     bool vocab_parallel_head = false;                    // the head is sharded by vocabulary
     bool replicate_kv_heads = false;                     // ranks may outnumber key/value heads
+    // All ranks of a pipeline; null: one stage. The ranks of a stage are adjacent. Rank 0 is in the
+    // last stage, which samples; the hidden states of a step move to lower ranks.
+    std::shared_ptr<const parallel::ProcessGroup> stages;
+
+    bool is_last_stage() const { return !stages || stages->rank() < group->size(); }
+    bool is_first_stage() const {
+        return !stages || stages->rank() + group->size() >= stages->size();
+    }
 };
 
 // Shape of the KV cache of a model.

@@ -11,6 +11,7 @@ namespace {
 struct Entry {
     LlaisysModelType type;
     std::unique_ptr<Model> (*create)(const void *meta, const ModelPlacement &placement);
+    bool has_stages = true; // supports pipeline stages
 };
 
 const LlaisysDecoderMeta &as_decoder(const void *meta) {
@@ -32,12 +33,14 @@ const Entry kEntries[] = {
     {LLAISYS_MODEL_TYPE_MOCK,
      [](const void *meta, const ModelPlacement &placement) -> std::unique_ptr<Model> {
          return std::make_unique<MockModel>(as_decoder(meta), placement);
-     }},
+     },
+     false},
     {LLAISYS_MODEL_TYPE_DRAFT_HEAD,
      [](const void *meta, const ModelPlacement &placement) -> std::unique_ptr<Model> {
          return std::make_unique<DraftHead>(*static_cast<const LlaisysDraftHeadMeta *>(meta),
                                             placement);
-     }},
+     },
+     false},
 };
 
 } // namespace
@@ -47,6 +50,10 @@ std::unique_ptr<Model> create_model(LlaisysModelType type, const void *meta,
     for (const Entry &entry : kEntries) {
         if (entry.type == type) {
             require(meta != nullptr, "params.meta is NULL");
+            if (placement.stages && !entry.has_stages) {
+                fail(LLAISYS_ERROR_UNSUPPORTED, "params.pipeline_parallel_size must be 0 or 1 for ",
+                     "this model type, got ", placement.stages->size() / placement.group->size());
+            }
             return entry.create(meta, placement);
         }
     }

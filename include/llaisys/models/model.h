@@ -37,10 +37,11 @@ typedef struct LlaisysModelCreateParams {
     int64_t max_model_len;            /* longest position + 1; 0: the meta's maxseq */
     int64_t kv_cache_capacity_tokens; /* slots; 0: max_model_len. BLOCK rounds up to whole blocks */
     int32_t tensor_parallel_size;     /* tensor-parallel ranks, at most 64; 0: 1 */
-    int32_t pipeline_parallel_size;   /* 0 or 1 */
-    int32_t world_size;               /* tensor_parallel_size; 0: 1 */
-    int32_t rank;                     /* of this handle */
-    int32_t local_rank;               /* index into device_ids */
+    int32_t pipeline_parallel_size;   /* pipeline stages; 0: 1 */
+    int32_t world_size; /* tensor_parallel_size * pipeline_parallel_size, at most 64; 0: 1 */
+    int32_t rank;       /* of this handle. The ranks of a stage are adjacent. Rank 0 is in the last
+                         * stage, the only one with logits. The meta has the layers of the stage. */
+    int32_t local_rank; /* index into device_ids */
     const char *distributed_executor_backend; /* NULL, "uni": ranks are threads; "mp": processes;
                                                * "ray": processes of any machines */
     const char *distributed_backend;
@@ -50,7 +51,9 @@ typedef struct LlaisysModelCreateParams {
     int32_t nnodes;
     const char *init_method; /* rendezvous address. uni: any text, unique per model of the process;
                               * mp: fd://N or shm://NAME; ray:
-                              * tcp://FD:TOKEN@HOST:PORT,.. (see parallel/process_group_host.hpp) */
+                              * tcp://FD:TOKEN@HOST:PORT,.. (see parallel/process_group_host.hpp).
+                              * With tensor and pipeline parallelism two addresses and a space
+                              * between them: of the ranks of the stage, and of all ranks */
     const char *tp_group_name;
     int32_t use_single_process_tp;
     /* Extensions of the seeds' struct. */

@@ -26,8 +26,9 @@ class ParallelConfig:
     ones."""
 
     pipeline_parallel_size: int = option(
-        1, Integer(1), "Pipeline stages; only 1", flag=None, group="parallel"
-    )
+        1, Integer(1, MAX_RANKS), "Pipeline stages, each with a part of the layers",
+        group="parallel", aliases=("-pp",), more="Needs the backend `mp` or `ray`.",
+    )  # fmt: skip
     tensor_parallel_size: int = option(
         1, Integer(1, MAX_RANKS), "Tensor-parallel ranks",
         group="parallel", common=True, aliases=("-tp",),
@@ -77,6 +78,20 @@ class ParallelConfig:
     )
 
     @property
+    def stage(self) -> int:
+        """The pipeline stage of `rank`. Rank 0 is in the last stage, which samples."""
+        return self.pipeline_parallel_size - 1 - self.rank // self.tensor_parallel_size
+
+    @property
+    def is_last_stage(self) -> bool:
+        return self.stage == self.pipeline_parallel_size - 1
+
+    @property
+    def tensor_parallel_rank(self) -> int:
+        """`rank` within its stage."""
+        return self.rank % self.tensor_parallel_size
+
+    @property
     def ranks_per_device(self) -> int:
         """The most ranks that share a device; more than 1 for tests."""
         ids = self.tensor_parallel_device_ids or (0,)
@@ -97,22 +112,28 @@ def normalize_parallel_config(config: ParallelConfig) -> ParallelConfig:
     """
     config = replace(config)
     check_options(config)
-    size = config.tensor_parallel_size
+    stages = config.pipeline_parallel_size
+    size = config.tensor_parallel_size * stages
+    if size > MAX_RANKS:
+        limit = f"at most {MAX_RANKS // config.tensor_parallel_size}: {MAX_RANKS} ranks in all"
+        raise invalid_value("pipeline_parallel_size", stages, limit)
+    if stages > 1 and config.distributed_executor_backend == "uni":
+        limit = f"mp or ray with pipeline_parallel_size {stages}"
+        raise invalid_value("distributed_executor_backend", "uni", limit)
     if config.numa and config.distributed_executor_backend == "ray":
         raise invalid_value("numa", True, "off with ray, which chooses where ranks run")
     if config.distributed_backend != "nccl":
         raise NotImplementedError(
             f"distributed_backend is {config.distributed_backend!r}; only 'nccl' is supported"
         )
-    for name in ("pipeline_parallel_size", "nnodes"):
-        if getattr(config, name) != 1:
-            raise NotImplementedError(f"{name} is {getattr(config, name)}; only 1 is implemented")
+    if config.nnodes != 1:
+        raise NotImplementedError(f"nnodes is {config.nnodes}; only 1 is implemented")
     check_int("node_rank", config.node_rank, 0, config.nnodes - 1)
     ids = config.tensor_parallel_device_ids
     devices = tuple(range(size)) if ids is None else tuple(ids)
     if len(devices) != size:
         raise invalid_count(
-            "tensor_parallel_device_ids", len(devices), "ids", f"tensor_parallel_size, {size}"
+            "tensor_parallel_device_ids", len(devices), "ids", f"one for each of {size} ranks"
         )
     return replace(
         config,

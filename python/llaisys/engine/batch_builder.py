@@ -40,6 +40,7 @@ class BatchBuilder:
         self.window = window
         self.max_in_flight_tokens = max_in_flight_tokens  # sampled tokens of one request
         self.whole_prompts = False  # a prompt is computed in one step, by an encoder
+        self.num_batches = 1  # steps in flight of a pipeline, which divide the running requests
         self.num_context_shifts = 0
         self.step_time = StepTimeBound(config.max_step_time or 0.0)
         self._prefill_bound = config.max_num_batched_tokens  # tokens of the current batch
@@ -54,6 +55,9 @@ class BatchBuilder:
         if bound is not None:
             self._prefill_bound = bound
             self._min_chunk = min(self.config.min_prefill_chunk, max(1, bound // 4))
+        if self.num_batches > 1:
+            tokens = -(-self.config.max_num_batched_tokens // self.num_batches)
+            self._prefill_bound = min(self._prefill_bound, tokens)
         self._schedule_running(batch)
         self._schedule_waiting(batch)
 
@@ -63,7 +67,10 @@ class BatchBuilder:
         requests, starts, counts = batch.requests, batch.plan.starts, batch.plan.counts
         has_drafts = any(other.plan.draft_token_ids for other in self._in_flight.values())
         is_async = self.max_in_flight_tokens > 0 and not has_drafts
+        most = -(-len(self.running) // self.num_batches)
         for request in tuple(self.running):
+            if len(requests) == most:
+                break
             start = request.num_computed_tokens
             count = len(request.token_ids) - start
             is_last = start + 1 >= request.max_total_tokens

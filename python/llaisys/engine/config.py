@@ -344,6 +344,13 @@ class EngineConfig:
         object.__setattr__(self, "parallel", normalize_parallel_config(self.parallel))
         if self.device == "cuda" and self.parallel.distributed_executor_backend == "ray":
             raise invalid_value("device", "cuda", "cpu with distributed_executor_backend ray")
+        stages = self.parallel.pipeline_parallel_size
+        for name, is_set in (
+            ("speculative_config", self.speculative_config is not None),
+            ("enable_lora", self.lora.is_enabled),
+        ):
+            if stages > 1 and is_set:
+                raise invalid_value(name, "on", f"off with pipeline_parallel_size {stages}")
         if self.cache.kv_cache_dtype == "fp8" and self.device == "cpu":
             limit = f"{', '.join(DTYPES)} or q8 on device cpu"
             raise invalid_value("kv_cache_dtype", "fp8", limit)

@@ -30,7 +30,7 @@ from llaisys.engine.structured.requests import MaskFuture, StructuredRequests
 logger = logging.getLogger("llaisys.engine")
 
 STEP_HISTORY = 1024
-MAX_IN_FLIGHT = 2  # steps: one runs, one is queued
+MAX_IN_FLIGHT = 2  # steps with asynchronous scheduling: one runs, one is queued
 LORA_POLL_SECONDS = 0.001  # while a LoRA adapter is read and nothing else can run
 # Devices on which "auto" schedules asynchronously (docs/internals/measurements/).
 AUTO_ASYNC_DEVICES = frozenset({"cuda"})
@@ -73,7 +73,10 @@ class EngineCore:
         self.speculator = make_speculator(config.speculative, info.vocab_size, executor.draft)
         self.structured = StructuredRequests(self.model_info, config.scheduler.max_num_seqs)
         self.is_async = self._can_schedule_async(config)
+        stages = config.parallel.pipeline_parallel_size
+        self._max_in_flight = MAX_IN_FLIGHT if self.is_async else stages
         self.scheduler.builder.max_in_flight_tokens = int(self.is_async)
+        self.scheduler.builder.num_batches = stages
         self.scheduler.builder.whole_prompts = info.is_encoder
         self._in_flight: deque[_LaunchedStep] = deque()
         self._last_collected = 0.0
@@ -87,7 +90,11 @@ class EngineCore:
         self._timeouts: list[tuple[float, int, list[str]]] = []
 
     def _can_schedule_async(self, config: EngineConfig) -> bool:
-        mode = config.async_scheduling
+        mode, stages = config.async_scheduling, config.parallel.pipeline_parallel_size
+        if stages > 1:
+            if mode != "off":
+                logger.info("async_scheduling is off: a pipeline has %d steps in flight", stages)
+            return False
         if mode == "off" or (mode == "auto" and config.device not in AUTO_ASYNC_DEVICES):
             return False
         if self.executor.can_launch:
@@ -100,9 +107,9 @@ class EngineCore:
         return False
 
     def step(self) -> list[TokenUpdate]:
-        """Schedule and launch, then collect and apply the oldest step in flight; with asynchronous
-        scheduling one more step stays in flight. A failed step ends its requests only.
-        WorkerLostError: no step can follow."""
+        """Schedule and launch, then collect and apply the oldest step in flight. With asynchronous
+        scheduling one more step stays in flight, in a pipeline one per other stage. A failed step
+        ends its requests only. WorkerLostError: no step can follow."""
         if self._undelivered:
             updates, self._undelivered = self._undelivered, []
             return updates
@@ -158,7 +165,8 @@ class EngineCore:
         """Launch steps up to the limit. Drafts are proposed when nothing is in flight, and nothing
         is launched behind them. Returns the updates of steps that failed or needed sync."""
         running, speculator = self.scheduler.running, self.speculator
-        while len(self._in_flight) < (MAX_IN_FLIGHT if self.is_async else 1):
+        overlaps = self._max_in_flight > 1
+        while len(self._in_flight) < self._max_in_flight:
             start = time.perf_counter()
             if speculator is not None:
                 if not self._in_flight:
@@ -168,9 +176,9 @@ class EngineCore:
             plan = self._schedule()
             if plan is None:
                 break
-            if self.is_async and self._needs_sync(plan):
+            if overlaps and self._needs_sync(plan):
                 return self._run_alone(plan, start)
-            queued = self.is_async and not plan.draft_token_ids
+            queued = overlaps and not plan.draft_token_ids
             _, failed = self._guarded(plan, partial(self._launch, plan, start, queued))
             if failed:
                 return failed
@@ -178,6 +186,8 @@ class EngineCore:
 
     def _needs_sync(self, plan: SchedulerOutputs) -> bool:
         """Whether a step must run when no other step is in flight, and to its end."""
+        if not self.is_async:  # stages: steps in flight share no sampling request, but grammars
+            return self.structured.has_grammar(plan)
         if self.scheduler.needs_sync(plan):
             return True
         if plan.draft_token_ids:
@@ -198,7 +208,7 @@ class EngineCore:
         """`queued`: another step may be launched before this one is collected."""
         masks = self.structured.request_masks(plan)
         self.executor.execute_model(plan, queued)
-        if self.is_async:
+        if self._max_in_flight > 1:
             self.scheduler.note_launched(plan)
         self._in_flight.append(_LaunchedStep(plan, start, queued, masks))
         return True

@@ -14,6 +14,7 @@ from typing import Self
 import numpy as np
 
 from llaisys.common.errors import ModelLoadError
+from llaisys.common.parallel import ParallelConfig
 from llaisys.common.progress import report
 from llaisys.common.validation import check_choice, invalid_value
 from llaisys.libllaisys import arrays
@@ -29,6 +30,8 @@ from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
 from llaisys.models.base import AdapterOptions
 from llaisys.models.device import MemoryNeeds
 from llaisys.models.families.decoder_tensors import (
+    GLOBAL_NAMES,
+    OUTPUT_FIELDS,
     STACKED_FIELDS,
     STACKED_SHARDS,
     TABLE_FIELDS,
@@ -47,7 +50,7 @@ from llaisys.models.loading.shard import Shard
 from llaisys.models.lora.files import base_linears
 from llaisys.models.native import NativeAdapter, kv_head_bytes
 from llaisys.models.score_head import ClassifierHead, JudgeHead, is_judge
-from llaisys.models.sharding import check_divisibility, lm_head_shard, shard_of
+from llaisys.models.sharding import check_divisibility, lm_head_shard, shard_of, stage_layers
 from llaisys.models.synthetic_tensors import RandomTensors
 from llaisys.models.tensors import tensor_from, tensor_from_blocks
 
@@ -70,12 +73,13 @@ class DecoderAdapter(NativeAdapter):
         dtype = options.kv_cache_dtype
         dtype = dtype_of(config, options) if dtype == "auto" else dtype
         parallel = options.parallel
+        layers = max(map(len, _stages(config, parallel)))  # the same on every rank
         if config.latent is not None:  # one entry for all heads, on every rank
             _check_latent(options)
-            return config.num_layers * kv_head_bytes(dtype, config.latent.entry)
+            return layers * kv_head_bytes(dtype, config.latent.entry)
         copies = parallel.kv_copies(config.num_kv_heads)
         heads = config.num_kv_heads * copies // parallel.tensor_parallel_size  # of this rank
-        return 2 * config.num_layers * heads * kv_head_bytes(dtype, config.head_dim)
+        return 2 * layers * heads * kv_head_bytes(dtype, config.head_dim)
 
     @classmethod
     def memory_needs(
@@ -101,7 +105,9 @@ class DecoderAdapter(NativeAdapter):
             + _kv_copy_bytes(config, options)
             + _panel_bytes(checkpoint, options),
             # The logits, and a copy for masks, biases and penalties.
-            logits=0 if config.encoder else 2 * 4 * config.vocab_size * max_num_seqs,
+            logits=2 * 4 * config.vocab_size * max_num_seqs
+            if config.encoder is None and options.parallel.is_last_stage
+            else 0,
         )
 
     @classmethod
@@ -129,7 +135,8 @@ class DecoderAdapter(NativeAdapter):
         _check_quantization(checkpoint, options)
         _report_dequantised(checkpoint, options)
         config = decoder_config(checkpoint)
-        meta = decoder_meta(config, dtype_of(config, options), options.max_model_len)
+        layers = _own_layers(config, options)
+        meta = decoder_meta(config, dtype_of(config, options), options.max_model_len, layers)
         if options.max_model_len > meta.maxseq:
             limit = f"at most {meta.maxseq}, the positions that the model supports"
             raise invalid_value("max_model_len", options.max_model_len, limit)
@@ -211,7 +218,8 @@ class _TensorLoad:
 def _tensor_loads(checkpoint: Checkpoint, options: AdapterOptions) -> list[_TensorLoad]:
     """All tensors that this rank reads, in order."""
     config, ranks = decoder_config(checkpoint), options.parallel
-    size, rank = ranks.tensor_parallel_size, ranks.rank
+    size, rank = ranks.tensor_parallel_size, ranks.tensor_parallel_rank
+    layers, is_first, is_last = _own_layers(config, options), ranks.stage == 0, ranks.is_last_stage
     copies = ranks.kv_copies(config.num_kv_heads)
     head = None
     if ranks.vocab_parallel_head and size > 1:
@@ -219,18 +227,44 @@ def _tensor_loads(checkpoint: Checkpoint, options: AdapterOptions) -> list[_Tens
     found = []
     for name, _ in tensors(config):
         field, layer = weight_field(name)
+        is_tied = field == "in_embed" and config.tie_word_embeddings and config.encoder is None
+        if name not in GLOBAL_NAMES:
+            if layer not in layers:
+                continue
+            layer -= layers.start
+        elif not (is_last if field in OUTPUT_FIELDS else is_first or (is_tied and is_last)):
+            continue
         stacked = config.experts.count if config.experts and field in STACKED_SHARDS else 1
         shard = shard_of(name, field, checkpoint.shape(name), size, rank, copies, stacked)
         targets = [(field, layer)]
         if field == "out_embed":
             shard = head
-        elif field == "in_embed" and config.tie_word_embeddings and config.encoder is None:
+        elif is_tied and is_last:
             if head is None:
                 targets.append(("out_embed", 0))
             else:  # the sharded output rows are stored apart from the embedding table
                 found.append(_TensorLoad(name, head, [("out_embed", 0)]))
+            if not is_first:
+                targets = targets[1:]
+        if not targets:
+            continue
         found.append(_TensorLoad(name, shard, targets))
     return found
+
+
+def _stages(config: ModelConfig, parallel: ParallelConfig) -> list[range]:
+    """The layers of each pipeline stage."""
+    if parallel.pipeline_parallel_size == 1:
+        return [range(config.num_layers)]
+    last = f"model.layers.{config.num_layers - 1}."
+    layer = sum(prod(shape) for name, shape in tensors(config) if name.startswith(last))
+    head = config.vocab_size * config.hidden_size
+    return stage_layers(config.num_layers, parallel.pipeline_parallel_size, head / layer)
+
+
+def _own_layers(config: ModelConfig, options: AdapterOptions) -> range:
+    """The layers of this rank."""
+    return _stages(config, options.parallel)[options.parallel.stage]
 
 
 def _check_latent(options: AdapterOptions) -> None:
@@ -376,7 +410,7 @@ def weight_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> dict[str, i
 
 def _source_device(options: AdapterOptions) -> str:
     """Where random weights are made: new tensors are on the first device of their kind."""
-    is_first = options.parallel.tensor_parallel_size == 1 and options.device_ids[:1] in ((), (0,))
+    is_first = options.parallel.world_size == 1 and options.device_ids[:1] in ((), (0,))
     return options.device if is_first else "cpu"
 
 
@@ -440,12 +474,15 @@ def dtype_of(config: ModelConfig, options: AdapterOptions) -> str:
     return check_choice("dtype", dtype, tuple(STORAGE))
 
 
-def decoder_meta(config: ModelConfig, dtype: str, max_model_len: int) -> LlaisysDecoderMeta:
-    """`max_model_len`: requested context; 0: the model's. The caller rejects more than `maxseq`."""
+def decoder_meta(
+    config: ModelConfig, dtype: str, max_model_len: int, layers: range
+) -> LlaisysDecoderMeta:
+    """`max_model_len`: requested context; 0: the model's. The caller rejects more than `maxseq`.
+    `layers`: of this rank."""
     length = min(max_model_len or config.max_position_embeddings, config.longest_context)
     meta = LlaisysDecoderMeta(
         dtype=dtype_code(dtype),
-        nlayer=config.num_layers,
+        nlayer=len(layers),
         hs=config.hidden_size,
         nh=config.num_heads,
         nkvh=config.num_kv_heads,
@@ -457,9 +494,9 @@ def decoder_meta(config: ModelConfig, dtype: str, max_model_len: int) -> Llaisys
         theta=config.rope_theta,
         end_token=config.eos_token_ids[0] if config.eos_token_ids else -1,
     )
-    windows = [config.layer_window(layer) or 0 for layer in range(config.num_layers)]
+    windows = [config.layer_window(layer) or 0 for layer in layers]
     arrays.attach_int64(meta, "layer_windows", windows)
-    _set_rope(meta, config, length)
+    _set_rope(meta, config, length, layers)
     variant = config.variant
     for name in ("attention_scale", "attention_soft_cap", "logit_scale", "logit_soft_cap"):
         setattr(meta, name, getattr(variant, name))
@@ -473,7 +510,7 @@ def decoder_meta(config: ModelConfig, dtype: str, max_model_len: int) -> Llaisys
     meta.is_parallel = variant.is_parallel
     meta.has_row_norms, meta.has_sinks = variant.has_row_norms, variant.has_sinks
     if config.experts is not None:
-        _set_experts(meta, config.experts, config.num_layers)
+        _set_experts(meta, config.experts, layers)
     if config.encoder is not None:
         meta.is_bidirectional = meta.has_no_head = meta.has_positions = meta.has_embed_norm = 1
         meta.n_token_types = config.encoder.token_types
@@ -484,10 +521,10 @@ def decoder_meta(config: ModelConfig, dtype: str, max_model_len: int) -> Llaisys
     return meta
 
 
-def _set_experts(meta: LlaisysDecoderMeta, experts: Experts, layers: int) -> None:
+def _set_experts(meta: LlaisysDecoderMeta, experts: Experts, layers: range) -> None:
     meta.n_experts, meta.n_experts_used = experts.count, experts.used
     meta.moe_di, meta.shared_di = experts.inner, experts.shared_inner
-    arrays.attach_int64(meta, "moe_layers", [int(i in experts.layers) for i in range(layers)])
+    arrays.attach_int64(meta, "moe_layers", [int(i in experts.layers) for i in layers])
     meta.moe_is_sigmoid = experts.is_sigmoid
     meta.moe_is_renormalised = experts.is_renormalised
     meta.moe_groups, meta.moe_top_groups = experts.groups, experts.top_groups
@@ -496,7 +533,7 @@ def _set_experts(meta: LlaisysDecoderMeta, experts: Experts, layers: int) -> Non
     meta.moe_scale, meta.moe_limit, meta.moe_alpha = experts.scale, experts.limit, experts.alpha
 
 
-def _set_rope(meta: LlaisysDecoderMeta, config: ModelConfig, length: int) -> None:
+def _set_rope(meta: LlaisysDecoderMeta, config: ModelConfig, length: int, layers: range) -> None:
     """`length`: the context that scalings of RoPE depend on."""
     scaling, layout, rotary_dim = config.rope_scaling, config.rope, config.rotary_dim
     divisors = [1.0] * (rotary_dim // 2)
@@ -531,7 +568,7 @@ def _set_rope(meta: LlaisysDecoderMeta, config: ModelConfig, length: int) -> Non
     if layout.window_theta is not None:
         local = frequencies(layout.window_theta, [1.0] * len(divisors))
     values: list[float] = []
-    for layer in range(config.num_layers):
+    for layer in layers:
         of_layer = plain if config.layer_window(layer) is None else local
         values += [0.0] * len(plain) if layer in layout.layers_without else of_layer
     arrays.attach_float(meta, "layer_inv_freqs", values)

@@ -56,7 +56,8 @@ class DraftHeadAdapter(NativeAdapter):
     @classmethod
     def _create(cls, checkpoint: DraftHeadFiles, options: AdapterOptions) -> Self:
         config = checkpoint.config
-        decoder = decoder_meta(config, dtype_of(config, options), options.max_model_len)
+        layers = range(config.num_layers)
+        decoder = decoder_meta(config, dtype_of(config, options), options.max_model_len, layers)
         meta = LlaisysDraftHeadMeta(
             decoder=decoder,
             in_voc=checkpoint.model.config.vocab_size,

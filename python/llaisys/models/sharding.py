@@ -1,4 +1,4 @@
-"""Weight shards of tensor-parallel ranks (002 section 7.1).
+"""Weight shards of tensor-parallel ranks (002 section 7.1) and layers of pipeline stages.
 
 q, k, v, gate and up are column-parallel (equal ranges of output rows), o and down are row-parallel
 (equal ranges of input columns); all other weights are replicated. Fused weights are sharded field
@@ -10,6 +10,7 @@ shard may be shorter.
 from __future__ import annotations
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.validation import invalid_value
 from llaisys.models.base import AdapterOptions
 from llaisys.models.loading.shard import Shard
 
@@ -77,8 +78,8 @@ def check_divisibility(
             limit = f"a divisor of the model's {count} {what}"
             raise InvalidInputError(
                 f"tensor_parallel_size is {size}; it must be {limit}: tp_size={size} "
-                f"tp_rank={parallel.rank} global_{name}={count} local_{name}={count // size} "
-                f"device_id={options.device_ids[parallel.local_rank]}",
+                f"tp_rank={parallel.tensor_parallel_rank} global_{name}={count} "
+                f"local_{name}={count // size} device_id={options.device_ids[parallel.local_rank]}",
                 field="tensor_parallel_size",
                 value=size,
                 limit=limit,
@@ -97,3 +98,18 @@ def lm_head_shard(vocab_size: int, tp_size: int, tp_rank: int) -> Shard:
             limit=f"off for {tp_size} ranks and a vocabulary of {vocab_size}",
         )
     return Shard(0, tp_rank * chunk, min(vocab_size, (tp_rank + 1) * chunk))
+
+
+def stage_layers(num_layers: int, num_stages: int, head: float) -> list[range]:
+    """The layers of each pipeline stage. `head`: weights of the output matrix, relative to those of
+    a layer; stages have about the same weights."""
+    if num_stages > num_layers:
+        limit = f"at most {num_layers}, the layers of the model"
+        raise invalid_value("pipeline_parallel_size", num_stages, limit)
+    if num_stages == 1:
+        return [range(num_layers)]
+    others = num_stages - 1
+    last = round((num_layers + head) / num_stages - head)
+    last = min(max(1, last), num_layers - others)
+    ends = [-(-(num_layers - last) * stage // others) for stage in range(num_stages)]
+    return [range(*ends[i : i + 2]) for i in range(others)] + [range(num_layers - last, num_layers)]

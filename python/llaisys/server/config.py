@@ -337,7 +337,7 @@ class ServerConfig:
             engine = replace(engine, device="cpu")  # Ray is asked for CPUs only
         if count == 1 or engine.n_threads:
             return engine
-        ranks = count * engine.parallel.tensor_parallel_size
+        ranks = count * engine.parallel.world_size
         return replace(engine, n_threads=max(1, usable_cores() // ranks))
 
     @property

@@ -28,11 +28,12 @@ DecoderModel::DecoderModel(const DecoderKind &kind, const LlaisysDecoderMeta &me
                            const ModelPlacement &placement)
     : SlotModel(spec_of(kind.type, shard_meta(check_hyper_params(meta), placement), placement),
                 placement),
-      group_(placement.group), meta_(without_pointers(shard_meta(meta, placement))),
-      scale_(attention_scale(meta)), layers_(meta.nlayer),
-      moe_(shard_meta(meta, placement), placement.group), latent_(meta_) {
+      group_(placement.group), stages_(placement.stages),
+      is_first_stage_(placement.is_first_stage()), is_last_stage_(placement.is_last_stage()),
+      meta_(without_pointers(shard_meta(meta, placement))), scale_(attention_scale(meta)),
+      layers_(meta.nlayer), moe_(shard_meta(meta, placement), placement.group), latent_(meta_) {
     const int64_t ranks = group_->size();
-    if (placement.vocab_parallel_head && ranks > 1) {
+    if (placement.vocab_parallel_head && ranks > 1 && is_last_stage_) {
         const int64_t vocabulary = int64_t(meta_.voc);
         head_columns_ = (vocabulary + ranks - 1) / ranks;
         require(vocabulary > (ranks - 1) * head_columns_, "meta.voc, ", vocabulary,
@@ -52,28 +53,32 @@ void DecoderModel::register_slots(const DecoderKind &kind) {
     const int64_t inner = int64_t(meta_.di);
     const Shape embedding{int64_t(meta_.voc), hidden};
 
-    table_.add_global("in_embed", &weights_.in_embed, embedding);
     Shape head_shape = embedding;
     if (head_columns_ > 0) {
         const int64_t first = group_->rank() * head_columns_;
         head_shape[0] = std::min(head_columns_, embedding[0] - first);
     }
-    packed_.add_lookup(&weights_.in_embed, &in_embed_);
-    if (meta_.has_no_head == 0) {
+    if (is_first_stage_) {
+        table_.add_global("in_embed", &weights_.in_embed, embedding);
+        packed_.add_lookup(&weights_.in_embed, &in_embed_);
+    }
+    if (meta_.has_no_head == 0 && is_last_stage_) {
         table_.add_global("out_embed", &weights_.out_embed, head_shape);
         packed_.add(&weights_.out_embed, &head_);
     }
     const bool norms_residual = meta_.norm_position == LLAISYS_NORM_RESIDUAL;
-    table_.add_global("out_norm_w", &weights_.out_norm_w, {hidden}, norms_residual);
-    table_.add_global("out_norm_b", &weights_.out_norm_b, {hidden}, true);
-    if (meta_.has_positions != 0) {
+    if (is_last_stage_) {
+        table_.add_global("out_norm_w", &weights_.out_norm_w, {hidden}, norms_residual);
+        table_.add_global("out_norm_b", &weights_.out_norm_b, {hidden}, true);
+    }
+    if (meta_.has_positions != 0 && is_first_stage_) {
         table_.add_global("pos_embed", &weights_.pos_embed, {int64_t(meta_.maxseq), hidden});
     }
-    if (meta_.n_token_types > 0) {
+    if (meta_.n_token_types > 0 && is_first_stage_) {
         table_.add_global("type_embed", &weights_.type_embed,
                           {int64_t(meta_.n_token_types), hidden});
     }
-    if (meta_.has_embed_norm != 0) {
+    if (meta_.has_embed_norm != 0 && is_first_stage_) {
         table_.add_global("embed_norm_w", &weights_.embed_norm_w, {hidden});
         table_.add_global("embed_norm_b", &weights_.embed_norm_b, {hidden}, true);
     }
@@ -217,7 +222,9 @@ void DecoderModel::forward(const device::Stream &stream, runtime::Workspace &wor
                            ForwardOutput *output) {
     const int64_t n_outputs = input.output_rows.defined() ? input.output_rows.size(0) : 0;
     const Activations act = allocate_activations(workspace, input.n_tokens, n_outputs);
-    parallel::abort_on_error(*group_, [&] { run_layers(stream, input, attention, act, output); });
+    const auto run = [&] { run_layers(stream, input, attention, act, output); };
+    parallel::abort_on_error(*group_,
+                             [&] { stages_ ? parallel::abort_on_error(*stages_, run) : run(); });
 }
 
 void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &input,
@@ -225,14 +232,14 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
                               ForwardOutput *output) const {
     require(meta_.has_no_head == 0 || !input.output_rows.defined(),
             "logits must not be requested: the model has no output matrix");
-    embed(stream, input, act);
+    begin_stage(stream, input, act);
     ops::Residual residual{act.residual, Tensor()};
     Activations tail = act; // after the attention of the last layer; may have fewer rows
     const ops::LoraRows *lora_rows = input.lora.rows.defined() ? &input.lora : nullptr;
     const bool has_outputs =
         input.output_rows.defined() || input.hidden_rows.defined() || !aux_hidden_layers_.empty();
     for (size_t i = 0; i < layers_.size(); ++i) {
-        const bool is_last = i + 1 == layers_.size();
+        const bool is_last = is_last_stage_ && i + 1 == layers_.size();
         with_context("layer", i, [&] {
             if (!aux_hidden_layers_.empty()) {
                 ops::settle_lora(stream, &residual);
@@ -249,6 +256,11 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
             }
             feed_forward(stream, i, tail, lora_rows, &residual);
         });
+    }
+    if (!is_last_stage_) {
+        ops::settle_lora(stream, &residual);
+        stages_->Send(ops::settle(stream, &residual), stages_->rank() - group_->size());
+        return;
     }
     if (!has_outputs) {
         return;
@@ -318,6 +330,9 @@ void DecoderModel::run_head(const device::Stream &stream, const Tensor &rows,
 }
 
 void DecoderModel::set_aux_hidden_layers(const std::vector<int32_t> &layers) {
+    if (stages_ && !layers.empty()) {
+        fail(LLAISYS_ERROR_UNSUPPORTED, "hidden states of layers need a model of one stage");
+    }
     for (size_t i = 0; i < layers.size(); ++i) {
         require(layers[i] >= -1 && layers[i] <= int32_t(meta_.nlayer), "layers[", i,
                 "] must be in [-1, ", meta_.nlayer, "], got ", layers[i]);
@@ -371,6 +386,15 @@ ops::Norm DecoderModel::attn_norm(size_t i, const Activations &act) const {
 
 ops::Norm DecoderModel::mlp_norm(size_t i, const Activations &act) const {
     return norm(weights_.mlp_norm_w[i], weights_.mlp_norm_b[i], act.normed);
+}
+
+void DecoderModel::begin_stage(const device::Stream &stream, const ModelInput &input,
+                               const Activations &act) const {
+    if (is_first_stage_) {
+        embed(stream, input, act);
+    } else {
+        stages_->Recv(act.residual, stages_->rank() + group_->size());
+    }
 }
 
 void DecoderModel::embed(const device::Stream &stream, const ModelInput &input,

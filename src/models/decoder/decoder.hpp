@@ -7,6 +7,11 @@
 // column-parallel (sharded by output), o and down row-parallel (sharded by input), each followed by
 // an AllReduce. All ranks end with the same logits. A vocabulary-parallel head adds one AllGather
 // of logits per step.
+//
+// Pipeline parallelism: a stage holds meta.nlayer adjacent layers, the first stage also the
+// embeddings, the last one the last norm and the head. A stage receives the residual stream of a
+// micro-batch from the stage before it and sends it to the next one. Only the last stage writes
+// outputs.
 #pragma once
 
 #include "models/decoder/latent_attention.hpp"
@@ -94,6 +99,9 @@ private:
     void store_aux_hidden(const device::Stream &stream, int32_t layer, const Activations &act,
                           const ops::Residual &residual, const Tensor &hidden) const;
     void embed(const device::Stream &stream, const ModelInput &input, const Activations &act) const;
+    // The residual stream before the first layer of this stage: embeddings, or received.
+    void begin_stage(const device::Stream &stream, const ModelInput &input,
+                     const Activations &act) const;
     DType activation_dtype() const;
     ops::Norm norm(llaisysTensor_t weight, llaisysTensor_t bias, const Tensor &normed) const;
     ops::Norm out_norm(const Activations &act) const;
@@ -139,6 +147,8 @@ private:
                      const Tensor &scratch, const ops::Lora &lora) const;
 
     std::shared_ptr<const parallel::ProcessGroup> group_;
+    std::shared_ptr<const parallel::ProcessGroup> stages_; // null: one stage
+    bool is_first_stage_, is_last_stage_;
     LlaisysDecoderMeta meta_;                // nh, nkvh and di of this rank; its pointers are null
     float scale_;                            // of attention
     std::vector<int32_t> aux_hidden_layers_; // -1: after the last norm

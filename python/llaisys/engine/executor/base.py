@@ -127,11 +127,13 @@ class Executor(ABC):
         self.model_info = info
         parallel = self.config.parallel
         logger.info(
-            "executor backend=%s tp_size=%d world_size=%d device=%s model=%s max_model_len=%d "
-            "kv_blocks=%d x %d tokens (%s, %.1f MiB per rank) host_blocks=%d (%.1f MiB per rank)",
+            "executor backend=%s tp_size=%d world_size=%d pp_size=%d device=%s model=%s "
+            "max_model_len=%d kv_blocks=%d x %d tokens (%s, %.1f MiB per rank) host_blocks=%d "
+            "(%.1f MiB per rank)",
             parallel.distributed_executor_backend,
             parallel.tensor_parallel_size,
             parallel.world_size,
+            parallel.pipeline_parallel_size,
             self.config.device,
             info.model_type,
             info.max_model_len,

@@ -19,8 +19,9 @@ logger = logging.getLogger("llaisys.engine")
 METHODS = {
     "init_device", "open_model", "load_model", "warmup", "execute_model", "sample_tokens",
     "profile", "gpu_usage", "check_health", "open_lora", "read_lora", "evict_lora",
-    "drop_lora", "lora_state",
+    "drop_lora", "lora_state", "store_tokens",
 }  # fmt: skip
+UNANSWERED = ("execute_model", "store_tokens")
 
 
 def answer_call(worker: Worker, call: Call) -> Answer | None:
@@ -39,6 +40,8 @@ def answer_call(worker: Worker, call: Call) -> Answer | None:
             args.append(call.text)
         if call.masks is not None:
             args.append(partial(decode_masks, call.masks))
+        if call.sampled is not None:
+            args.append(call.sampled)
         result = getattr(worker, call.method)(*args, **call.kwargs)
     except InvalidInputError as error:
         return Answer(call.serial, f"{type(error).__name__}: {error}", is_input_error=True)
@@ -48,7 +51,7 @@ def answer_call(worker: Worker, call: Call) -> Answer | None:
         )
         worker.close()
         return Answer(call.serial, f"{type(error).__name__}: {error}")
-    if call.method == "execute_model":
+    if call.method in UNANSWERED:
         return None
     return Answer(
         call.serial,

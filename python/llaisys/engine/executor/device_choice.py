@@ -26,7 +26,7 @@ def resolve_device(
     if requested == "cpu":
         chosen, reason, num_gpus = "cpu", "set by LLAISYS_DEVICE", 0
     else:
-        ranks = config.parallel.tensor_parallel_size
+        ranks = config.parallel.world_size
         ids = config.parallel.tensor_parallel_device_ids or (0,)
         if requested == "cuda":
             choice = require_cuda(ids, ranks)
@@ -53,12 +53,12 @@ def _cpu_option(config: EngineConfig) -> str:
 
 def _has_default_ids(config: EngineConfig) -> bool:
     ids = config.parallel.tensor_parallel_device_ids
-    return ids is None or tuple(ids) == tuple(range(config.parallel.tensor_parallel_size))
+    return ids is None or tuple(ids) == tuple(range(config.parallel.world_size))
 
 
 def _placed(config: EngineConfig, replica: int, replicas: int, num_gpus: int) -> EngineConfig:
     """Give each replica GPUs of its own when there are enough; otherwise replicas share them."""
-    ranks = config.parallel.tensor_parallel_size
+    ranks = config.parallel.world_size
     if replicas == 1 or num_gpus < ranks * replicas or not _has_default_ids(config):
         return config
     ids = tuple(range(replica * ranks, (replica + 1) * ranks))

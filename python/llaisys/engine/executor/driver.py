@@ -1,8 +1,9 @@
 """Executors whose driver rank is this process and whose other ranks are child processes (mp) or
 actors (ray).
 
-A plan is sent to every other rank and run here; ranks communicate inside the model, and all of them
-sample the same tokens.
+A plan is sent to every other rank and run here; ranks communicate inside the model. The ranks of
+the last pipeline stage, of which this process is one, sample the same tokens; the ranks of other
+stages are sent the tokens.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from llaisys.engine.worker import Worker
 
 STEP_METHODS = ("execute_model", "sample_tokens")
 REPLY_TIMEOUT = 10.0  # seconds after the driver in which the other ranks must reply
+EXIT_SECONDS = 1.0  # within which a rank that ended a step by its exit is known to have exited
 
 
 class RemoteRank(Protocol):
@@ -72,6 +74,16 @@ class DriverExecutor(Executor):
     def _init_ranks(self) -> None:
         """Start the other ranks, then the driver (`_make_driver`), and load the model."""
 
+    @property
+    def _samplers(self) -> Sequence[RemoteRank]:
+        """Ranks of the last pipeline stage, except the driver."""
+        return self._children[: self.config.parallel.tensor_parallel_size - 1]
+
+    @property
+    def _upstream(self) -> Sequence[RemoteRank]:
+        """Ranks of the other pipeline stages."""
+        return self._children[self.config.parallel.tensor_parallel_size - 1 :]
+
     def _make_driver(self, config: EngineConfig, init_method: str) -> None:
         self._driver = LocalRank(
             Worker(config, 0, 0, distributed_init_method=init_method, is_driver_worker=True)
@@ -108,20 +120,30 @@ class DriverExecutor(Executor):
         timeout = self.config.step_timeout
         with self._counted():
             self._driver.wait_idle(timeout)
-            self._send(Call(self._next_serial(), "sample_tokens", number=step_id, masks=encoded))
+            call = Call(self._next_serial(), "sample_tokens", number=step_id, masks=encoded)
+            self._send(call, self._samplers)
             args = (step_id,) if found is None else (step_id, lambda: found)
             output, error = self._run_driver("sample_tokens", timeout, args, {})
-            answers = self._receive("sample_tokens")
+            if self._upstream and error is not None and not isinstance(error, InvalidInputError):
+                self._check_upstream()
+            answers = self._receive("sample_tokens", self._samplers)
             self._check("sample_tokens", error, answers)
             self._check_tokens(output.sampled, answers)
+            if self._upstream:
+                store = Call(self._next_serial(), "store_tokens", number=output.step_id)
+                store.sampled = output.sampled
+                self._send(store, self._upstream)
         self.stats.steps += 1
         return cast(StepOutput, output)
 
     def _call(
         self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
-        """Return the driver's result and the replies of the other ranks."""
+        """Return the driver's result and the replies of the other ranks. While steps of a pipeline
+        are in flight, other stages may wait for this one: then only the driver is called."""
         self._driver.wait_idle(timeout)
+        if self.worker.num_planned:
+            return [self._call_driver(method, timeout, args, kwargs)]
         number, text = (*args, None, None)[:2]
         self._send(Call(self._next_serial(), method, number=number, text=text, kwargs=kwargs))
         result, error = self._run_driver(method, timeout, args, kwargs)
@@ -146,14 +168,29 @@ class DriverExecutor(Executor):
                 self.worker.close()  # leaves the group: waiting ranks return
             return None, error
 
-    def _receive(self, method: str) -> list[Answer]:
-        """Return the replies of the other ranks to the last call."""
+    def _receive(self, method: str, ranks: Sequence[RemoteRank] | None = None) -> list[Answer]:
+        """Return the replies of these ranks to the last call; None: all but the driver."""
         deadline = time.monotonic() + REPLY_TIMEOUT if method in STEP_METHODS else None
-        return [child.receive(self._serial, deadline) for child in self._children]
+        ranks = self._children if ranks is None else ranks
+        return [child.receive(self._serial, deadline) for child in ranks]
 
-    def _call_driver(self, method: str, timeout: float | None, args: tuple[Any, ...]) -> Any:
+    def _check_upstream(self) -> None:
+        """Raise WorkerLostError when a rank of another stage has exited, or exits soon."""
+        deadline = time.monotonic() + EXIT_SECONDS
+        while time.monotonic() < deadline:
+            for child in self._upstream:
+                child.check_alive()
+            time.sleep(EXIT_SECONDS / 50)
+
+    def _call_driver(
+        self,
+        method: str,
+        timeout: float | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         try:
-            return self._driver.call(method, timeout, args, {})
+            return self._driver.call(method, timeout, args, kwargs or {})
         except ExecutorTimeoutError:
             raise
         except Exception as error:
@@ -163,8 +200,9 @@ class DriverExecutor(Executor):
         self._serial += 1
         return self._serial
 
-    def _send(self, call: Call) -> None:
-        for child in self._children:
+    def _send(self, call: Call, ranks: Sequence[RemoteRank] | None = None) -> None:
+        """Send a call to these ranks; None: all but the driver."""
+        for child in self._children if ranks is None else ranks:
             child.send(call)
 
     def _check(self, method: str, error: Exception | None, answers: list[Answer]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.executor.device_choice import resolve_device
@@ -29,10 +29,9 @@ def estimate_memory(config: EngineConfig) -> MemoryEstimate:
     open_device(config.device)
     opened = open_model(config)
     try:
-        ranks = config.parallel.tensor_parallel_size
+        ranks = config.parallel.world_size
         slots = opened.affordable_blocks * config.cache.block_size
-        weights, scratch = _weights_and_scratch(opened, config)
-        weights, scratch = ranks * weights, ranks * scratch
+        weights, scratch = map(sum, zip(*_needs_of_ranks(opened, config), strict=True))
         kv_cache = slots * opened.kv_bytes_per_token * ranks
         if not is_gpu(config.device):  # host blocks are in device memory
             host_slots = opened.num_host_blocks * config.cache.block_size
@@ -44,6 +43,14 @@ def estimate_memory(config: EngineConfig) -> MemoryEstimate:
         return MemoryEstimate(weights, kv_cache, scratch + SLACK, opened.affordable_blocks)
     finally:
         opened.close()
+
+
+def _needs_of_ranks(opened: OpenedModel, config: EngineConfig) -> list[tuple[int, int]]:
+    """Return `_weights_and_scratch` of every rank."""
+    parallel = opened.options.parallel
+    of_rank = [replace(parallel, rank=rank) for rank in range(parallel.world_size)]
+    options = [replace(opened.options, parallel=own) for own in of_rank]
+    return [_weights_and_scratch(replace(opened, options=own), config) for own in options]
 
 
 def _weights_and_scratch(opened: OpenedModel, config: EngineConfig) -> tuple[int, int]:

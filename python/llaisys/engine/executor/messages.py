@@ -25,7 +25,8 @@ class RankSetup(Struct, forbid_unknown_fields=True):
 
 class Call(Struct, forbid_unknown_fields=True):
     """A call of a worker method; its first argument is a plan, a number, or absent. A text or
-    masks may follow a number. A successful `execute_model` is not answered."""
+    masks or tokens may follow a number. A successful `execute_model` or `store_tokens` is not
+    answered."""
 
     serial: int
     method: str
@@ -34,6 +35,7 @@ class Call(Struct, forbid_unknown_fields=True):
     text: str | None = None
     kwargs: dict[str, bool] = {}
     masks: bytes | None = None  # wire.encode_masks
+    sampled: dict[int, list[int]] | None = None  # of `store_tokens`: sequence id -> tokens
 
 
 class Answer(Struct, forbid_unknown_fields=True):

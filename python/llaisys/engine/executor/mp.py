@@ -10,6 +10,7 @@ from typing import Any
 import zmq
 
 from llaisys.common.logs import format_name, level_name
+from llaisys.common.parallel import ParallelConfig
 from llaisys.engine.executor.base import WorkerLostError
 from llaisys.engine.executor.driver import DriverExecutor, close_if_same
 from llaisys.engine.executor.messages import Answer, Call, decode_answer
@@ -23,9 +24,11 @@ CHILD_MODULE = "llaisys.engine.executor.rank_process"
 class RankProcess:
     """A child process with one worker, and its sockets."""
 
-    def __init__(self, context: Context, rank: int, setup: dict[str, Any], group_file: int) -> None:
+    def __init__(
+        self, context: Context, rank: int, setup: dict[str, Any], group_files: tuple[int, ...]
+    ) -> None:
         self.rank = rank
-        self.child = ChildProcess(CHILD_MODULE, setup, pass_fds=(group_file,))
+        self.child = ChildProcess(CHILD_MODULE, setup, pass_fds=group_files)
         self.popen = self.child.popen
         self._calls = connect_sender(context, self.child.input_address, linger_ms=0)
         self._answers = bind_receiver(context, self.child.output_address)
@@ -64,29 +67,45 @@ class MultiprocExecutor(DriverExecutor, backend="mp"):
 
     def _init_ranks(self) -> None:
         config = self.config
-        group_file = os.memfd_create("llaisys-tp")  # owned by the model once loaded
-        inode = os.fstat(group_file).st_ino
-        method = f"fd://{group_file}"
+        files = _group_files(config.parallel)
+        inodes = {file: os.fstat(file).st_ino for of_rank in files for file in of_rank}
         self._context: Context = zmq.Context()
-        self._make_driver(config, method)
+        self._make_driver(config, _init_method(files[0]))
         try:
-            for rank in range(1, config.parallel.tensor_parallel_size):
+            for rank in range(1, config.parallel.world_size):
                 setup = {
                     "engine": config.to_wire(),
                     "rank": rank,
                     "local_rank": rank,
-                    "init_method": method,
+                    "init_method": _init_method(files[rank]),
                     "log_level": level_name(),
                     "log_format": format_name(),
                 }
-                self._children.append(RankProcess(self._context, rank, setup, group_file))
+                self._children.append(RankProcess(self._context, rank, setup, files[rank]))
             self._load_models()
         except BaseException:
             self.shutdown()
             raise
         finally:
-            if self.worker.adapter is None or not self._children:
-                close_if_same(group_file, inode)
+            is_joined = self.worker.adapter is not None and self._children
+            for file, inode in inodes.items():
+                if not is_joined or file not in files[0]:
+                    close_if_same(file, inode)
 
     def _release(self) -> None:
         self._context.term()
+
+
+def _group_files(parallel: ParallelConfig) -> list[tuple[int, ...]]:
+    """Create the files of the process groups of each rank: of its stage, of all ranks, or both. A
+    model owns those of its rank once it is loaded."""
+    size, stages = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    everyone = os.memfd_create("llaisys-tp")
+    if 1 in (size, stages):
+        return [(everyone,)] * parallel.world_size
+    own = [os.memfd_create("llaisys-tp") for _ in range(stages)]
+    return [(own[rank // size], everyone) for rank in range(parallel.world_size)]
+
+
+def _init_method(files: tuple[int, ...]) -> str:
+    return " ".join(f"fd://{file}" for file in files)

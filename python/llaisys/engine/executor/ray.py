@@ -111,7 +111,7 @@ class RayExecutor(DriverExecutor, backend="ray"):
             raise
 
     def _start_ranks(self, config: EngineConfig) -> None:
-        ray, size = self._ray, config.parallel.tensor_parallel_size
+        ray, size = self._ray, config.parallel.world_size
         util, strategies = ray.util.placement_group, ray.util.scheduling_strategies
         here = f"node:{ray.util.get_node_ip_address()}"
         bundles: list[dict[str, float]] = [{"CPU": config.n_threads} for _ in range(size)]
@@ -119,7 +119,7 @@ class RayExecutor(DriverExecutor, backend="ray"):
         self._group = util(bundles, strategy="PACK")
         if not self._group.wait(PLACEMENT_TIMEOUT):
             raise InvalidInputError(
-                f"the Ray cluster has no room for tensor_parallel_size={size} ranks with "
+                f"the Ray cluster has no room for {size} ranks with "
                 f"{config.n_threads} CPUs each: it has {ray.cluster_resources().get('CPU', 0):g}",
                 field="tensor_parallel_size",
             )
@@ -165,4 +165,4 @@ def _with_threads(config: EngineConfig, ray: Any) -> EngineConfig:
     if config.n_threads:
         return config
     cpus = int(ray.cluster_resources().get("CPU", 1))
-    return replace(config, n_threads=max(1, cpus // config.parallel.tensor_parallel_size))
+    return replace(config, n_threads=max(1, cpus // config.parallel.world_size))

@@ -149,6 +149,10 @@ class StructuredRequests:
                 use.grammar.released.append(seq_id)
                 self._service.release(use.grammar)
 
+    def has_grammar(self, plan: SchedulerOutputs) -> bool:
+        """Whether a request of the step has a grammar."""
+        return not self._uses.keys().isdisjoint(plan.seq_ids)
+
     def request_masks(self, plan: SchedulerOutputs) -> MaskFuture | None:
         """Request the masks of a step; None when it needs none."""
         if not self._uses:

@@ -30,8 +30,14 @@ class BatchUpdater:
     """Adds, releases and shifts sequences in every part of the worker's state."""
 
     def __init__(
-        self, batch: InputBatch, sampling: SamplingState, loras: LoraStore | None = None
+        self,
+        batch: InputBatch,
+        sampling: SamplingState,
+        loras: LoraStore | None = None,
+        samples: bool = True,
     ) -> None:
+        """`samples`: False in a pipeline stage before the last one, which has no outputs."""
+        self._samples = samples
         self._loras = loras
         self._batch = batch
         self._sampling = sampling
@@ -51,8 +57,10 @@ class BatchUpdater:
                 self._sampling.release(row)
         for seq in plan.new_seqs:
             row = self._batch.add(seq)
-            self._sampling.add(row, seq)
             self._logprobs.add(seq)
+            if not self._samples:
+                continue
+            self._sampling.add(row, seq)
             self._pooling.add(adapter, seq)
             if row in self._sampling.penalised:
                 prompt, output = self._sampling.history(row, np.array(seq.token_ids))

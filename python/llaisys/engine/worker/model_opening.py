@@ -122,6 +122,7 @@ def _check_encoder(config: EngineConfig, model_type: str) -> None:
     for name, is_set in (
         ("context_shift", config.scheduler.context_shift),
         ("speculative_config", config.speculative is not None),
+        ("pipeline_parallel_size", config.parallel.pipeline_parallel_size > 1),
     ):
         if is_set:
             raise invalid_value(name, model_type, "off for an encoder")
@@ -323,13 +324,13 @@ def _usable_length(config: EngineConfig, adapter: ModelAdapter) -> int:
 def device_ids(config: EngineConfig) -> tuple[int, ...]:
     """Return a device per rank of this machine; CPU ranks budget device 0."""
     if not is_gpu(config.device):
-        return (0,) * config.parallel.tensor_parallel_size
+        return (0,) * config.parallel.world_size
     return tuple(config.parallel.tensor_parallel_device_ids or (0,))
 
 
 def _threads(config: EngineConfig) -> int:
     """Return the CPU threads of a rank: the option, or its part of the usable cores."""
-    size = config.parallel.tensor_parallel_size
+    size = config.parallel.world_size
     if config.n_threads:
         return config.n_threads
     share = max(1, usable_cores() // size)
@@ -408,7 +409,7 @@ def _affordable_blocks(
     requested = -(-max(length, DEFAULT_KV_TOKENS) // cache.block_size)
     available = available_memory()
     if not is_gpu(config.device):  # ranks divide the memory
-        available //= config.parallel.tensor_parallel_size
+        available //= config.parallel.world_size
     model = needs.weights + needs.activations + needs.logits
     if model > available:
         logger.warning(
@@ -422,7 +423,7 @@ def _affordable_blocks(
 
 def _host_blocks(config: EngineConfig, bytes_per_token: int) -> int:
     """Return the host slots of this rank: an equal part of kv_offload."""
-    cache, ranks = config.cache, config.parallel.tensor_parallel_size
+    cache, ranks = config.cache, config.parallel.world_size
     if not cache.kv_offload:
         return 0
     if not cache.enable_prefix_caching:

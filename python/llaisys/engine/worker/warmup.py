@@ -66,15 +66,17 @@ def warm_up(
     block_size: int,
     verification: Sequence[int] = (),
     has_loras: bool = False,
+    samples: bool = True,
 ) -> None:
     """Run a greedy decode step per bucket of `rows`, and a verification step of one sequence per
     bucket of `verification`, in descending order; with `has_loras` also with LoRA slots. No request
-    may own a block."""
+    may own a block. `samples`: False in a pipeline stage without logits."""
     steps = sorted([(count, 1) for count in rows] + [(count, count) for count in verification])
     for done, (count, length) in enumerate(reversed(steps)):
         report("warming up", done, len(steps))
         for with_loras in (True, False) if has_loras else (False,):
-            _run_step(adapter, count // length, length, block_size, with_loras=with_loras)
+            shape = (count // length, length, block_size)
+            _run_step(adapter, *shape, with_loras=with_loras, samples=samples)
 
 
 def _run_step(
@@ -84,6 +86,7 @@ def _run_step(
     block_size: int,
     are_prompts: bool = False,
     with_loras: bool = False,
+    samples: bool = True,
 ) -> None:
     """Compute the first `length` tokens of `num_seqs` sequences and sample after every token, or
     after the last ones of prompts; an encoder pools instead. `with_loras`: with LoRA slot 0, which
@@ -113,6 +116,8 @@ def _run_step(
         for seq_id in range(num_seqs):
             adapter.pool_forget(seq_id)
         return
+    if not samples:
+        return
     num_sampled = int(logits_mask.sum())
     greedy = {"temperature": np.zeros(num_sampled)}
     adapter.sample(SamplingMetadata(np.arange(num_sampled, dtype=np.int32), numbers=greedy))
@@ -126,17 +131,20 @@ def capture_steps(
     block_size: int,
     gpu_usage: Callable[[], GpuUsage | None],
     has_loras: bool = False,
+    samples: bool = True,
 ) -> None:
     """Warm up and capture the steps of a GPU, or run one token on a CPU. `full`: see `full_step`.
     `gpu_usage`: returns None on a CPU."""
     before, start = gpu_usage(), time.perf_counter()
     if before is None:
-        return warm_up(adapter, [1], block_size, has_loras=has_loras)
+        return warm_up(adapter, [1], block_size, has_loras=has_loras, samples=samples)
     if full is not None:
-        _run_step(adapter, *full, block_size, are_prompts=True, with_loras=has_loras)
+        _run_step(
+            adapter, *full, block_size, are_prompts=True, with_loras=has_loras, samples=samples
+        )
     if adapter.is_encoder:
         return  # its steps are not captured
-    warm_up(adapter, rows, block_size, verification, has_loras)
+    warm_up(adapter, rows, block_size, verification, has_loras, samples)
     after = gpu_usage() or before
     logger.info(
         "captured %d decode steps of up to %d rows in %.1f s, %.1f MiB",

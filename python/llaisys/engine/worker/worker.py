@@ -9,13 +9,17 @@ A step has five stages:
     postprocess               sampled tokens -> StepOutput, and into the input batch
 
 The worker schedules nothing; its state follows from the plans.
+
+In a pipeline, the last stage computes a step when it is collected, because it samples from its own
+logits; the other stages compute it at once and get the sampled tokens by `store_tokens`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -76,6 +80,10 @@ class Worker:
         self._drafter: Drafter | None = None  # of the driver rank
         self._loras: LoraStore | None = None  # None: adapters are off
         self._in_flight: InFlightSteps
+        self._planned: deque[SchedulerOutputs] = deque()  # of the last stage: not computed yet
+        parallel = replace(config.parallel, rank=rank)
+        self._has_stages = parallel.pipeline_parallel_size > 1
+        self._is_last_stage = parallel.is_last_stage
         self._spare_buffers: StepBuffers  # a step in flight uses the others
         self._gpu_monitor: GpuMonitor | None = None
         self._timers = StageTimers()
@@ -86,8 +94,8 @@ class Worker:
         """Bind this rank to its device; with `numa`, this thread to cores of a NUMA node."""
         self.device_id = device_ids(self.config)[self.local_rank]
         parallel = self.config.parallel
-        if parallel.numa and parallel.tensor_parallel_size > 1:
-            bind_to_cores(self.local_rank, parallel.tensor_parallel_size)
+        if parallel.numa and parallel.world_size > 1:
+            bind_to_cores(self.local_rank, parallel.world_size)
         open_device(self.config.device)
         warn_if_cublaslt_missing(self.config.device)
 
@@ -126,13 +134,15 @@ class Worker:
                 speculative.disable_by_batch_size,
             )
         logger.info(
-            "worker pid=%d rank=%d local_rank=%d device=%s:%d tp_size=%d threads=%d cpus=%s",
+            "worker pid=%d rank=%d local_rank=%d device=%s:%d tp_size=%d pp_size=%d threads=%d "
+            "cpus=%s",
             os.getpid(),
             self.rank,
             self.local_rank,
             self.config.device,
             self.device_id,
             self.config.parallel.tensor_parallel_size,
+            self.config.parallel.pipeline_parallel_size,
             options.n_threads,
             format_cpus(os.sched_getaffinity(0)),
         )
@@ -164,7 +174,9 @@ class Worker:
         self._spare_buffers = StepBuffers(self._batch, scheduler.max_num_batched_tokens)
         self._in_flight = InFlightSteps(self._batch)
         self._sampling = SamplingState(scheduler.max_num_seqs, info.vocab_size)
-        self._updater = BatchUpdater(self._batch, self._sampling, self._loras)
+        self._updater = BatchUpdater(
+            self._batch, self._sampling, self._loras, samples=self._is_last_stage
+        )
         self._sampler = Sampler(adapter, self._batch, self._sampling, self._timers.native)
 
     def warmup(self) -> None:
@@ -175,7 +187,10 @@ class Worker:
         full, block_size = full_step(self.config, self.info), self.info.block_size
         adapter = self._open_adapter()
         has_loras = self._loras is not None
-        capture_steps(adapter, rows, verification, full, block_size, self.gpu_usage, has_loras)
+        capture_steps(
+            *(adapter, rows, verification, full, block_size, self.gpu_usage, has_loras),
+            samples=self._is_last_stage,
+        )
 
     def gpu_usage(self) -> GpuUsage | None:
         """Return memory and load of this rank's GPU; None on a CPU."""
@@ -244,8 +259,11 @@ class Worker:
 
         `queued`: the device also samples, so that the next step can be launched before this one is
         collected. Needs `can_launch` and a plan without drafts that does not need sync; at most one
-        other step may be in flight."""
-        if queued:
+        other step may be in flight. In a pipeline, steps in flight have different sequences that
+        sample, and `queued` has no effect."""
+        if self._has_stages:
+            self._execute_stage(plan)
+        elif queued:
             self._buffers, self._spare_buffers = self._spare_buffers, self._buffers
             self._sampling.set_masks(None, self._batch.row_of)
             with self._timers["prepare_step_inputs"]:
@@ -263,6 +281,7 @@ class Worker:
         """Wait for a launched step, sample it unless the device has, and return its output.
         `step_id`: earlier steps are discarded; None: the oldest one. `masks`: returns the masks of
         structured output; called after the forward pass."""
+        self._run_planned(step_id)
         launched = self._in_flight.take(step_id)
         if launched.forward is None:
             return self._collect(launched)
@@ -271,7 +290,48 @@ class Worker:
 
     @property
     def can_launch(self) -> bool:
-        return self._open_adapter().can_launch
+        return self._open_adapter().can_launch and not self._has_stages
+
+    @property
+    def num_planned(self) -> int:
+        """Steps that the last stage of a pipeline has not computed; others may wait for it."""
+        return len(self._planned)
+
+    def _execute_stage(self, plan: SchedulerOutputs) -> None:
+        if self._is_last_stage:
+            self._planned.append(plan)
+            return
+        step, forward = self._compute_stage(plan)
+        self._in_flight.add(
+            InFlightStep(
+                *(plan, step, forward),
+                seq_ids=self._sampler.seq_ids(step.sampling),
+                generations=self._batch.generations[step.sampling.rows],
+                num_released=self._batch.num_released,
+            )
+        )
+
+    def _run_planned(self, step_id: int | None) -> None:
+        """Compute the planned steps up to this one, or the oldest one."""
+        while self._planned:
+            plan = self._planned.popleft()
+            self._in_flight.add(InFlightStep(plan, *self._compute_stage(plan)))
+            if step_id in (None, plan.step_id):
+                return
+
+    def _compute_stage(self, plan: SchedulerOutputs) -> tuple[PreparedStep, ForwardOutput]:
+        """Compute a step of a pipeline. A stage that rejects it leaves the others out of step."""
+        try:
+            return self._compute_step(plan)
+        except InvalidInputError as error:
+            raise RuntimeError(f"the stage rejected step {plan.step_id}: {error}") from error
+
+    def store_tokens(self, step_id: int, sampled: Mapping[int, Sequence[int]]) -> None:
+        """Store the tokens that the last stage has sampled, by sequence."""
+        launched = self._in_flight.take(step_id)
+        # A sequence without a token has failed, or computes its last token again.
+        tokens = [next(iter(sampled.get(seq_id, ())), 0) for seq_id in launched.seq_ids]
+        self._in_flight.store_tokens(launched, np.array(tokens, np.int64))
 
     def _launch(self, plan: SchedulerOutputs, step: PreparedStep) -> InFlightStep:
         with self._timers["build_attention_metadata"]:

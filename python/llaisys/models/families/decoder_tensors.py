@@ -119,6 +119,8 @@ _GLOBAL = {
     "model.embed_norm.weight": ("token_embd_norm.weight", "embed_norm_w"),
     "model.embed_norm.bias": ("token_embd_norm.bias", "embed_norm_b"),
 }
+GLOBAL_NAMES = frozenset(_GLOBAL)  # tensors outside layers
+OUTPUT_FIELDS = ("out_norm_w", "out_norm_b", "out_embed")  # after the layers
 
 
 def tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:

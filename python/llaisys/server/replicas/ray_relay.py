@@ -65,7 +65,7 @@ class Relay:
     def _place(self, ray: Any) -> Any:
         """Create the actor and start its engine process."""
         config = self._setup.engine_config()
-        ranks = config.parallel.tensor_parallel_size
+        ranks = config.parallel.world_size
         cpus = max(1, config.n_threads) * ranks
         actor_class = ray.remote(concurrency_groups={"send": 1, "clock": 1})(RayEngine)
         actor = actor_class.options(num_cpus=cpus, max_restarts=0).remote()
