@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
-"""Tensor parallel compared with one rank: tokens/s, warm-up and run time, time in collectives.
+"""Tensor and pipeline parallel compared with one rank: tokens/s, warm-up and run time, time in
+collectives.
 
     scripts/bench_tp.py --shape qwen2.5-0.5b         one rank, and two of half the threads each
     scripts/bench_tp.py --model DIR --device cuda --ranks 1 uni:2 mp:2
     scripts/bench_tp.py --shape qwen2.5-1.5b --device cuda --share-gpu --ranks 1 mp:2
     scripts/bench_tp.py --shape qwen2.5-0.5b --num-seqs 16 --new-tokens 32 --rounds 5
+    scripts/bench_tp.py --shape qwen2.5-0.5b --num-seqs 16 --ranks 1 mp:pp2   two pipeline stages
     scripts/bench_tp.py --shape llama-3.1-70b --estimate      a model of several H200, no run
 
 The defaults are the fixed configuration of the design (002 section 10.3): 256 sequences, 16384
-tokens per step, a context of 4096. A configuration is BACKEND:RANKS, or 1. On the CPU all
-configurations use the same cores (--threads, for all ranks together), stay open and run
+tokens per step, a context of 4096. A configuration is BACKEND:RANKS, BACKEND:ppSTAGES, or 1. On the
+CPU all configurations use the same cores (--threads, for all ranks together), stay open and run
 alternately; the ratio is the median over rounds, which is robust against other load. On GPUs only
 one is open at a time. The collective time is host time including the wait for other ranks; on GPUs
-the streams wait instead: use `nsys profile` and look for ncclDevKernel_AllReduce.
+the streams wait instead: use `nsys profile` and look for ncclDevKernel_AllReduce. The collectives
+of a pipeline are those of rank 0, the last stage: its waits for the stage before it (bubbles).
 """
 
 from __future__ import annotations
@@ -42,17 +45,23 @@ class Run:
     collectives: int
 
 
-def parse_configuration(text: str) -> tuple[str, int]:
-    """Parse "mp:2" as ("mp", 2)."""
+def parse_configuration(text: str) -> tuple[str, int, int]:
+    """Parse "mp:2" as ("mp", 2, 1) and "mp:pp2" as ("mp", 1, 2): backend, ranks, stages."""
     backend, _, ranks = text.rpartition(":")
-    if not ranks.isdecimal() or int(ranks) < 1 or backend not in ("", "uni", "mp", "ray"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not 1, uni:N, mp:N or ray:N")
-    return backend or "uni", int(ranks)
+    count = ranks.removeprefix("pp")
+    if not count.isdecimal() or int(count) < 1 or backend not in ("", "uni", "mp", "ray"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not 1, uni:N, mp:N, ray:N, mp:ppN or ray:ppN"
+        )
+    sizes = (int(count), 1) if count == ranks else (1, int(count))
+    return backend or "uni", *sizes
 
 
-def open_llm(options: argparse.Namespace, backend: str, ranks: int) -> tuple[LLM, float]:
+def open_llm(
+    options: argparse.Namespace, backend: str, tp_size: int, stages: int
+) -> tuple[LLM, float]:
     """The LLM, and the seconds to load it and complete a first request."""
-    start = time.perf_counter()
+    start, ranks = time.perf_counter(), tp_size * stages
     llm = LLM(
         model=options.model,
         device=options.device,
@@ -62,7 +71,8 @@ def open_llm(options: argparse.Namespace, backend: str, ranks: int) -> tuple[LLM
         max_model_len=options.max_model_len,
         n_threads=max(1, options.threads // ranks) if options.device == "cpu" else 0,
         tensor_parallel_device_ids=(0,) * ranks if options.share_gpu else None,
-        tensor_parallel_size=ranks,
+        tensor_parallel_size=tp_size,
+        pipeline_parallel_size=stages,
         distributed_executor_backend=backend,
         vocab_parallel_head=options.vocab_parallel_head,
         replicate_kv_heads=options.replicate_kv_heads,
@@ -108,7 +118,7 @@ def report(name: str, warm_up: float, runs: list[Run], base: list[Run]) -> dict[
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
-    names = [f"{backend}:{ranks}" for backend, ranks in options.ranks]
+    names = [f"{b}:{n}" if stages == 1 else f"{b}:pp{stages}" for b, n, stages in options.ranks]
     together = options.device == "cpu"
     warm_ups: list[float] = []
     runs: list[list[Run]] = [[] for _ in names]
@@ -166,7 +176,7 @@ def main() -> int:
     what.add_argument("--shape", help="random weights of this shape, e.g. qwen2.5-0.5b")
     parser.add_argument(
         "--ranks", nargs="+", type=parse_configuration, metavar="BACKEND:N",
-        default=[("uni", 1), ("uni", 2), ("mp", 2)],
+        default=[("uni", 1, 1), ("uni", 2, 1), ("mp", 2, 1)],
     )  # fmt: skip
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")

@@ -166,6 +166,41 @@ TEST(killed_rank_aborts_the_group_with_a_reason) {
     }
 }
 
+TEST(killed_rank_ends_the_waits_of_its_sender_and_its_receiver) {
+    const std::string where = unique_name();
+    const auto body = [&](int rank) -> std::string {
+        const ProcessGroupShm made(options_of(where, 3, rank));
+        const ProcessGroup &group = made;
+        const tensor_t few = ones(3), many = ones(100000); // more than one message
+        try {
+            if (rank == 2) {
+                group.Send(few, 1);
+                group.Send(many, 1);
+            } else if (rank == 1) {
+                group.Recv(few, 2);
+                group.Send(few, 0);
+                kill(getpid(), SIGKILL);
+            } else {
+                group.Recv(few, 1);
+                group.Recv(many, 1);
+            }
+        } catch (const Error &error) {
+            const std::string what = error.what();
+            const std::string call = rank == 2 ? "Send" : "Recv";
+            return what.find(call) == 0 && what.find("rank 1 (process ") != std::string::npos &&
+                           what.find("has died") != std::string::npos
+                       ? ""
+                       : what;
+        }
+        return "nothing was thrown";
+    };
+    const pid_t killed = start_rank(1, body);
+    const pid_t sender = start_rank(2, body);
+    CHECK_EQ(status_of(start_rank(0, body)), 0);
+    CHECK_EQ(status_of(sender), 0);
+    CHECK_EQ(WTERMSIG(status_of(killed)), SIGKILL);
+}
+
 TEST(name_is_unlinked_when_a_rank_dies_before_all_have_joined) {
     const std::string where = unique_name();
     const pid_t dead = start_rank(0, [&](int rank) -> std::string {

@@ -178,6 +178,31 @@ TEST(killed_rank_aborts_the_group_with_a_reason) {
     }
 }
 
+TEST(rank_that_leaves_ends_the_waits_of_its_sender_and_its_receiver) {
+    const std::string errors = in_threads(3, [](const ProcessGroup &group) -> std::string {
+        const tensor_t few = ones(3), many = ones(1 << 22); // more than the sockets buffer
+        try {
+            if (group.rank() == 2) {
+                group.Send(few, 1);
+                group.Send(many, 1);
+            } else if (group.rank() == 1) {
+                group.Recv(few, 2);
+                group.Send(few, 0);
+                return "";
+            } else {
+                group.Recv(few, 1);
+                group.Recv(many, 1);
+            }
+        } catch (const Error &error) {
+            const std::string what = error.what();
+            const bool names_rank = what.find("rank 1 disconnected") != std::string::npos;
+            return names_rank ? "" : what;
+        }
+        return "nothing was thrown";
+    });
+    CHECK_EQ(errors, std::string());
+}
+
 TEST(abort_sends_its_reason_to_the_other_ranks) {
     const std::string error_text = in_threads(2, [](const ProcessGroup &group) -> std::string {
         group.AllReduce(ones(3));

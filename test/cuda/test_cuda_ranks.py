@@ -1,4 +1,5 @@
-"""Tensor-parallel ranks that share a GPU: the same tokens as one rank, and failures."""
+"""Ranks that share a GPU, tensor-parallel and pipeline stages: the same tokens as one rank, and
+failures."""
 
 from __future__ import annotations
 
@@ -93,6 +94,48 @@ def test_two_ranks_with_other_options(directory: Path, changes: dict[str, Any]) 
 
 def test_killed_rank_ends_the_engine(directory: Path) -> None:
     with open_llm(directory, 2) as llm:
+        tokens(llm)
+        executor: Any = llm._client.core.executor  # type: ignore[union-attr]
+        executor._children[0].popen.kill()
+        start = time.monotonic()
+        with pytest.raises(LlaisysError, match=r"rank 1 .*status -9"):
+            tokens(llm)
+        assert time.monotonic() - start < 30
+
+
+def stage_options(stages: int, tp_size: int = 1) -> dict[str, Any]:
+    return {
+        "pipeline_parallel_size": stages,
+        "tensor_parallel_size": tp_size,
+        "tensor_parallel_device_ids": (0,) * stages * tp_size,
+        "distributed_executor_backend": "mp",
+        "max_num_seqs": 4,
+    }
+
+
+@pytest.mark.parametrize(
+    ("stages", "tp_size", "changes"),
+    [
+        (2, 1, {}),
+        (3, 1, {"max_num_batched_tokens": 37}),
+        (2, 2, {}),
+        (2, 1, {"dtype": "bf16", "exact": True}),
+    ],
+    ids=["two", "three in chunks", "two of two ranks", "bf16"],
+)
+def test_stages_on_one_gpu_give_the_same_tokens(
+    directory: Path, stages: int, tp_size: int, changes: dict[str, Any]
+) -> None:
+    """Twice: the second time from the prefix cache. Decode steps are captured graphs."""
+    with open_llm(directory, 1, **changes) as llm:
+        expected = tokens(llm)
+    with open_llm(directory, 1, **stage_options(stages, tp_size), **changes) as llm:
+        assert tokens(llm) == expected
+        assert tokens(llm) == expected
+
+
+def test_killed_stage_ends_the_engine(directory: Path) -> None:
+    with open_llm(directory, 1, **stage_options(2)) as llm:
         tokens(llm)
         executor: Any = llm._client.core.executor  # type: ignore[union-attr]
         executor._children[0].popen.kill()

@@ -38,6 +38,19 @@ def test_derived_fields_are_filled():
     assert normalize_parallel_config(config) == config
 
 
+def test_rank_0_is_in_the_last_stage():
+    config = normalize_parallel_config(
+        ParallelConfig(
+            pipeline_parallel_size=3, tensor_parallel_size=2, distributed_executor_backend="mp"
+        )
+    )
+    assert config.world_size == 6 and config.tensor_parallel_device_ids == tuple(range(6))
+    ranks = [dataclasses.replace(config, rank=rank) for rank in range(6)]
+    assert [rank.stage for rank in ranks] == [2, 2, 1, 1, 0, 0]
+    assert [rank.is_last_stage for rank in ranks] == [True, True, False, False, False, False]
+    assert [rank.tensor_parallel_rank for rank in ranks] == [0, 1, 0, 1, 0, 1]
+
+
 def test_ranks_that_share_a_gpu_need_processes():
     config = EngineConfig.of(
         model="mock", device="cuda", tensor_parallel_size=2, tensor_parallel_device_ids=(1, 1)
@@ -59,7 +72,7 @@ def test_numa_is_rejected_with_ray():
         ({"distributed_executor_backend": "tpu"}, "'tpu'; it must be one of uni, mp, ray"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0"),
         ({"tensor_parallel_size": "2"}, "tensor_parallel_size is '2'"),
-        ({"tensor_parallel_device_ids": [0, 1]}, "has 2 ids; it must have tensor_parallel_size, 1"),
+        ({"tensor_parallel_device_ids": [0, 1]}, "has 2 ids; it must have one for each rank, 1"),
         ({"tensor_parallel_device_ids": [-1]}, "tensor_parallel_device_ids[0] is -1"),
         ({"master_port": 0}, "master_port is 0"),
         ({"master_addr": ""}, "master_addr is ''"),
@@ -74,7 +87,7 @@ def test_invalid_values_are_rejected_with_field_and_value(changes, text):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"pipeline_parallel_size": 2}, {"nnodes": 2}, {"distributed_backend": "gloo"}],
+    [{"nnodes": 2}, {"distributed_backend": "gloo"}],
     ids=str,
 )
 def test_unimplemented_options_raise(changes):

@@ -200,7 +200,7 @@ def test_logprobs_prompt_logprobs_and_embeddings(model: Path) -> None:
         with open_llm(model, stages, max_num_batched_tokens=16) as llm:
             outputs = llm.generate(PROMPTS, params)
             texts = [(o.outputs[0].logprobs, o.prompt_logprobs) for o in outputs]
-            found.append((texts, [list(e) for e in llm.embed(PROMPTS)]))
+            found.append((texts, [list(e.embedding) for e in llm.embed(PROMPTS)]))
     assert found[0] == found[1]
 
 

@@ -133,7 +133,7 @@ def normalize_parallel_config(config: ParallelConfig) -> ParallelConfig:
     devices = tuple(range(size)) if ids is None else tuple(ids)
     if len(devices) != size:
         raise invalid_count(
-            "tensor_parallel_device_ids", len(devices), "ids", f"one for each of {size} ranks"
+            "tensor_parallel_device_ids", len(devices), "ids", f"one for each rank, {size}"
         )
     return replace(
         config,

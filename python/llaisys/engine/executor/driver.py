@@ -215,7 +215,7 @@ class DriverExecutor(Executor):
             text, rank = answers[failed[0] - 1].error, failed[0]
         described = WorkerError(f"{method}: {text}", rank, rank)
         is_shared = len(failed) == len(answers) and all(a.is_input_error for a in answers)
-        if not answers or (isinstance(error, InvalidInputError) and is_shared):
+        if not self._children or (isinstance(error, InvalidInputError) and is_shared):
             raise described from error
         raise WorkerLostError(str(described)) from error
 
