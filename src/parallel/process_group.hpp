@@ -1,4 +1,4 @@
-// A group of tensor-parallel ranks and its collectives. One object per rank; a rank is a thread or
+// A group of ranks and its collectives. One object per rank; a rank is a thread or
 // a process with its own device.
 //
 // Every rank makes the same calls with the same sizes in the same order. A synchronous call is
@@ -12,8 +12,8 @@
 // group's device. An invalid argument throws LLAISYS_ERROR_INVALID before anything is sent. An
 // object serves one thread at a time.
 //
-// The engine uses AllReduce, AllGather and BroadCast; the other calls are part of the seeds'
-// interface (002 section 2.2).
+// The engine uses AllReduce, AllGather and BroadCast, and Send and Recv between pipeline stages; the
+// other calls are part of the seeds' interface (002 section 2.2).
 #pragma once
 
 #include "parallel/reduce_op_type.hpp"

@@ -1,6 +1,9 @@
-// The decoder alone: the error of an operator that rejects its input.
+// The decoder alone: the error of an operator that rejects its input, and pipeline stages.
 #include "check.hpp"
 #include "models/decoder/decoder.hpp"
+
+#include <algorithm>
+#include <thread>
 
 using namespace llaisys;
 using namespace llaisys::models;
@@ -8,11 +11,12 @@ using namespace llaisys::models;
 namespace {
 
 constexpr int kLayers = 3;
+using Group = std::shared_ptr<const parallel::ProcessGroup>;
 
-LlaisysDecoderMeta small_meta() {
+LlaisysDecoderMeta small_meta(int n_layers) {
     LlaisysDecoderMeta meta{};
     meta.dtype = LLAISYS_DTYPE_F32;
-    meta.nlayer = kLayers;
+    meta.nlayer = size_t(n_layers);
     meta.hs = 8;
     meta.nh = 2;
     meta.nkvh = 1;
@@ -25,29 +29,39 @@ LlaisysDecoderMeta small_meta() {
     return meta;
 }
 
-// A decoder with zero weights, 4 KV slots and an input of one token.
+// The layers [first, first + count) of a decoder, 4 KV slots and an input of one token. Weights
+// are a function of their field and layer.
 struct Fixture {
-    Fixture() {
-        const auto put = [&](const char *field, const Shape &shape, int layers) {
+    explicit Fixture(int first = 0, int count = kLayers, Group stages = nullptr)
+        : model({LLAISYS_MODEL_TYPE_QWEN2}, small_meta(count),
+                {LLAISYS_DEVICE_CPU, 0, std::make_shared<parallel::ProcessGroupOne>(), false, false,
+                 std::move(stages)}) {
+        int seed = 0;
+        const auto put = [&](const char *field, const Shape &shape, int layers, int base) {
+            ++seed;
             for (int layer = 0; layer < layers; ++layer) {
-                model.replace_weight(stream, field, layer,
-                                     new LlaisysTensor(Tensor::create(shape, LLAISYS_DTYPE_F32)));
+                auto *weight = new LlaisysTensor(Tensor::create(shape, LLAISYS_DTYPE_F32));
+                float *values = weight->tensor.as<float>();
+                for (int64_t i = 0; i < weight->tensor.elements(); ++i) {
+                    values[i] = float((i * 37 + seed * 11 + (base + layer) * 5) % 23 - 11) / 23;
+                }
+                model.replace_weight(stream, field, layer, weight);
             }
         };
-        put("in_embed", {11, 8}, 1);
-        put("out_embed", {11, 8}, 1);
-        put("out_norm_w", {8}, 1);
-        put("attn_norm_w", {8}, kLayers);
-        put("attn_q_w", {8, 8}, kLayers);
-        put("attn_k_w", {4, 8}, kLayers);
-        put("attn_v_w", {4, 8}, kLayers);
-        put("attn_o_w", {8, 8}, kLayers);
-        put("mlp_norm_w", {8}, kLayers);
-        put("mlp_gate_w", {6, 8}, kLayers);
-        put("mlp_up_w", {6, 8}, kLayers);
-        put("mlp_down_w", {8, 6}, kLayers);
+        put("in_embed", {11, 8}, first == 0 ? 1 : 0, 0);
+        put("out_embed", {11, 8}, first + count == kLayers ? 1 : 0, 0);
+        put("out_norm_w", {8}, first + count == kLayers ? 1 : 0, 0);
+        put("attn_norm_w", {8}, count, first);
+        put("attn_q_w", {8, 8}, count, first);
+        put("attn_k_w", {4, 8}, count, first);
+        put("attn_v_w", {4, 8}, count, first);
+        put("attn_o_w", {8, 8}, count, first);
+        put("mlp_norm_w", {8}, count, first);
+        put("mlp_gate_w", {6, 8}, count, first);
+        put("mlp_up_w", {6, 8}, count, first);
+        put("mlp_down_w", {8, 6}, count, first);
         model.prepare_weights(stream);
-        for (int layer = 0; layer < kLayers; ++layer) {
+        for (int layer = 0; layer < count; ++layer) {
             kv.push_back(ops::slot_major(Tensor::create({4, 1, 4}, LLAISYS_DTYPE_F32),
                                          Tensor::create({4, 1, 4}, LLAISYS_DTYPE_F32)));
         }
@@ -59,7 +73,8 @@ struct Fixture {
         lists.end.load(&one, sizeof one);
         lists.tables = Tensor::create({1, 4}, LLAISYS_DTYPE_I32);
     }
-    void forward() {
+    // Returns the logits.
+    std::vector<float> forward() {
         ModelInput input;
         input.n_tokens = 1;
         input.token_ids = Tensor::create({1}, LLAISYS_DTYPE_I64);
@@ -75,18 +90,75 @@ struct Fixture {
         workspace.begin();
         model.forward(stream, workspace, input, attention, &output);
         stream.synchronize();
+        return {output.logits.as<float>(), output.logits.as<float>() + 11};
     }
 
     device::Stream stream{LLAISYS_DEVICE_CPU, 0, 1};
-    DecoderModel model{{LLAISYS_MODEL_TYPE_QWEN2},
-                       small_meta(),
-                       {LLAISYS_DEVICE_CPU, 0, std::make_shared<parallel::ProcessGroupOne>()}};
+    DecoderModel model;
     runtime::Workspace workspace{LLAISYS_DEVICE_CPU, 0};
     std::vector<ops::KvLayer> kv;
     ops::AttentionLists lists;
 };
 
 } // namespace
+
+TEST(stages_give_the_logits_of_one_model) {
+    const std::vector<float> expected = Fixture().forward();
+    std::vector<float> found;
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 3; ++rank) {
+        threads.emplace_back([&, rank] {
+            parallel::GroupOptions options;
+            options.name = "stages";
+            options.init_method = "decoder-stages";
+            options.ranks = {0, 1, 2};
+            options.rank = rank;
+            auto &factory = parallel::ProcessGroupFactory::Instance();
+            // Rank 2 is the first stage.
+            Fixture stage(2 - rank, 1, factory.GetOrCreate("threads", options));
+            const std::vector<float> logits = stage.forward();
+            if (rank == 0) {
+                found = logits;
+            }
+        });
+    }
+    for (std::thread &thread : threads) {
+        thread.join();
+    }
+    CHECK(found == expected);
+    CHECK(std::any_of(expected.begin(), expected.end(), [](float v) { return v != 0; }));
+}
+
+TEST(failed_stage_ends_the_wait_of_the_next_one) {
+    std::string errors[2];
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 2; ++rank) {
+        threads.emplace_back([&, rank] {
+            parallel::GroupOptions options;
+            options.name = "stages";
+            options.init_method = "failing-stages";
+            options.ranks = {0, 1};
+            options.rank = rank;
+            auto &factory = parallel::ProcessGroupFactory::Instance();
+            Fixture stage(rank == 1 ? 0 : 1, rank == 1 ? 1 : 2,
+                          factory.GetOrCreate("threads", options));
+            if (rank == 1) {
+                stage.kv[0] = ops::slot_major(Tensor::create({4, 1, 6}, LLAISYS_DTYPE_F32),
+                                              Tensor::create({4, 1, 6}, LLAISYS_DTYPE_F32));
+            }
+            try {
+                stage.forward();
+            } catch (const Error &error) {
+                errors[rank] = error.what();
+            }
+        });
+    }
+    for (std::thread &thread : threads) {
+        thread.join();
+    }
+    CHECK(errors[1].find("layer 0: kv_store") == 0);
+    CHECK(errors[0].find("Recv: group stages, rank 0 of 2, cpu:0: rank 1: layer 0") == 0);
+}
 
 TEST(operator_error_names_the_layer) {
     Fixture fixture;

@@ -250,6 +250,10 @@ def test_too_many_stages_are_rejected(model: Path) -> None:
         ({"speculative_config": {"method": "ngram"}}, "speculative_config"),
         ({"enable_lora": True}, "enable_lora"),
         ({"tensor_parallel_size": 64}, "pipeline_parallel_size"),
+        (
+            {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"},
+            "pipeline_parallel_size",
+        ),
         ({"tensor_parallel_device_ids": (0,)}, "tensor_parallel_device_ids"),
     ],
     ids=str,

@@ -112,14 +112,8 @@ def normalize_parallel_config(config: ParallelConfig) -> ParallelConfig:
     """
     config = replace(config)
     check_options(config)
-    stages = config.pipeline_parallel_size
-    size = config.tensor_parallel_size * stages
-    if size > MAX_RANKS:
-        limit = f"at most {MAX_RANKS // config.tensor_parallel_size}: {MAX_RANKS} ranks in all"
-        raise invalid_value("pipeline_parallel_size", stages, limit)
-    if stages > 1 and config.distributed_executor_backend == "uni":
-        limit = f"mp or ray with pipeline_parallel_size {stages}"
-        raise invalid_value("distributed_executor_backend", "uni", limit)
+    _check_stages(config)
+    size = config.tensor_parallel_size * config.pipeline_parallel_size
     if config.numa and config.distributed_executor_backend == "ray":
         raise invalid_value("numa", True, "off with ray, which chooses where ranks run")
     if config.distributed_backend != "nccl":
@@ -144,3 +138,15 @@ def normalize_parallel_config(config: ParallelConfig) -> ParallelConfig:
         use_single_process_tp=config.distributed_executor_backend == "uni",
         tensor_parallel_device_ids=devices,
     )
+
+
+def _check_stages(config: ParallelConfig) -> None:
+    stages, size = config.pipeline_parallel_size, config.tensor_parallel_size
+    backend = config.distributed_executor_backend
+    if stages > 1 and backend == "uni":
+        limit = f"mp or ray with pipeline_parallel_size {stages}"
+        raise invalid_value("distributed_executor_backend", backend, limit)
+    most = 1 if backend == "ray" and size > 1 else MAX_RANKS // size
+    if stages > most:
+        limit = f"at most {most} with backend {backend} and tensor_parallel_size {size}"
+        raise invalid_value("pipeline_parallel_size", stages, limit)

@@ -29,6 +29,7 @@ from llaisys.processes.channel import encode
 logger = logging.getLogger("llaisys.engine")
 
 POLL_SECONDS = 0.05  # interval of checks of the deadline
+MAX_PENDING = 64  # references to completed calls, of an actor
 PLACEMENT_TIMEOUT = 60.0  # seconds to place all ranks
 
 
@@ -53,6 +54,11 @@ class RayActor:
         self._is_closed = False
 
     def send(self, call: Call) -> None:
+        # Calls of a pipeline stage before the last one are not answered: `receive` is not called.
+        while (
+            len(self._pending) > MAX_PENDING and self._ray.wait([self._pending[0][1]], timeout=0)[0]
+        ):
+            self._pending.popleft()
         self._pending.append((call.serial, self.actor.call.remote(encode(call))))
 
     def receive(self, serial: int, deadline: float | None) -> Answer:
