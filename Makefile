@@ -59,7 +59,7 @@ CPP_FILES = $(shell find src include test/cpp -type f \
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL: # the tools below use all cores themselves
-.PHONY: help run build develop test test-packages cpp-test py-test test-ray test-agents clients cuda-build lint format bench sanitize asan \
+.PHONY: help run build develop test test-packages cpp-test py-test test-ray test-agents clients cuda-build lint format bench bench-check sanitize asan \
   asan-build attack-nightly tsan cross-test clean check-tools native changed-options wheel wheel-test \
   fetch-model
 
@@ -230,6 +230,9 @@ run: $(PACKAGE) ## serve the default model with the web chat (ARGS="..." adds ar
 
 bench: $(PACKAGE) ## kernels against this machine's limits (ARGS="..." as for `llaisys bench ops`)
 	@$(PY) -m llaisys bench ops $(ARGS)
+
+bench-check: $(VENV)/.base native ## fail when slower than the baseline of this kind of machine (ARGS="--base REVISION")
+	@$(PY) scripts/bench_check.py $(ARGS)
 
 # ---- test ---------------------------------------------------------------------------------------
 
