@@ -21,9 +21,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bench_compare_peers import FORMATS, quantise
-
 CONTEXT = 512
+FORMATS = {"q8_0": 7, "q4_0": 2, "q4_1": 3, "q4_k_m": 15, "q6_k": 18}  # LLAMA_FTYPE_MOSTLY_*
+QUANTISE = """
+import sys, llama_cpp as lc
+params = lc.llama_model_quantize_default_params()
+params.ftype, params.allow_requantize = int(sys.argv[3]), True
+sys.exit(lc.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), params))
+"""
 
 
 def main() -> int:
@@ -45,7 +50,8 @@ def main() -> int:
     for name in options.make:
         target = models[0].with_name(f"{models[0].stem}-{name}.gguf")
         if not target.exists():
-            quantise(models[0], target, name, options.peers_python)
+            arguments = [str(models[0]), str(target), str(FORMATS[name])]
+            subprocess.run([options.peers_python, "-c", QUANTISE, *arguments], check=True)
         models.append(target)
     print("| file | tokens | ours | llama.cpp | difference |\n|---|---|---|---|---|")
     for model in models:

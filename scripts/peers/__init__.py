@@ -1,0 +1,1 @@
+"""Parts of scripts/bench_compare_peers.py: model files, and one adapter per engine."""
