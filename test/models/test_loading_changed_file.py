@@ -119,6 +119,27 @@ def test_file_change_within_a_tensor_is_an_error(
             read_rows(path, 0, width, stride, into, expected)
 
 
+def test_adjacent_rows_are_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The experts of a layer have hundreds of thousands of short rows."""
+    path, width = tmp_path / "weights", 24
+    path.write_bytes(bytes(range(240)))
+    read, asked = os.preadv, 0
+
+    def counted(descriptor: int, buffers: Any, offset: int) -> int:
+        nonlocal asked
+        asked += 1
+        return read(descriptor, buffers, offset)
+
+    monkeypatch.setattr(file_range.os, "preadv", counted)
+    with path.open("rb") as file:
+        expected = FileIdentity.of(file.fileno())
+    for stride, reads in ((width, 1), (width + 6, 4)):
+        asked, into = 0, memoryview(bytearray(4 * width))
+        read_rows(path, 7, width, stride, into, expected)
+        rows = [bytes(range(7 + i * stride, 7 + i * stride + width)) for i in range(4)]
+        assert bytes(into) == b"".join(rows) and asked == reads
+
+
 @pytest.mark.parametrize("meddle", [truncate, overwrite, os.remove])
 @pytest.mark.parametrize("kind", ["safetensors", "gguf"])
 def test_loaded_model_does_not_need_its_file(

@@ -21,22 +21,43 @@ void put_half(std::byte *base, int64_t j, uint16_t bits) {
     std::memcpy(base + 2 * j, &bits, sizeof bits);
 }
 
-// Store the 32 values at q of output j in the q part of a group, which is zero for it.
+// Four values at q, one per byte.
+uint32_t load_quad(const uint8_t *q) {
+    uint32_t quad;
+    std::memcpy(&quad, q, sizeof quad);
+    return quad;
+}
+
+// Store the 32 values at q of output j in the q part of a group, four at a time.
 void put_values(const QuantLayout &layout, int byte_offset, const uint8_t *q, int64_t j,
                 std::byte *part) {
-    auto *to = reinterpret_cast<uint8_t *>(part);
-    for (int64_t k = 0; k < kQuantGroup; ++k) {
-        const int64_t c = k / 4;
-        const int64_t i = k % 4;
-        if (layout.bits == 8) {
-            to[byte_at(c, j, i)] = uint8_t(q[k] + byte_offset);
-            continue;
+    const auto store = [&](int64_t at, uint32_t quad) {
+        std::memcpy(part + at, &quad, sizeof quad);
+    };
+    if (layout.bits == 8) {
+        for (int64_t k = 0; k < kQuantGroup; ++k) {
+            part[byte_at(k / 4, j, k % 4)] = std::byte(q[k] + byte_offset);
         }
-        to[byte_at(c % 4, j, i)] |= uint8_t((q[k] & 15) << (c < 4 ? 0 : 4));
-        if (layout.bits == 5) {
-            to[512 + byte_at(0, j, i)] |= uint8_t((q[k] >> 4) << c);
-        } else if (layout.bits == 6) {
-            to[512 + 128 * (c / 4) + byte_at(0, j, i)] |= uint8_t((q[k] >> 4) << (2 * (c % 4)));
+        return;
+    }
+    for (int64_t c = 0; c < 4; ++c) {
+        const uint32_t low = load_quad(q + 4 * c) & 0x0f0f0f0fu;
+        const uint32_t high = load_quad(q + 4 * c + 16) & 0x0f0f0f0fu;
+        store(byte_at(c, j, 0), low | high << 4);
+    }
+    if (layout.bits == 5) {
+        uint32_t fifth = 0;
+        for (int64_t c = 0; c < 8; ++c) {
+            fifth |= (load_quad(q + 4 * c) >> 4 & 0x01010101u) << c;
+        }
+        store(512 + byte_at(0, j, 0), fifth);
+    } else if (layout.bits == 6) {
+        for (int64_t half = 0; half < 2; ++half) {
+            uint32_t top = 0;
+            for (int64_t c = 0; c < 4; ++c) {
+                top |= (load_quad(q + 16 * half + 4 * c) >> 4 & 0x03030303u) << (2 * c);
+            }
+            store(512 + 128 * half + byte_at(0, j, 0), top);
         }
     }
 }
@@ -58,7 +79,7 @@ uint8_t get_value(const QuantLayout &layout, int byte_offset, const std::byte *p
     return uint8_t(value);
 }
 
-// Pack the blocks of one row as column j of a zeroed panel.
+// Pack the blocks of one row as column j of a panel.
 void pack_row(DType dtype, const QuantLayout &layout, int byte_offset, const std::byte *row,
               int64_t k, int64_t j, std::byte *panel) {
     const int64_t groups_of_block = layout.record_k() / kQuantGroup;
