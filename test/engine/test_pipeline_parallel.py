@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import zmq
+from encoder_models import make_encoder, save_encoder
 from model_files import tiny_config, write_gguf, write_hf_model
 
 from llaisys import LLM, SamplingParams
@@ -241,6 +242,12 @@ def test_too_many_stages_are_rejected(model: Path) -> None:
     with pytest.raises(InvalidInputError, match=r"pipeline_parallel_size is 6.*at most 5") as error:
         open_llm(model, 6)
     assert error.value.field == "pipeline_parallel_size"
+
+
+def test_encoders_are_rejected(tmp_path: Path) -> None:
+    save_encoder(make_encoder("bert"), tmp_path)
+    with pytest.raises(InvalidInputError, match=r"pipeline_parallel_size .*off for an encoder"):
+        open_llm(tmp_path, 2)
 
 
 @pytest.mark.parametrize(
