@@ -46,6 +46,8 @@ PY_LAYERS: dict[str, list[str]] = {
     "engine/block_manager":   ["engine/prefix_nodes", "engine/host_blocks", "engine/config",
                                "common"],
     "engine/host_blocks":     ["engine/prefix_nodes", "common"],
+    "engine/kv_transfer":     ["engine/block_manager", "engine/prefix_nodes", "engine/config",
+                               "processes", "common"],
     "engine/structured":      ["tokenization", "common"],
     "processes":              ["common"],
     "engine/executor":        ["engine/worker", "engine/wire", "processes", "engine/config",

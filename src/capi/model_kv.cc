@@ -132,13 +132,14 @@ int32_t llaisysModelKvShiftSlots(LlaisysModel *model, const int32_t *slots, cons
     });
 }
 
-int32_t llaisysModelKvReserveHost(LlaisysModel *model, int32_t n_blocks) {
+int32_t llaisysModelKvReserveHost(LlaisysModel *model, int32_t n_blocks, int32_t fd) {
     return guard([&] {
         not_null(model, "model");
         require(model->runner().cells() == nullptr,
                 "the KV cache has the SLOT layout: it has no blocks");
         require(n_blocks >= 0, "n_blocks must not be negative, got ", n_blocks);
-        model->runner().reserve_host(n_blocks);
+        require(fd >= -1, "fd must be a file descriptor or -1, got ", fd);
+        model->runner().reserve_host(n_blocks, fd);
     });
 }
 

@@ -103,7 +103,8 @@ def fuzz_model(fuzz: Fuzzer, model: MockModel, block: bool) -> None:
         slots_again = fuzz.array(np.int32, n, range(48))
         delta = fuzz.array(np.int64, n, (0, 1, -3, 40))
         fuzz.call("llaisysModelKvShiftSlots", handle, slots_again, delta, count)
-        fuzz.call("llaisysModelKvReserveHost", handle, fuzz.pick((0, 1, 3, -1, -(2**31))))
+        blocks, fd = fuzz.pick((0, 1, 3, -1, -(2**31))), fuzz.pick((-1, -1, -2, 2**31 - 1))
+        fuzz.call("llaisysModelKvReserveHost", handle, blocks, fd)
         fuzz.call("llaisysModelKvToHost", handle, slots_again, dst, count)
         fuzz.call("llaisysModelKvFromHost", handle, slots_again, dst, count)
     elif kind == 10:

@@ -5,6 +5,8 @@
 #include "runtime/kv_cache/kv_host_pool.hpp"
 
 #include <map>
+#include <sys/mman.h>
+#include <unistd.h>
 
 using namespace ops_test;
 
@@ -61,7 +63,7 @@ TEST(blocks_round_trip_through_host_memory) {
             runtime::KvStorage storage(
                 stream, shape.layers, int64_t(shape.n_blocks) * shape.block_size, shape.heads,
                 shape.d, dtype, random_tensor({shape.d / 2}, kF32), shape.value_dim);
-            runtime::KvHostPool pool(stream, storage, shape.block_size, shape.n_host_slots);
+            runtime::KvHostPool pool(stream, storage, shape.block_size, shape.n_host_slots, -1);
             std::map<int32_t, Bytes> reference; // host slot -> bytes
             for (int round = 0; round < 8; ++round) {
                 scribble(storage, &state);
@@ -95,11 +97,37 @@ TEST(blocks_round_trip_through_host_memory) {
     }
 }
 
+TEST(host_slots_in_a_file_can_be_read_and_written_by_others) {
+    const Shape4 shape{3, 2, 8, 4, 3, 2};
+    const Stream &stream = one_thread();
+    runtime::KvStorage storage(stream, 3, 12, 2, 8, kF32, random_tensor({4}, kF32));
+    CHECK_THROWS(runtime::KvHostPool(stream, storage, 4, 2, 1 << 20), "cannot be resized");
+    const int fd = memfd_create("llaisys-test", MFD_CLOEXEC);
+    {
+        runtime::KvHostPool pool(stream, storage, 4, 2, fd);
+        uint32_t state = 3;
+        scribble(storage, &state);
+        const int32_t blocks[] = {2, 0};
+        const int32_t slots[] = {0, 1};
+        pool.move(kToHost, blocks, slots, 2);
+        Bytes first = block_of(storage, shape, 2), second = block_of(storage, shape, 0);
+        Bytes found(2 * first.size());
+        CHECK(lseek(fd, 0, SEEK_END) == off_t(found.size()));
+        CHECK(pread(fd, found.data(), found.size(), 0) == ssize_t(found.size()));
+        first.insert(first.end(), second.begin(), second.end());
+        CHECK(found == first);
+        CHECK(pwrite(fd, second.data(), second.size(), 0) == ssize_t(second.size()));
+        pool.move(kFromHost, blocks, slots, 1);
+        CHECK(block_of(storage, shape, 2) == second);
+    }
+    close(fd);
+}
+
 TEST(invalid_indices_are_rejected_before_any_copy) {
     const Shape4 shape{2, 2, 8, 4, 3, 2};
     const Stream &stream = one_thread();
     runtime::KvStorage storage(stream, 2, 12, 2, 8, kF32, random_tensor({4}, kF32));
-    runtime::KvHostPool pool(stream, storage, 4, 2);
+    runtime::KvHostPool pool(stream, storage, 4, 2, -1);
     const int32_t good[] = {0, 1};
     const int32_t same[] = {1, 1};
     const int32_t far[] = {0, 3};

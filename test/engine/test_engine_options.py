@@ -43,6 +43,7 @@ OTHER: dict[str, Any] = {
     "max_prompt_logprob_tokens": 33,
     "kv_cache_memory_bytes": 1 << 33, "num_kv_blocks": 11, "enable_prefix_caching": False,
     "gpu_memory_utilization": 0.5, "context_shift": True, "kv_offload": 1 << 30,
+    "kv_transfer": "shm",
     "prefix_cache_min_match": 32, "kv_cache_dtype": "f16", "tensor_parallel_size": 2,
     "master_addr": "10.0.0.7",
     "master_port": 1234, "tp_group_name": "G", "init_method": "tcp://there:1",

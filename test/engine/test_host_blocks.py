@@ -127,7 +127,7 @@ def test_prefix_cache_reset_frees_the_host_slots():
 def test_integrity_check_detects_a_lost_host_slot():
     manager = BlockManager(2, SIZE, num_host_blocks=4)
     manager.host._free.pop()
-    with pytest.raises(RuntimeError, match=r"free 3 \+ used 0 != total 4"):
+    with pytest.raises(RuntimeError, match=r"free 3 \+ used 0 \+ reserved 0 != total 4"):
         manager.check_integrity()
 
 

@@ -52,6 +52,15 @@ def test_an_evicted_prompt_is_not_computed_again():
     assert stats["kv_host_blocks_used"] == stats["kv_blocks_saved"]
 
 
+def test_more_evictions_in_a_step_than_host_slots():
+    engine = make_engine(num_blocks=10, kv_offload=3 * BLOCK_BYTES)
+    prompts = [list(range(start, start + 37)) for start in (1, 20, 60)]
+    for prompt in [*prompts, *prompts]:
+        use(engine, prompt)
+    assert engine.stats()["kv_host_blocks_used"] == 3
+    engine.core.scheduler.check_integrity()
+
+
 def test_choices_share_restored_blocks():
     engine = make_engine(num_blocks=20, kv_offload=40 * BLOCK_BYTES)
     first = list(range(1, 38))

@@ -3,6 +3,8 @@ table, so a wrong slot, block or length changes the output."""
 
 from __future__ import annotations
 
+import mmap
+import os
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -226,9 +228,14 @@ class FakeAdapter(ModelAdapter):
         assert len(set(slots.tolist())) == len(slots) == len(deltas) and self.kv[slots].min() >= 0
         self.num_rotated += len(slots)
 
-    def reserve_host_blocks(self, num_blocks: int) -> None:
+    def reserve_host_blocks(self, num_blocks: int, fd: int = -1) -> None:
         size = self.options.kv_cache_block_size
-        self.host = np.full((num_blocks, size), -1, dtype=np.int64)
+        self.host = np.empty((num_blocks, size), dtype=np.int64)
+        if fd >= 0:
+            os.ftruncate(fd, self.host.nbytes)
+            mapped = np.frombuffer(mmap.mmap(fd, self.host.nbytes), np.int64)
+            self.host = mapped.reshape(num_blocks, size)
+        self.host[:] = -1
 
     def swap_blocks(
         self, blocks: NDArray[np.int32], host_blocks: NDArray[np.int32], to_host: bool
@@ -237,10 +244,10 @@ class FakeAdapter(ModelAdapter):
         written = host_blocks if to_host else blocks
         assert len(set(written.tolist())) == len(blocks) == len(host_blocks)
         if to_host:
-            assert cache[blocks].min() >= 0, "a block was saved before it was written"
+            assert cache[blocks, 0].min() >= 0, "a block was saved before it was written"
             self.host[host_blocks] = cache[blocks]
         else:
-            assert self.host[host_blocks].min() >= 0, "a host slot was read before it was written"
+            assert self.host[host_blocks, 0].min() >= 0, "a host slot was read before written"
             cache[blocks] = self.host[host_blocks]
 
     def close(self) -> None:
@@ -256,7 +263,7 @@ def make_config(
 ) -> EngineConfig:
     cache = {
         name: others.pop(name)
-        for name in ("enable_prefix_caching", "prefix_cache_min_match", "kv_offload")
+        for name in ("enable_prefix_caching", "prefix_cache_min_match", "kv_offload", "kv_transfer")
         if name in others
     }
     settings: dict[str, Any] = {

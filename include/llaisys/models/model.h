@@ -244,8 +244,10 @@ LLAISYS_API int32_t llaisysModelKvCopySlots(LlaisysModel *model, const int32_t *
 LLAISYS_API int32_t llaisysModelKvShiftSlots(LlaisysModel *model, const int32_t *slots,
                                              const int64_t *delta, int32_t n);
 /* Replaces the host memory for offloaded blocks by n_blocks slots, discarding its contents; 0:
- * none. On failure there is none. */
-LLAISYS_API int32_t llaisysModelKvReserveHost(LlaisysModel *model, int32_t n_blocks);
+ * none. On failure there is none. fd: -1, or a file (memfd) that the slots are placed in, one after
+ * the other, so that another process can map it; the caller keeps ownership of fd, and
+ * KvToHost and KvFromHost have copied when they return. */
+LLAISYS_API int32_t llaisysModelKvReserveHost(LlaisysModel *model, int32_t n_blocks, int32_t fd);
 /* Copies keys and values of all layers between block blocks[i] and host slot host_slots[i];
  * ordered with steps. Targets must be distinct. */
 LLAISYS_API int32_t llaisysModelKvToHost(LlaisysModel *model, const int32_t *blocks,

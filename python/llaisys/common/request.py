@@ -13,8 +13,8 @@ logger = logging.getLogger("llaisys.engine")
 
 
 class RequestStatus(Enum):
-    """Status of a request; the names are those of the seeds, and two more. WAITING_FOR_REMOTE_KVS
-    and FINISHED_IGNORED are unused."""
+    """Status of a request; the names are those of the seeds, and two more. FINISHED_IGNORED is
+    unused."""
 
     WAITING = "waiting"
     WAITING_FOR_REMOTE_KVS = "waiting_for_remote_kvs"
@@ -99,6 +99,8 @@ class Request:
     thinking: tuple[int, ...] = ()
     constrain_after: int = -1  # token after which the grammar applies; -1: from the start
     cache_salt: str = ""  # prefixes are shared only between equal salts
+    kv_export: bool = False  # publish the KV blocks of its prompt, without generating
+    kv_source: str = ""  # request of another engine that published them: "id@address"
     lora: str = ""  # name of its LoRA adapter; "": none
     lora_id: int = 0  # of that adapter's load, set by the engine core; 0: none
     lora_slot: int = -1  # device slot while it runs, set by the scheduler

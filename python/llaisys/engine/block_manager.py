@@ -77,7 +77,7 @@ class BlockManager:
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._references = [0] * num_blocks
         self._node_of: list[Node | None] = [None] * num_blocks
-        self._nodes = PrefixTable()
+        self.nodes = PrefixTable()
         self.host = HostBlocks(num_host_blocks if enable_prefix_caching else 0)
         self._tables: dict[str, _BlockTable] = {}  # by request id
         self._prefix_keys: dict[str, list[tuple[int, Tokens]]] = {}  # of waiting requests
@@ -119,7 +119,7 @@ class BlockManager:
         used = sum(1 for count in references if count)
         free, cached = len(self._free), len(self._cached)
         unused = [*self._free, *self._cached]
-        nodes = list(self._nodes)
+        nodes = list(self.nodes)
         on_device = [node for node in nodes if node.block >= 0]
         if (
             references != self._references
@@ -150,8 +150,8 @@ class BlockManager:
             return match
         parent: Node | None = None
         reachable = 0
-        for key, tokens in self._keys(request):
-            node = self._nodes.find(key, parent, request.prefix_salt, tokens)
+        for key, tokens in self.keys(request):
+            node = self.nodes.find(key, parent, request.prefix_salt, tokens)
             if node is None:
                 break
             reachable += self.block_size
@@ -167,6 +167,11 @@ class BlockManager:
         match.blocks = [node.block for node in match.nodes]
         match.num_tokens = len(match.blocks) * self.block_size
         match.num_host_tokens = match.blocks.count(-1) * self.block_size
+        if self.host.num_slots and not match.pending:
+            match.tail = self._find_tail(request, parent, len(match.nodes))
+            if match.tail is not None:
+                match.num_tokens += len(match.tail.tokens)
+                match.num_host_tokens += len(match.tail.tokens)
         return match
 
     def is_waiting_for_prefix(self, request: Request) -> bool:
@@ -188,16 +193,16 @@ class BlockManager:
             self._drop_node(block)
             self._free.append(block)
         for node in self.host.clear():
-            self._nodes.drop(node)
+            self.nodes.drop(node)
         return count
 
     def undo_copies(self, copies: list[BlockCopy]) -> None:
         """Undo the copies of a failed step: free the host slots that it was to fill. Restored
         blocks belong to its requests, which have not committed them."""
         for node in self.host.undo(copies):
-            self._nodes.drop(node)
+            self.nodes.drop(node)
 
-    def _keys(self, request: Request) -> list[tuple[int, Tokens]]:
+    def keys(self, request: Request) -> list[tuple[int, Tokens]]:
         """Return (chained hash, tokens) of each full block of the first context, without the block
         of the last token."""
         keys = self._prefix_keys.get(request.request_id)
@@ -208,10 +213,51 @@ class BlockManager:
             self._prefix_keys[request.request_id] = keys
         return keys
 
+    def tail(self, request: Request) -> Tokens:
+        """Return the tokens of the first context after `_keys`, without the last token."""
+        end = min(request.num_tokens, self.context_len) - 1
+        return tuple(request.token_ids[end // self.block_size * self.block_size : end])
+
+    def _find_tail(self, request: Request, parent: Node | None, num_nodes: int) -> Node | None:
+        tokens = self.tail(request)
+        if not tokens or num_nodes < len(self.keys(request)):
+            return None
+        key = self.key_after(parent, request, tokens)
+        return self.nodes.find(key, parent, request.prefix_salt, tokens)
+
+    def key_after(self, parent: Node | None, request: Request, tokens: Tokens) -> int:
+        """Return the chained hash of tokens after the prefix that ends with `parent`."""
+        return self._hash(parent.key if parent else hash(request.prefix_salt), tokens)
+
     def _put(self, node: Node, block: int) -> None:
         """Assign a block, not ready, to a node."""
         node.block, node.ready = block, False
         self._node_of[block] = node
+
+    def save_to_host(self, node: Node) -> None:
+        """Plan the copy of a node's ready block, unless it has one; `node.host_slot` is -1 when no
+        host slot is available."""
+        evicted = self.host.save(node)
+        if evicted is not None:
+            self.nodes.drop(evicted)
+
+    def save_tail(self, request: Request) -> None:
+        """Plan the copy of the last, partial block of a computed prompt to a host slot, for another
+        engine; see `tail`."""
+        table, tokens = self._tables[request.request_id], self.tail(request)
+        index = len(self.keys(request))
+        self.forget_waiting(request)
+        if not tokens or not self.enable_prefix_caching or table.num_ready < index:
+            return
+        parent = table.nodes[index - 1] if index else None
+        key = self.key_after(parent, request, tokens)
+        if self.nodes.find(key, parent, request.prefix_salt, tokens) is not None:
+            return
+        node = Node(key, parent, request.prefix_salt, tokens, table.blocks[index], False)
+        self.save_to_host(node)
+        node.block = -1
+        if node.host_slot >= 0:
+            self.nodes.add(node)
 
     def _drop_node(self, block: int) -> None:
         """Remove the node of a block, if any."""
@@ -219,7 +265,7 @@ class BlockManager:
         if node is not None:
             node.block, node.ready = -1, False
             self._node_of[block] = None
-            self._nodes.drop(node)
+            self.nodes.drop(node)
 
     # ---- blocks of a request -------------------------------------------------------------------
 
@@ -239,11 +285,12 @@ class BlockManager:
                 del self._cached[block]
             self._references[block] += 1
         on_host = [node for node in match.nodes if node.block < 0]
-        self.host.pin(on_host)
+        restored = on_host if match.tail is None else [*on_host, match.tail]
+        self.host.pin(restored)
         fresh = self._take(self.first_blocks(request) - len(match.device_blocks))
         for node, block in zip(on_host, fresh, strict=False):
             self._put(node, block)
-        self.host.restore(on_host)
+        self.host.restore(restored, fresh)
         blocks = [*(node.block for node in match.nodes), *fresh[len(on_host) :]]
         num_ready = match.blocks.index(-1) if on_host else len(match.nodes)
         table = _BlockTable(blocks, list(match.nodes), num_ready)
@@ -260,7 +307,7 @@ class BlockManager:
 
     def _add_pending_nodes(self, request: Request, table: _BlockTable) -> None:
         """Add nodes, not ready, of the full blocks that this request will compute."""
-        for index, (key, tokens) in enumerate(self._keys(request)):
+        for index, (key, tokens) in enumerate(self.keys(request)):
             if index >= len(table.nodes):
                 self._add_node(request, table, key, tokens)
 
@@ -269,10 +316,10 @@ class BlockManager:
         parent of the following nodes; the request keeps its own copy of the block."""
         block, salt = table.blocks[len(table.nodes)], request.prefix_salt
         parent = table.nodes[-1] if table.nodes else None
-        node = self._nodes.find(key, parent, salt, tokens)
+        node = self.nodes.find(key, parent, salt, tokens)
         if node is None:
             node = Node(key, parent, salt, tokens, block, False)
-            self._nodes.add(node)
+            self.nodes.add(node)
         if node.block < 0 or node.block == block:
             self._put(node, block)
         table.nodes.append(node)
@@ -308,7 +355,7 @@ class BlockManager:
             if index == len(table.nodes):
                 parent = table.nodes[-1] if table.nodes else None
                 tokens = tuple(request.token_ids[index * size : (index + 1) * size])
-                key = self._hash(parent.key if parent else hash(request.prefix_salt), tokens)
+                key = self.key_after(parent, request, tokens)
                 self._add_node(request, table, key, tokens)
             if table.nodes[index].block == table.blocks[index]:
                 table.nodes[index].ready = True
@@ -384,9 +431,7 @@ class BlockManager:
         block, _ = self._cached.popitem(last=False)
         node = self._node_of[block]
         assert node is not None
-        evicted = self.host.save(node)
-        if evicted is not None:
-            self._nodes.drop(evicted)
+        self.save_to_host(node)
         self._drop_node(block)
         self.stats.evictions += 1
         return block

@@ -139,6 +139,14 @@ class CacheConfig:
     kv_offload: int = option(
         0, Bytes(0, MAX_BYTES), "CPU memory for evicted KV blocks, e.g. 4GiB",
         group="device", common=True, default_text="off",
+        more="With `kv_transfer` the default is the size of the KV cache, at most an eighth of the "
+        "available memory.",
+    )  # fmt: skip
+    kv_transfer: str = option(
+        "off", Choice(("off", "shm", "tcp")), "Transport of KV blocks between engines",
+        group="parallel", default_text="off; shm with prefill_replicas, tcp on Ray",
+        more="`shm`: memory that engines of one machine share; `tcp`: a connection, also between "
+        "machines. The blocks are in the memory of `kv_offload`.",
     )  # fmt: skip
     kv_cache_dtype: str = option(
         "auto", Choice(KV_DTYPES, KV_DTYPE_NAMES), "KV cache type",
@@ -351,6 +359,9 @@ class EngineConfig:
         ):
             if stages > 1 and is_set:
                 raise invalid_value(name, "on", f"off with pipeline_parallel_size {stages}")
+        backend = self.parallel.distributed_executor_backend
+        if self.cache.kv_transfer != "off" and backend != "uni":
+            raise invalid_value("distributed_executor_backend", backend, "uni with kv_transfer")
         if self.cache.kv_cache_dtype == "fp8" and self.device == "cpu":
             limit = f"{', '.join(DTYPES)} or q8 on device cpu"
             raise invalid_value("kv_cache_dtype", "fp8", limit)

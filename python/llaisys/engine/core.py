@@ -22,6 +22,7 @@ from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.context_window import context_length
 from llaisys.engine.executor import Executor, WorkerLostError
+from llaisys.engine.kv_transfer.transfer import KvTransfer, TransferStats
 from llaisys.engine.lora_registry import LoraRegistry
 from llaisys.engine.scheduler import RequestScheduler
 from llaisys.engine.speculative import SpeculativeStats, make_speculator
@@ -49,6 +50,7 @@ class EngineCore:
     """Owns its executor and closes it."""
 
     def __init__(self, config: EngineConfig, executor: Executor) -> None:
+        self.config = config
         self.executor = executor
         self.model_info = info = executor.model_info
         context_len = None
@@ -72,6 +74,7 @@ class EngineCore:
         )
         self.speculator = make_speculator(config.speculative, info.vocab_size, executor.draft)
         self.structured = StructuredRequests(self.model_info, config.scheduler.max_num_seqs)
+        self.kv_transfer: KvTransfer | None = None  # see start_kv_transfer
         self.is_async = self._can_schedule_async(config)
         stages = config.parallel.pipeline_parallel_size
         self._max_in_flight = MAX_IN_FLIGHT if self.is_async else stages
@@ -229,12 +232,29 @@ class EngineCore:
             self.speculator.observe(plan, output, took)
         self.failed_steps = 0
         updates = self.scheduler.update_from_output(output)
+        self._publish_prompts()
         seconds = time.perf_counter() - start
         if is_timed:
             self.scheduler.builder.step_time.observe(plan.num_prefill_tokens, seconds)
         self._record(plan, seconds)
         self._last_collected = time.perf_counter()
         return updates
+
+    def start_kv_transfer(self, address: str, token: bytes) -> str:
+        """Exchange KV blocks with other engines that know the token; return the address with its
+        port. Needs `kv_transfer`."""
+        executor, blocks = self.executor, self.scheduler.block_manager
+        self.kv_transfer = KvTransfer(
+            *(self.config, self.model_info, blocks, executor.host_files(), executor.copy_blocks),
+            *(address, token),
+        )
+        return self.kv_transfer.address
+
+    def _publish_prompts(self) -> None:
+        exported, self.scheduler.exported = self.scheduler.exported, []
+        if self.kv_transfer is not None:
+            for request in exported:
+                self.kv_transfer.publish(request)
 
     def _collect_all(self) -> list[TokenUpdate]:
         updates: list[TokenUpdate] = []
@@ -263,8 +283,20 @@ class EngineCore:
         else:
             self._add(requests, deadline)
 
+    def _fetch(self, requests: Sequence[Request], deadline: float | None) -> bool:
+        """Start to receive the KV blocks of requests from another engine, if there is one."""
+        if self.kv_transfer is None or not requests[0].kv_source:
+            return False
+        self.scheduler.check(requests)
+        return self.kv_transfer.add(requests, deadline)
+
     def _add(self, requests: Sequence[Request], deadline: float | None) -> None:
         """Queue requests whose adapter is in host memory."""
+        if not self._fetch(requests, deadline):
+            self._compile(requests, deadline)
+
+    def _compile(self, requests: Sequence[Request], deadline: float | None) -> None:
+        """Queue requests whose KV blocks are received."""
         if requests[0].sampling.structured_outputs is not None:
             self.scheduler.check(requests)
             self.structured.add(requests, deadline)
@@ -274,7 +306,7 @@ class EngineCore:
     def poll(self, timeout: float = 0.0) -> list[tuple[Sequence[Request], Exception]]:
         """Queue pending requests whose adapters and grammars are ready; return the rejected ones
         with their errors. Waits at most `timeout` seconds for a grammar."""
-        rejected = self._poll_loras()
+        rejected = self._poll_loras() + self._poll_kv_transfer()
         ready, failed = self.structured.poll(timeout)
         for pending in ready:
             try:
@@ -299,9 +331,20 @@ class EngineCore:
             rejected.append((waiting.requests, InvalidInputError(text, field="lora")))
         return rejected
 
+    def _poll_kv_transfer(self) -> list[tuple[Sequence[Request], Exception]]:
+        rejected: list[tuple[Sequence[Request], Exception]] = []
+        for received in self.kv_transfer.poll() if self.kv_transfer is not None else ():
+            try:
+                self._compile(received.requests, received.deadline)
+            except InvalidInputError as error:
+                rejected.append((received.requests, error))
+        return rejected
+
     def _used_lora_ids(self) -> set[int]:
         """The adapters of unfinished requests."""
         used = {request.lora_id for request in self.scheduler.requests.values()}
+        if self.kv_transfer is not None:
+            used |= {request.lora_id for request in self.kv_transfer.pending_requests()}
         return used | {request.lora_id for request in self.structured.pending_requests()}
 
     def wait_until_queued(self, requests: Sequence[Request]) -> None:
@@ -335,6 +378,7 @@ class EngineCore:
         for requests in (
             *(pending.requests for pending in self.loras.expire(now)),
             *(pending.requests for pending in self.structured.expire(now)),
+            *(p.requests for p in (self.kv_transfer.expire(now) if self.kv_transfer else ())),
         ):
             expired.append(list(requests))
             for request in requests:
@@ -371,6 +415,8 @@ class EngineCore:
             if update.request_id == request_id:
                 return self._undelivered.pop(index)
         pending = self.loras.cancel(request_id) or self.structured.cancel(request_id)
+        if pending is None and self.kv_transfer is not None:
+            pending = self.kv_transfer.cancel(request_id)
         if pending is not None:
             pending.set_status(RequestStatus.FINISHED_ABORTED)
             return TokenUpdate(request_id, [], RequestStatus.FINISHED_ABORTED)
@@ -384,7 +430,8 @@ class EngineCore:
     @property
     def has_pending(self) -> bool:
         """Whether `poll` should be called soon."""
-        return bool(self.structured.num_pending) or self.loras.is_busy
+        is_receiving = self.kv_transfer is not None and self.kv_transfer.is_busy
+        return bool(self.structured.num_pending) or self.loras.is_busy or is_receiving
 
     @property
     def can_step(self) -> bool:
@@ -397,6 +444,10 @@ class EngineCore:
         drafts = SpeculativeStats() if self.speculator is None else self.speculator.stats
         scheduler = self.scheduler.stats()
         scheduler["num_waiting"] += self.structured.num_pending + self.loras.num_pending
+        transfer = TransferStats()
+        if self.kv_transfer is not None:
+            transfer = self.kv_transfer.stats
+            scheduler["num_waiting"] += self.kv_transfer.num_pending
         return {
             "num_steps": self.num_steps,
             **scheduler,
@@ -408,6 +459,11 @@ class EngineCore:
             "prefix_cache_host_hits": prefix.host_hits,
             "prefix_cache_hit_rate": prefix.hit_rate,
             "prefix_cache_evictions": prefix.evictions,
+            "kv_transfer_sent_blocks": transfer.sent_blocks,
+            "kv_transfer_received_blocks": transfer.received_blocks,
+            "kv_transfer_received_bytes": transfer.received_bytes,
+            "kv_transfer_seconds": transfer.seconds,
+            "kv_transfer_failures": transfer.failures,
             "spec_decode_num_drafts": drafts.num_drafts,
             "spec_decode_num_draft_tokens": drafts.num_draft_tokens,
             "spec_decode_num_accepted_tokens": drafts.num_accepted_tokens,
@@ -423,6 +479,8 @@ class EngineCore:
 
     def close(self) -> None:
         self.structured.close()
+        if self.kv_transfer is not None:
+            self.kv_transfer.close()
         self.executor.shutdown()
 
     def _record(self, plan: SchedulerOutputs, seconds: float) -> None:

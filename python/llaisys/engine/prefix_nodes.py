@@ -32,7 +32,8 @@ def prefix_keys(
 
 class Node:
     """A full block of tokens after a prefix. Its keys and values are in a block of the KV cache, in
-    a host slot, or in both; a node with neither is not in the table."""
+    a host slot, or in both; a node with neither is not in the table. The end of a prompt that moves
+    to another engine is a node of fewer tokens, which has a host slot only."""
 
     __slots__ = ("alive", "block", "host_slot", "key", "parent", "ready", "salt", "tokens")
 
@@ -93,10 +94,11 @@ class PrefixMatch:
     """The longest usable cached prefix of a request; it owns no blocks."""
 
     blocks: list[int] = field(default_factory=list)  # -1: in host memory, to be restored
-    num_tokens: int = 0  # len(blocks) * block_size
+    num_tokens: int = 0  # len(blocks) * block_size, and those of `tail`
     num_host_tokens: int = 0  # of those, in host memory
     pending: bool = False  # a running request computes the next block: wait
     nodes: list[Node] = field(default_factory=list)
+    tail: Node | None = None  # in host memory: the tokens after `nodes`, less than a block
 
     @property
     def device_blocks(self) -> list[int]:

@@ -59,6 +59,7 @@ class RequestScheduler:
         self.builder = BatchBuilder(
             config, self.queues, self.window, self._in_flight, max_in_flight_tokens
         )
+        self.exported: list[Request] = []  # ended prompts with kv_export, for the KV transfer
         self._next_step_id = 0
         self._next_seq_id = 0
 
@@ -233,6 +234,9 @@ class RequestScheduler:
             if request.reports_progress:
                 update.num_computed_prompt_tokens = min(end, request.num_prompt_tokens)
         else:
+            if request.kv_export:
+                self.block_manager.save_tail(request)
+                self.exported.append(request)
             update = self._end(request, RequestStatus.FINISHED_LENGTH_CAPPED)
             update.pooled = output.pooled.get(request.seq_id)
         update.prompt_logprobs = scores

@@ -136,7 +136,7 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysModelKvDump", c_int32, [c_void_p, c_char_p, c_size_t, POINTER(c_size_t)]),
     ("llaisysModelKvCopySlots", c_int32, [c_void_p, c_void_p, c_void_p, c_int32]),
     ("llaisysModelKvShiftSlots", c_int32, [c_void_p, c_void_p, c_void_p, c_int32]),
-    ("llaisysModelKvReserveHost", c_int32, [c_void_p, c_int32]),
+    ("llaisysModelKvReserveHost", c_int32, [c_void_p, c_int32, c_int32]),
     ("llaisysModelKvToHost", c_int32, [c_void_p, c_void_p, c_void_p, c_int32]),
     ("llaisysModelKvFromHost", c_int32, [c_void_p, c_void_p, c_void_p, c_int32]),
     ("llaisysBatchInit", LlaisysBatch, [c_int32, c_int32, c_int32]),

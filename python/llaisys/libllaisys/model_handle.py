@@ -213,8 +213,8 @@ class Model(Handle):
     def kv_shift_slots(self, slots_address: int, delta_address: int, n: int) -> None:
         check(lib().llaisysModelKvShiftSlots(self.handle, slots_address, delta_address, n))
 
-    def kv_reserve_host(self, num_blocks: int) -> None:
-        check(lib().llaisysModelKvReserveHost(self.handle, num_blocks))
+    def kv_reserve_host(self, num_blocks: int, fd: int = -1) -> None:
+        check(lib().llaisysModelKvReserveHost(self.handle, num_blocks, fd))
 
     def kv_to_host(self, blocks_address: int, host_address: int, n: int) -> None:
         check(lib().llaisysModelKvToHost(self.handle, blocks_address, host_address, n))

@@ -162,8 +162,9 @@ class ModelAdapter(Closing, ABC):
     def shift_slots(self, slots: NDArray[np.int32], deltas: NDArray[np.int64]) -> None:
         """Rotate the keys of each slot (BLOCK layout) by its delta of positions."""
 
-    def reserve_host_blocks(self, num_blocks: int) -> None:
-        """Allocate this many host blocks (BLOCK layout)."""
+    def reserve_host_blocks(self, num_blocks: int, fd: int = -1) -> None:
+        """Allocate this many host blocks (BLOCK layout). `fd`: a file (memfd) for them, which is
+        resized; `swap_blocks` has copied when it returns. -1: none."""
         raise invalid_value("kv_offload", type(self).__name__, "0 for a model without host blocks")
 
     def swap_blocks(

@@ -269,8 +269,8 @@ class NativeAdapter(ModelAdapter):
         addresses = (_address(slots, np.int32, "slots"), _address(deltas, np.int64, "deltas"))
         self.native.kv_shift_slots(*addresses, len(slots))
 
-    def reserve_host_blocks(self, num_blocks: int) -> None:
-        self.native.kv_reserve_host(num_blocks)
+    def reserve_host_blocks(self, num_blocks: int, fd: int = -1) -> None:
+        self.native.kv_reserve_host(num_blocks, fd)
 
     def swap_blocks(
         self, blocks: NDArray[np.int32], host_blocks: NDArray[np.int32], to_host: bool

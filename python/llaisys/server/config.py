@@ -181,6 +181,15 @@ class ServerConfig:
         group="parallel",
         more="`local`: processes of this machine; `ray`: a Ray cluster, with `threads` CPUs each.",
     )  # fmt: skip
+    prefill_replicas: int = option(
+        0, Integer(0, MAX_REPLICAS - 1), "Replicas that compute long prompts for the others",
+        group="parallel",
+        more="Of `data_parallel_size`; the others decode. See docs/guides/scaling.md.",
+    )  # fmt: skip
+    prefill_threshold: int = option(
+        512, Integer(1), "Shortest prompt for a prefill replica, in tokens that are not cached",
+        group="parallel",
+    )  # fmt: skip
     host: str = option(
         "127.0.0.1", Text(), "Bind address", group="server", common=True, metavar="ADDRESS"
     )
@@ -294,6 +303,12 @@ class ServerConfig:
             raise invalid_value(
                 "data_parallel_size", self.data_parallel_size, "1 with several models"
             )
+        if self.prefill_replicas >= max(1, self.data_parallel_size):
+            raise invalid_value(
+                "prefill_replicas",
+                self.prefill_replicas,
+                f"less than data_parallel_size, {self.data_parallel_size}",
+            )
         if self.models and on_ray:
             raise invalid_value("data_parallel_backend", "ray", "local with several models")
         if on_ray and not self.engine.n_threads:
@@ -333,8 +348,12 @@ class ServerConfig:
     def engine_of_replica(self) -> EngineConfig:
         """The configuration of each engine process; several of them divide the cores."""
         engine, count = self.engine, self.data_parallel_size
-        if self.data_parallel_backend == "ray" and engine.device == "auto":
+        on_ray = self.data_parallel_backend == "ray"
+        if on_ray and engine.device == "auto":
             engine = replace(engine, device="cpu")  # Ray is asked for CPUs only
+        if self.prefill_replicas and engine.cache.kv_transfer == "off":
+            cache = replace(engine.cache, kv_transfer="tcp" if on_ray else "shm")
+            engine = replace(engine, cache=cache)
         if count == 1 or engine.n_threads:
             return engine
         ranks = count * engine.parallel.world_size

@@ -74,4 +74,23 @@ void unmap_shared(void *mapped, const SharedMemory &memory) {
     }
 }
 
+void register_host(void *memory, size_t bytes) {
+    const unsigned flags = cudaHostRegisterPortable | cudaHostRegisterMapped;
+    const cudaError_t status = cudaHostRegister(memory, bytes, flags);
+    if (status == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        fail(LLAISYS_ERROR_MEMORY, bytes, " bytes of host memory could not be pinned");
+    }
+    cuda_check(status, "cudaHostRegister");
+    void *address = nullptr;
+    const cudaError_t mapped = cudaHostGetDevicePointer(&address, memory, 0);
+    if (mapped != cudaSuccess || address != memory) {
+        cudaGetLastError();
+        cudaHostUnregister(memory);
+        fail(LLAISYS_ERROR_UNSUPPORTED, "the GPU cannot access registered host memory in place");
+    }
+}
+
+void unregister_host(void *memory) { cudaHostUnregister(memory); }
+
 } // namespace llaisys::device

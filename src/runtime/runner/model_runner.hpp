@@ -117,11 +117,11 @@ public:
     void copy_slots(const int32_t *src, const int32_t *dst, int32_t n);
     void shift_slots(const int32_t *slots, const int64_t *delta, int32_t n);
     // Replaces the host memory for offloaded blocks (BLOCK layout), discarding its contents; 0:
-    // none.
-    void reserve_host(int32_t n_blocks) {
+    // none. `fd`: a file for it, or -1.
+    void reserve_host(int32_t n_blocks, int fd) {
         host_pool_.reset();
         if (n_blocks > 0) {
-            host_pool_.emplace(stream_, storage_, options_.block_size, n_blocks);
+            host_pool_.emplace(stream_, storage_, options_.block_size, n_blocks, fd);
         }
     }
     KvHostPool *host_pool() { return host_pool_ ? &*host_pool_ : nullptr; }

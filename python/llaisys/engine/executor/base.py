@@ -12,7 +12,14 @@ from typing import Any, ClassVar
 from llaisys.common.errors import ClosedError, LlaisysError
 from llaisys.common.lora import LoraState
 from llaisys.common.step import TokenMasks
-from llaisys.common.types import DraftRequest, GpuUsage, ModelInfo, SchedulerOutputs, StepOutput
+from llaisys.common.types import (
+    BlockCopy,
+    DraftRequest,
+    GpuUsage,
+    ModelInfo,
+    SchedulerOutputs,
+    StepOutput,
+)
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.executor.device_choice import resolve_device
 
@@ -168,6 +175,17 @@ class Executor(ABC):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the executor is shut down")
+
+    # ---- KV transfer ---------------------------------------------------------------------------
+
+    def host_files(self) -> list[int]:
+        """Return the descriptor of each rank's host slots, which this process has."""
+        files: list[int] = self.collective_rpc("host_file")
+        return files
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks to host slots or back on every rank, outside of a step."""
+        self.collective_rpc("copy_blocks", args=(copies,))
 
     # ---- LoRA adapters, on every rank; see LoraStore -------------------------------------------
 

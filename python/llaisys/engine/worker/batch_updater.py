@@ -20,9 +20,11 @@ from llaisys.models.base import ModelAdapter
 
 
 def swap_blocks(adapter: ModelAdapter, copies: Sequence[BlockCopy]) -> None:
-    """Copy blocks to host memory and back, in order; one call per run in the same direction."""
+    """Copy blocks to host memory and back, in order; one call per run in the same direction. Of
+    several copies of a run to one destination only the last one is executed."""
     for to_host, run in groupby(copies, attrgetter("to_host")):
-        blocks, slots, _ = zip(*run, strict=True)
+        last = {copy.host_slot if to_host else copy.block: copy for copy in run}
+        blocks, slots, _ = zip(*last.values(), strict=True)
         adapter.swap_blocks(np.array(blocks, np.int32), np.array(slots, np.int32), to_host)
 
 

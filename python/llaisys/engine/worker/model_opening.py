@@ -33,6 +33,7 @@ MAX_KV_FRACTION = 0.8  # of the available memory beside the model
 MAX_GPU_BLOCKS = 1 << 16  # bounds the bookkeeping of the block manager
 MAX_KV_SLOTS = 1 << 25  # limit of the native library
 MAX_HOST_BLOCKS = 1 << 20
+TRANSFER_FRACTION = 1 / 8  # of the available memory, for blocks that move between engines
 MAX_LORA_RANK = 256  # as LoraConfig
 logger = logging.getLogger("llaisys.engine")
 
@@ -103,7 +104,7 @@ def open_model(
         if getattr(checkpoint and checkpoint.config, "encoder", None) is not None:
             _check_encoder(config, model_type)
             blocks = min(blocks, _blocks_of_step(config))
-        host_blocks = _host_blocks(config, per_token)
+        host_blocks = _host_blocks(config, per_token, blocks)
     except BaseException:
         for opened in (checkpoint, draft):
             if opened is not None:
@@ -421,9 +422,16 @@ def _affordable_blocks(
     return max(1, min(requested, affordable))
 
 
-def _host_blocks(config: EngineConfig, bytes_per_token: int) -> int:
-    """Return the host slots of this rank: an equal part of kv_offload."""
+def _host_blocks(config: EngineConfig, bytes_per_token: int, num_blocks: int) -> int:
+    """Return the host slots of this rank: an equal part of kv_offload. `num_blocks`: of the KV
+    cache."""
     cache, ranks = config.cache, config.parallel.world_size
+    if cache.kv_transfer != "off" and not cache.enable_prefix_caching:
+        raise invalid_value("kv_transfer", cache.kv_transfer, "off without the prefix cache")
+    if not cache.kv_offload and cache.kv_transfer != "off":
+        block_bytes = ranks * max(1, bytes_per_token) * cache.block_size
+        affordable = int(available_memory() * TRANSFER_FRACTION) // block_bytes
+        return max(1, min(num_blocks, affordable, MAX_HOST_BLOCKS))
     if not cache.kv_offload:
         return 0
     if not cache.enable_prefix_caching:

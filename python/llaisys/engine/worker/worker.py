@@ -29,9 +29,16 @@ from llaisys.common.errors import ClosedError, InvalidInputError, ModelLoadError
 from llaisys.common.numa import bind_to_cores, format_cpus
 from llaisys.common.progress import report
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput, TokenMasks
-from llaisys.common.types import DraftRequest, GpuUsage, ModelInfo, SchedulerOutputs, StepOutput
+from llaisys.common.types import (
+    BlockCopy,
+    DraftRequest,
+    GpuUsage,
+    ModelInfo,
+    SchedulerOutputs,
+    StepOutput,
+)
 from llaisys.engine.config import EngineConfig
-from llaisys.engine.worker.batch_updater import BatchUpdater
+from llaisys.engine.worker.batch_updater import BatchUpdater, swap_blocks
 from llaisys.engine.worker.drafting import Drafter, load_drafter
 from llaisys.engine.worker.in_flight import InFlightStep, InFlightSteps
 from llaisys.engine.worker.input_batch import InputBatch
@@ -85,6 +92,7 @@ class Worker:
         self._has_stages = parallel.pipeline_parallel_size > 1
         self._is_last_stage = parallel.is_last_stage
         self._spare_buffers: StepBuffers  # a step in flight uses the others
+        self._host_file = -1  # memfd of the host slots, for other engines; -1: not shared
         self._gpu_monitor: GpuMonitor | None = None
         self._timers = StageTimers()
 
@@ -119,7 +127,9 @@ class Worker:
         options = replace(opened.options, kv_cache_capacity_tokens=capacity)
         self.adapter = adapter = opened.adapter_class.load(checkpoint, options)
         if opened.num_host_blocks:
-            adapter.reserve_host_blocks(opened.num_host_blocks)
+            if self.config.cache.kv_transfer != "off":
+                self._host_file = os.memfd_create("llaisys-kv", os.MFD_CLOEXEC)
+            adapter.reserve_host_blocks(opened.num_host_blocks, self._host_file)
         self.info = describe(opened, adapter, self.config)
         if opened.loras is not None:
             self._loras = self._load_loras(opened, adapter)
@@ -212,6 +222,9 @@ class Worker:
         for part in (opened, adapter, drafter, loras):
             if part is not None:
                 part.close()
+        if self._host_file >= 0:
+            os.close(self._host_file)
+            self._host_file = -1
 
     def _open_adapter(self) -> ModelAdapter:
         if self.adapter is None:
@@ -225,6 +238,16 @@ class Worker:
         if self._drafter is None:
             raise ClosedError(f"worker rank {self.rank}: no draft model is loaded")
         return self._drafter.draft(requests, released)
+
+    # ---- KV transfer ---------------------------------------------------------------------------
+
+    def host_file(self) -> int:
+        if self._host_file < 0:
+            raise ClosedError(f"worker rank {self.rank}: no host slots are shared")
+        return self._host_file
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        swap_blocks(self._open_adapter(), copies)
 
     # ---- LoRA adapters; see LoraStore ----------------------------------------------------------
 

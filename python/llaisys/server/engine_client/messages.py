@@ -43,6 +43,8 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
     arrival_time: float  # time.monotonic() of the server's machine
     queue_timeout: float | None  # seconds until it must be scheduled
     reports_progress: bool = False  # for its first choice
+    kv_export: bool = False  # see Request
+    kv_source: str = ""
 
     @classmethod
     def of(cls, group: str, requests: list[Request], queue_timeout: float | None) -> Submit:
@@ -91,6 +93,8 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
                 job=self.job,
                 arrival_time=self.arrival_time,
                 reports_progress=self.reports_progress and choice == 0,
+                kv_export=self.kv_export,
+                kv_source=self.kv_source,
             )
             for choice, name in enumerate(self.request_ids)
         ]
@@ -211,6 +215,11 @@ class EngineStats(Struct, array_like=True):
     prefix_cache_host_hits: int = 0
     kv_blocks_saved: int = 0
     kv_blocks_restored: int = 0
+    kv_transfer_sent_blocks: int = 0
+    kv_transfer_received_blocks: int = 0
+    kv_transfer_received_bytes: int = 0
+    kv_transfer_seconds: float = 0.0
+    kv_transfer_failures: int = 0
     loras: int = 0
     loras_in_host: int = 0
     lora_slots_used: int = 0
@@ -310,9 +319,10 @@ class Ready(Struct, tag="ready"):
 
     info: ModelInfo  # without tokenizer_source, which is `source`
     source: WireTokenizerSource | None
+    kv_address: str = ""  # where other engines fetch its KV blocks; empty: nowhere
 
     @classmethod
-    def of(cls, info: ModelInfo) -> Ready:
+    def of(cls, info: ModelInfo, kv_address: str = "") -> Ready:
         origin: TokenizerSource | None = info.tokenizer_source
         source = None
         if origin is not None:
@@ -324,7 +334,7 @@ class Ready(Struct, tag="ready"):
                 origin.eos_token_ids,
                 origin.missing,
             )
-        return cls(replace(info, tokenizer_source=None), source)
+        return cls(replace(info, tokenizer_source=None), source, kv_address)
 
     def model_info(self) -> ModelInfo:
         source = self.source
@@ -360,6 +370,8 @@ class EngineSetup(Struct, forbid_unknown_fields=True):
     replica: int = 0  # index, below `replicas`
     replicas: int = 1
     clock_offset: float = 0.0  # time.monotonic() of this machine minus that of the server's
+    kv_token: str = ""  # shared secret of the engines that exchange KV blocks, in hexadecimal
+    kv_host: str = "127.0.0.1"  # address of this machine, for other machines
 
     def engine_config(self) -> EngineConfig:
         return EngineConfig.from_wire(self.engine)

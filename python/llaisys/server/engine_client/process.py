@@ -272,6 +272,17 @@ def engine_config_of(setup: EngineSetup) -> EngineConfig:
     return config
 
 
+def start_kv_transfer(core: EngineCore, setup: EngineSetup) -> str:
+    """Return the address where other engines fetch KV blocks; empty: the transfer is off."""
+    transport = core.config.cache.kv_transfer
+    if transport == "off" or not setup.kv_token:
+        return ""
+    address = (
+        f"tcp:{setup.kv_host}:0" if transport == "tcp" else f"unix:{setup.socket_directory}/kv"
+    )
+    return core.start_kv_transfer(address, bytes.fromhex(setup.kv_token))
+
+
 def serve_engine(setup: EngineSetup) -> int:
     """Load the model, run the loop, close; return the exit status."""
     context: Context = zmq.Context()
@@ -300,7 +311,7 @@ def serve_engine(setup: EngineSetup) -> int:
         gc.freeze()
         clock.loading = None
         clock.stats = EngineStats.at_start(core.model_info)
-        outputs.send(encode(Ready.of(core.model_info)))
+        outputs.send(encode(Ready.of(core.model_info, start_kv_transfer(core, setup))))
         offset = setup.clock_offset
         EngineLoop(core, inputs, outputs, clock, setup.max_failed_steps, offset).run()
         status = 0

@@ -3,9 +3,12 @@ the server is imported."""
 
 from __future__ import annotations
 
+import secrets
+
 from llaisys.processes.child import ChildProcess
 from llaisys.server.config import ServerConfig
 
+KV_TOKEN = secrets.token_hex(32)  # of this server's engines; see EngineSetup
 RAY_RELAY = "llaisys.server.replicas.ray_relay"  # runs the engine module on a Ray cluster
 
 
@@ -30,5 +33,6 @@ class EngineProcess(ChildProcess):
                 "wait_for_memory": wait_for_memory,
                 "replica": replica,
                 "replicas": config.data_parallel_size,
+                "kv_token": KV_TOKEN if config.prefill_replicas else "",
             },
         )

@@ -25,7 +25,8 @@ class RayEngine:
         """Start the engine with `setup`, but with sockets of this machine."""
         for name in ("input_address", "output_address", "socket_directory"):
             setup.pop(name)
-        self._child = ChildProcess(engine_module, {**setup, "clock_offset": clock_offset})
+        own = {"clock_offset": clock_offset, "kv_host": node_address()}
+        self._child = ChildProcess(engine_module, {**setup, **own})
         context: Context = zmq.Context()
         self._outputs = bind_receiver(context, self._child.output_address)
         self._inputs = connect_sender(context, self._child.input_address, linger_ms=0)
@@ -45,3 +46,10 @@ class RayEngine:
             self._child.remove()
             return frames, status
         return frames, None
+
+
+def node_address() -> str:
+    import ray
+
+    address: str = ray.util.get_node_ip_address()
+    return address

@@ -6,13 +6,16 @@ A request runs on one replica. If that dies before the request's first token, an
 the request; later, the request ends with an error. A dead replica is restarted after a pause, which
 doubles with each death. If a replica dies before any was up, the whole set is dead: the model is
 the likely cause.
+
+With `prefill_replicas`, a long prompt first runs on a prefill replica; its request is held here and
+sent to its decode replica when the prefill ends, also when it fails. See `disaggregation`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -39,6 +42,13 @@ from llaisys.server.engine_client.messages import (
 )
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.errors import EngineDeadError
+from llaisys.server.replicas.disaggregation import (
+    SUFFIX,
+    Disaggregation,
+    decode_of,
+    prefill_of,
+    without_prompt,
+)
 from llaisys.server.replicas.router import PrefixRouter, Route
 
 logger = logging.getLogger("llaisys.server")
@@ -57,6 +67,7 @@ class _RoutedRequest:
     route: Route
     open: set[str]  # request ids of unfinished choices
     submit: Submit | None
+    prefill: Route | None = None  # of its prompt, until that is computed
 
 
 @dataclass(slots=True)
@@ -78,6 +89,7 @@ class Replica:
         self.up_since = 0.0
         self.restarts = 0
         self.pause = FIRST_PAUSE
+        self.kv_address = ""  # see Ready
 
     @property
     def stats(self) -> EngineStats:
@@ -106,6 +118,7 @@ class ReplicaSet:
         self._tasks: set[asyncio.Task[None]] = set()
         self._lora_changes: dict[str, LoadLora | UnloadLora] = {}  # the last one of each name
         self._lora_waits: dict[int, _LoraWait] = {}  # by serial
+        self._roles = Disaggregation(config.prefill_replicas, config.prefill_threshold)
         self._closing = False
         self._past_stats = EngineStats()  # counters of ended engines
         first = self._link(0, process)
@@ -186,24 +199,77 @@ class ReplicaSet:
             for replica in self.replicas:
                 replica.link.send(message)
 
-    def _route(self, submit: Submit) -> None:
+    def _alive(self) -> set[int]:
         alive = {r.index for r in self.replicas if r.is_up and r.link.problem is None}
         if self._router is None or not alive:
             raise EngineDeadError("no replica is up")
-        route = self._router.assign(
+        return alive
+
+    def _route(self, submit: Submit) -> None:
+        """Send a request to a replica, or its prompt to a prefill replica first."""
+        alive = self._alive()
+        route = self._assign(submit, self._roles.decoders(alive))
+        prefill = None
+        prefillers = self._roles.prefillers(alive, route.replica)
+        if prefillers and self._roles.wants_prefill(submit, route.cached):
+            prefill = self._send_prefill(submit, prefillers)
+        if prefill is None:
+            self._send(submit, route)
+        else:
+            assert self._router is not None
+            route = without_prompt(self._router, route, len(submit.prompt_token_ids))
+        request = _RoutedRequest(route, set(submit.request_ids), submit, prefill)
+        self._routed[submit.group] = request
+        self._group_of.update(dict.fromkeys(submit.request_ids, submit.group))
+
+    def _send_prefill(self, submit: Submit, replicas: Collection[int]) -> Route | None:
+        prefill = prefill_of(submit)
+        try:
+            return self._send(prefill, self._assign(prefill, replicas))
+        except EngineDeadError:
+            return None
+
+    def _assign(self, submit: Submit, replicas: Collection[int]) -> Route:
+        assert self._router is not None
+        return self._router.assign(
             submit.prompt_token_ids,
             f"{submit.lora}\0{submit.cache_salt}" if submit.lora else submit.cache_salt,
             submit.sampling.get("max_tokens"),
             len(submit.request_ids),
-            alive,
+            replicas,
         )
+
+    def _send(self, submit: Submit, route: Route) -> Route:
+        assert self._router is not None
         try:
             self.replicas[route.replica].link.send(submit)
         except BaseException:
             self._router.done(route)
             raise
-        self._routed[submit.group] = _RoutedRequest(route, set(submit.request_ids), submit)
-        self._group_of.update(dict.fromkeys(submit.request_ids, submit.group))
+        return route
+
+    def _end_prefill(self, group: str, has_blocks: bool) -> None:
+        """Send a request whose prefill has ended to its decode replica. `has_blocks`: the prefill
+        replica has published its KV blocks."""
+        request = self._routed[group]
+        assert self._router is not None and request.prefill is not None
+        assert request.submit is not None
+        self._router.done(request.prefill)
+        source = self.replicas[request.prefill.replica].kv_address if has_blocks else ""
+        request.prefill = None
+        submit = request.submit = decode_of(request.submit, source)
+        try:
+            if not self.replicas[request.route.replica].is_up:
+                self._router.done(request.route)
+                request.route = self._assign(submit, self._roles.decoders(self._alive()))
+            self.replicas[request.route.replica].link.send(submit)
+        except EngineDeadError as error:
+            self._fail(sorted(request.open), str(error))
+
+    def _fail(self, names: list[str], error: str) -> None:
+        self._end(names)
+        failed = [Update(name, [], FAILED, error=error) for name in names]
+        self._on_message(Outputs(failed, self.stats))
 
     def _change_lora(self, message: LoadLora | UnloadLora) -> None:
         """Send a change of an adapter to every replica that is up; others get it when they are."""
@@ -243,12 +309,22 @@ class ReplicaSet:
         for name in message.request_ids:
             group = self._group_of.get(name)
             if group is not None:
+                if self._routed[group].prefill is not None:
+                    self._stop_prefill(group)
                 names.setdefault(self._routed[group].route.replica, []).append(name)
         for index, own in names.items():
             if self.replicas[index].is_up:
                 self.replicas[index].link.send(Finish(own, message.stopped))
             if message.stopped:  # has no reply
                 self._end(own)
+
+    def _stop_prefill(self, group: str) -> None:
+        """Send a request to its decode replica, which ends it."""
+        prefill = self._routed[group].prefill
+        assert prefill is not None
+        if self.replicas[prefill.replica].is_up:
+            self.replicas[prefill.replica].link.send(Finish([group + SUFFIX]))
+        self._end_prefill(group, has_blocks=False)
 
     def _end(self, names: Iterable[str]) -> None:
         """Remove ended choices; the last one of a prompt also ends its route."""
@@ -272,6 +348,11 @@ class ReplicaSet:
         if isinstance(message, LoraChanged):
             self._lora_changed(replica, message)
             return
+        if self._roles.num_prefill:
+            rest = self._without_prefills(message)
+            if rest is None:
+                return
+            message = rest
         if isinstance(message, Outputs):
             for update in message.updates:
                 group = self._group_of.get(update.request_id)
@@ -283,6 +364,38 @@ class ReplicaSet:
             self._end(ended)
         elif isinstance(message, Rejected):
             self._end(message.request_ids)
+
+    def _without_prefills(self, message: FromEngine) -> FromEngine | None:
+        """Handle the part of a message that is about prefills; return the rest."""
+        if isinstance(message, Rejected) and message.group.endswith(SUFFIX):
+            group = message.group.removesuffix(SUFFIX)
+            request = self._prefilling(group)
+            if request is None:
+                return None
+            if message.timed_out:
+                assert self._router is not None and request.prefill is not None
+                self._router.done(request.prefill)
+                return msgspec.structs.replace(
+                    message, group=group, request_ids=sorted(request.open)
+                )
+            self._end_prefill(group, has_blocks=False)  # the decode replica says why
+            return None
+        if not isinstance(message, Outputs):
+            return message
+        rest = []
+        for update in message.updates:
+            if not update.request_id.endswith(SUFFIX):
+                rest.append(update)
+                continue
+            group, status = update.request_id.removesuffix(SUFFIX), RequestStatus(update.status)
+            if status.finished and self._prefilling(group) is not None:
+                self._end_prefill(group, status is RequestStatus.FINISHED_LENGTH_CAPPED)
+        return msgspec.structs.replace(message, updates=rest)
+
+    def _prefilling(self, group: str) -> _RoutedRequest | None:
+        """Return a request whose prompt is being computed."""
+        request = self._routed.get(group)
+        return None if request is None or request.prefill is None else request
 
     def _ready(self, replica: Replica, message: Ready) -> None:
         if self._info is None:
@@ -299,6 +412,7 @@ class ReplicaSet:
             if isinstance(change, LoadLora):
                 repeated = msgspec.structs.replace(change, in_place=True)
             replica.link.send(repeated)
+        replica.kv_address = message.kv_address
         replica.is_up = True
         replica.up_since = asyncio.get_running_loop().time()
         pid = replica.link.process.popen.pid
@@ -327,7 +441,15 @@ class ReplicaSet:
 
     def _move_requests(self, replica: Replica, reason: str) -> None:
         """Move requests without tokens to other replicas; end the others with an error."""
-        lost = [g for g, r in self._routed.items() if r.route.replica == replica.index]
+        for group, request in list(self._routed.items()):
+            if request.prefill is not None and request.prefill.replica == replica.index:
+                self._end_prefill(group, has_blocks=False)
+        # A request whose prompt is being computed gets another decode replica after that.
+        lost = [
+            group
+            for group, request in self._routed.items()
+            if request.route.replica == replica.index and request.prefill is None
+        ]
         error = f"replica {replica.index} has died: {reason}"
         for group in lost:
             request = self._routed[group]
@@ -336,10 +458,9 @@ class ReplicaSet:
             try:
                 if submit is None or len(names) != len(submit.request_ids):
                     raise EngineDeadError(error)
-                self._route(submit)
+                self._route(msgspec.structs.replace(submit, kv_source=""))
             except EngineDeadError:
-                failed = [Update(name, [], FAILED, error=error) for name in names]
-                self._on_message(Outputs(failed, self.stats))
+                self._fail(names, error)
 
     async def _restart(self, replica: Replica) -> None:
         now = asyncio.get_running_loop().time()
