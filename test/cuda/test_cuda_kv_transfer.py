@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from engine_fakes import greedy
-from kv_transfer_helpers import Pair, run
+from kv_transfer_helpers import Pair, answer, run
 from model_files import tiny_config, write_hf_model
 
 from llaisys import SamplingParams
@@ -40,9 +40,7 @@ def test_a_prompt_continues_on_another_engine(
         for length in (5, 17, 100, 207):
             prompt = [(7 * i + length) % 900 + 3 for i in range(length)]
             for params in (greedy(8), SamplingParams(max_tokens=8, seed=3, temperature=0.9)):
-                entry = alone.input_processor.process(prompt, params)
-                alone.core.add_requests(entry.requests)
-                expected = run(alone)[entry.requests[0].request_id]
+                expected = answer(alone, prompt, params)
                 [name] = pair.submit(prompt, pair.prefill(prompt), params)
                 assert run(consumer)[name] == expected
         stats = pair.stats()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from engine_fakes import adapter_of, expected_tokens, greedy, make_engine
-from kv_transfer_helpers import TOKEN, Pair, run
+from kv_transfer_helpers import TOKEN, Pair, answer, run
 from model_files import tiny_config, write_hf_model
 
 from llaisys.common.errors import InvalidInputError
@@ -139,9 +139,7 @@ def test_real_models_continue_with_the_tokens_of_one_engine(
         for tail in (1, 2, 9, 18):
             prompt = [*shared, *((5 * i + tail) % vocabulary for i in range(tail))]
             for params in (greedy(7), SamplingParams(max_tokens=7, seed=tail, temperature=1.0)):
-                entry = alone.input_processor.process(prompt, params)
-                alone.core.add_requests(entry.requests)
-                expected = run(alone)[entry.requests[0].request_id]
+                expected = answer(alone, prompt, params)
                 [name] = pair.submit(prompt, pair.prefill(prompt), params)
                 assert run(consumer)[name] == expected
         stats = consumer.stats()

@@ -79,3 +79,10 @@ def run(engine: LLMEngine) -> dict[str, list[int]]:
             last[update.request_id] = update
     assert all(update.error is None for update in last.values())
     return tokens
+
+
+def answer(engine: LLMEngine, prompt: list[int], params: SamplingParams) -> list[int]:
+    """Return the tokens of an engine that works alone."""
+    entry = engine.input_processor.process(prompt, params)
+    engine.core.add_requests(entry.requests)
+    return run(engine)[entry.requests[0].request_id]
