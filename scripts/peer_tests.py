@@ -1,8 +1,9 @@
-"""What run_llama_cpp_tests.py shares with other starters: servers that are kept between tests, and
+"""What run_llama_cpp_tests.py and run_vllm_tests.py share: servers that are kept between tests, and
 counts by file."""
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import subprocess
@@ -108,6 +109,29 @@ class Counts:
     def _row(self, name: str, counts: Counter[str]) -> str:
         cells = (sum(counts.values()), counts["passed"], counts["failed"], counts["skipped"])
         return f"| {name} | {' | '.join(map(str, cells))} |"
+
+
+def run(
+    settings: Sequence[str],
+    arguments: Sequence[str],
+    servers: Servers,
+    *plugins: Any,
+    again: bool = False,
+) -> int:
+    """Run pytest and print the counts. `again`: tests that fail run once more, each on a new
+    server."""
+    pytest = importlib.import_module("pytest")  # of the test packages
+    counts = Counts()
+    try:
+        status = pytest.main([*settings, *arguments], [counts, *plugins])
+        if again and (failed := counts.failed()):
+            servers.keep_none()
+            flags = [argument for argument in arguments if argument.startswith("-")]
+            status = pytest.main([*settings, *flags, *failed], [counts, *plugins])
+    finally:
+        servers.stop_all()
+    print(*counts.rows(), sep="\n")
+    return int(status)
 
 
 def free_port() -> int:

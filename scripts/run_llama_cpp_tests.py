@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import importlib
 import os
 import re
 import sys
@@ -26,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from peer_tests import ROOT, START_SECONDS, Counts, Servers
+from peer_tests import ROOT, START_SECONDS, Servers, run
 
 sys.path[:0] = [str(ROOT / "python"), str(ROOT / "test" / "helpers")]
 # Options of llama-server with an equivalent here, those without one, and those of `Models`.
@@ -172,7 +171,6 @@ def main() -> int:
     known, rest = parser.parse_known_args()
     folder = known.models.resolve()
     logs = known.logs.resolve() if known.logs else None
-    pytest = importlib.import_module("pytest")  # of the test packages
 
     os.chdir(known.llama_cpp / "tools" / "server" / "tests")
     sys.path.insert(0, ".")
@@ -186,17 +184,7 @@ def main() -> int:
         made = Path(name)
         servers = Servers(logs or made)
         install(utils, servers, Models(folder, made))
-        counts = Counts()
-        try:
-            status = pytest.main([*settings, *rest], [counts])
-            if failed := counts.failed():
-                servers.keep_none()
-                flags = [argument for argument in rest if argument.startswith("-")]
-                status = pytest.main([*settings, *flags, *failed], [counts])
-        finally:
-            servers.stop_all()
-    print(*counts.rows(), sep="\n")
-    return int(status)
+        return run(settings, rest, servers, again=True)
 
 
 if __name__ == "__main__":

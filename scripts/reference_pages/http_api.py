@@ -16,8 +16,8 @@ Schema = Mapping[str, Any]
 PAGES = {
     "http_api_openai.md": ("HTTP API: OpenAI", ("OpenAI",)),
     "http_api_server.md": (
-        "HTTP API: Tokens, sessions and requests",
-        ("tokens", "sessions", "requests"),
+        "HTTP API: Tokens, sessions, requests, vLLM",
+        ("tokens", "sessions", "requests", "vLLM"),
     ),
     "http_api_embeddings.md": ("HTTP API: Embeddings, score, rerank", ("embeddings",)),
     "http_api_llamacpp.md": ("HTTP API: llama.cpp", ("llama.cpp",)),

@@ -44,7 +44,12 @@ RERANK = {"query": "a", "documents": ["b"]}
 ROUTES: dict[tuple[str, str], dict[str, Any] | None] = {
     ("POST", "/v1/chat/completions"): CHAT,
     ("POST", "/v1/chat/completions/input_tokens"): CHAT,
+    ("POST", "/v1/chat/completions/batch"): {**CHAT, "messages": [MESSAGES]},
     ("POST", "/v1/completions"): PROMPT,
+    ("POST", "/invocations"): None,  # forwards to other routes
+    ("GET", "/ping"): None,
+    ("POST", "/ping"): None,
+    ("GET", "/load"): None,
     ("POST", "/tokenize"): {"prompt": "hi"},
     ("POST", "/detokenize"): {"tokens": [97]},
     ("POST", "/v1/embeddings"): {"input": "a"},
@@ -158,6 +163,7 @@ VALUES: dict[str, list[Any]] = {
     "allowed_token_ids": [list(range(256))],
     "logit_bias": [{str(n): 1 for n in range(256)}, {str(n): 1 for n in range(60_000)}],
     "logprob_token_ids": [list(range(128))],
+    "kv_transfer_params": [{"prompt_token_ids": [97] * n} for n in (1900, 130_000)],
     "metadata": [{f"k{n}": "v" * 500 for n in range(16)}],
     "documents": [["x"] * 1000, ["x" * 1000] * 1000],
     "texts": [["x"] * 1000],
@@ -179,6 +185,7 @@ VALUES: dict[str, list[Any]] = {
 COUNTS: dict[str, list[dict[str, Any]]] = {
     "/v1/chat/completions": [{"n": 128, "logprobs": True, "top_logprobs": 20},
                              {"n": 128, "logprobs": True, "top_logprobs": 20, "stream": True}],
+    "/v1/chat/completions/batch": [{"messages": [MESSAGES * n] * 64} for n in (1, 60)],
     "/v1/completions": [{"n": 128, "logprobs": 20}, {"n": 128, "logprobs": 20, "stream": True},
                         {"prompt": "hi" * 900, "prompt_logprobs": 20, "max_tokens": 1}],
     "/completion": [{"n": 128, "n_probs": 20}, {"n": 128, "n_probs": 20, "stream": True}],

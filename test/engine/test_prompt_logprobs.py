@@ -134,9 +134,25 @@ def test_logprob_token_ids_are_reported_per_position(directory: Path, model: Any
     for place, entry in enumerate(entries):
         row = logits[len(PROMPTS[4]) + place - 1]
         row = row - row.max() - np.log(np.exp(row - row.max()).sum())
-        assert [token for token, _ in entry.top] == named
+        expected = named if entry.token_id in named else [*named, entry.token_id]
+        assert [token for token, _ in entry.top] == expected
         values = [value for _, value in entry.top]
-        assert values == pytest.approx([row[token] for token in named], abs=2e-5)
+        assert values == pytest.approx([row[token] for token in expected], abs=2e-5)
+
+
+def test_all_logprobs_of_each_token(directory: Path) -> None:
+    params = SamplingParams(
+        max_tokens=2, temperature=0.0, ignore_eos=True, logprobs=-1, prompt_logprobs=-1,
+        detokenize=False,
+    )  # fmt: skip
+    with LLM(str(directory), max_model_len=128) as llm:
+        (output,) = llm.generate([[1, 2, 3]], params)
+        with pytest.raises(InvalidInputError, match=f"an integer from -1 to {TINY.vocab}"):
+            llm.generate([[1]], params.clone(logprobs=TINY.vocab + 1))
+    assert output.prompt_logprobs is not None and output.outputs[0].logprobs is not None
+    for entry in (*output.prompt_logprobs[1:], *output.outputs[0].logprobs):
+        assert {token for token, _ in entry.top} == set(range(TINY.vocab))
+        assert np.exp([value for _, value in entry.top]).sum() == pytest.approx(1, abs=1e-4)
 
 
 def test_named_tokens_need_logprobs() -> None:

@@ -66,7 +66,8 @@ DRY_BREAKERS = ("\n", ":", '"', "*")
 POOLINGS = ("last", "mean", "cls")  # of embeddings
 SCORE = "score"  # pooling of a reranker: the score of a pair of texts
 MAX_N = 128
-MAX_LOGPROBS = 20
+MAX_LOGPROBS = 20  # of a token over HTTP by default, see Limits.max_logprobs
+ALL_LOGPROBS = -1  # those of the whole vocabulary
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 1024
@@ -297,8 +298,9 @@ class SamplingParams:
         None, Record(RepetitionDetection), "End an answer that repeats a pattern of tokens"
     )
     logprobs: int | None = number(
-        "n_logprobs", None, Integer(0, MAX_LOGPROBS),
-        "Logprobs of the sampled token and of the k most likely ones", neutral=-1, flag=None,
+        "n_logprobs", None, Integer(ALL_LOGPROBS),
+        "Logprobs of the sampled token and of the k most likely ones; -1: of all",
+        neutral=-1, flag=None,
     )  # fmt: skip
     post_sampling_probs: bool = plain(
         False, Switch(), "Logprobs are those after the sampler chain, not the model's",
@@ -309,8 +311,8 @@ class SamplingParams:
         "Token ids whose logprobs replace those of the k most likely",
     )  # fmt: skip
     prompt_logprobs: int | None = plain(
-        None, Integer(0, MAX_LOGPROBS),
-        "Logprobs of the prompt tokens and of the k most likely ones there",
+        None, Integer(ALL_LOGPROBS),
+        "Logprobs of the prompt tokens and of the k most likely ones there; -1: of all",
     )  # fmt: skip
     pooling: str | None = plain(
         None, Choice((*POOLINGS, SCORE)), "Return an embedding with this pooling method, no text"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.lora import check_lora_name
 from llaisys.common.request import Request
 from llaisys.common.sampling import (
+    ALL_LOGPROBS,
     BAN,
     BIAS_KEY,
     DRY_BREAKERS,
@@ -65,6 +67,20 @@ def open_tokenizer(info: ModelInfo, given: Any = None, chat_template: str | None
     from llaisys.tokenization import Tokenizer
 
     return Tokenizer.from_source(source, chat_template)
+
+
+@contextmanager
+def vocabulary_errors(size: int) -> Iterator[None]:
+    """Add to errors of token ids that the id is out of vocabulary."""
+    try:
+        yield
+    except InvalidInputError as error:
+        if type(error.value) is not int or error.value < size:
+            raise
+        text = f"{error}; larger ids are out of vocabulary ({size} tokens)"
+        raise InvalidInputError(
+            text, field=error.field, value=error.value, limit=error.limit
+        ) from None
 
 
 class InputProcessor:
@@ -123,6 +139,7 @@ class InputProcessor:
             raise invalid_value("sampling_params", params, "SamplingParams")
         defaults = self.defaults if params is not None else sampling_defaults(self.defaults)
         sampling = (params or SamplingParams()).with_defaults(defaults)
+        sampling = self._count_logprobs(sampling)
         self._check_params(sampling)
         salt = cache_salt or ""
         if not isinstance(salt, str):
@@ -175,7 +192,8 @@ class InputProcessor:
         return self.tokenizer
 
     def _check_ids(self, prompt: Sequence[int]) -> list[int]:
-        return check_prompt_ids("prompt", prompt, self.info.vocab_size - 1)
+        with vocabulary_errors(self.info.vocab_size):
+            return check_prompt_ids("prompt", prompt, self.info.vocab_size - 1)
 
     def check_generates(self) -> None:
         """Raise InvalidInputError for a model that generates no text."""
@@ -186,6 +204,16 @@ class InputProcessor:
                 field="model",
             )
 
+    def _count_logprobs(self, params: SamplingParams) -> SamplingParams:
+        """Replace -1, which requests all logprobs, by their number."""
+        size, counts = self.info.vocab_size, {}
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(params, name)
+            check_int(name, 0 if count is None else count, ALL_LOGPROBS, size)
+            if count == ALL_LOGPROBS:
+                counts[name] = size
+        return params.clone(**counts) if counts else params
+
     def _check_params(self, params: SamplingParams) -> None:
         if params.pooling is None:
             self.check_generates()
@@ -194,10 +222,11 @@ class InputProcessor:
             limit = f"{SCORE}: a reranker has no embeddings" if is_reranker else "/".join(POOLINGS)
             raise invalid_value("pooling", params.pooling, limit)
         last = self.info.vocab_size - 1
-        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
-            check_token_ids(name, getattr(params, name) or (), MAX_INT, last)
-        for token_id in params.logit_bias or ():
-            check_int("logit_bias", token_id, 0, last, label=BIAS_KEY)
+        with vocabulary_errors(self.info.vocab_size):
+            for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+                check_token_ids(name, getattr(params, name) or (), MAX_INT, last)
+            for token_id in params.logit_bias or ():
+                check_int("logit_bias", token_id, 0, last, label=BIAS_KEY)
         if params.stop or params.bad_words:
             self._require_tokenizer("stop strings and bad_words", "stop")
         if params.structured_outputs is not None:

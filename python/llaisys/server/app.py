@@ -20,6 +20,7 @@ from llaisys.server.http.security import (
     HostGuard,
     KeyGuard,
     RequestContext,
+    RootPath,
 )
 from llaisys.server.http.webui import WebUi, find_webui
 from llaisys.server.llamacpp import routes as llamacpp_routes
@@ -34,8 +35,9 @@ from llaisys.server.openai.fields import IGNORED_HEADER, FieldNotes
 from llaisys.server.responses import routes as responses_routes
 from llaisys.server.service import VERSION, SharedState
 from llaisys.server.sessions import routes as session_routes
+from llaisys.server.vllm import routes as vllm_routes
 
-PUBLIC = frozenset({"/health", "/live"})
+PUBLIC = frozenset({"/health", "/live", "/ping"})
 
 PROTOCOL_ADAPTERS = (
     openai_routes,
@@ -45,6 +47,7 @@ PROTOCOL_ADAPTERS = (
     anthropic_routes,
     ollama_routes,
     lora_routes,
+    vllm_routes,
 )
 ERROR_SHAPES = (
     ("/v1/messages", anthropic_routes.error_body),
@@ -107,13 +110,16 @@ def make_app(shared: SharedState, models: Models) -> ASGIApp:
         expose_headers=["X-Request-Id", "Retry-After", IGNORED_HEADER],
     )
     guarded = HostGuard(guarded, (*config.allowed_hosts, config.host), config.allowed_origins)
-    return RequestContext(guarded, count, error_shape)
+    guarded = RequestContext(guarded, count, error_shape)
+    return RootPath(guarded, config.root_path) if config.root_path else guarded
 
 
 def add_status_routes(app: FastAPI, shared: SharedState, models: Models) -> None:
     one = models.first if isinstance(models, SingleModel) else None
 
     @app.get("/health", tags=["status"])
+    @app.get("/ping", tags=["status"])
+    @app.post("/ping", include_in_schema=False)
     async def health() -> Response:
         """200 when the model is loaded and the engine sends heartbeats. With several replicas one
         is enough; `status` is `degraded` while others are down. 503 otherwise; during loading

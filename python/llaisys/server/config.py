@@ -106,10 +106,12 @@ class Limits:
     max_inputs: int = option(
         2048, Integer(1), "Maximum inputs of an embeddings request", group="limits"
     )
+    max_logprobs: int = option(
+        20, Integer(-1), "Maximum logprobs of a token; -1: the vocabulary", group="limits"
+    )
     max_total_logprobs: int = option(
-        2 << 20, Integer(1), "Maximum buffered logprobs of all requests",
-        group="limits", deprecated=("max_logprobs",),
-    )  # fmt: skip
+        2 << 20, Integer(1), "Maximum buffered logprobs of all requests", group="limits"
+    )
     max_messages: int = option(
         4096, Integer(1), "Maximum messages of a conversation", group="limits"
     )
@@ -264,6 +266,19 @@ class ServerConfig:
         False, Switch(), "Reject unknown request fields and tools", group="server",
         more="Otherwise they are ignored and named in `x-llaisys-ignored-fields`, and other names "
         "of a field, such as `n_predict`, are accepted.",
+    )  # fmt: skip
+    root_path: str | None = option(
+        None, Text(), "Path before all routes, of a proxy that keeps it", group="server",
+        metavar="PATH", more="Routes answer with and without it.",
+    )  # fmt: skip
+    force_include_usage: bool = option(
+        False, Switch(), "Send usage in every chunk of a stream",
+        flag="--enable-force-include-usage", group="server",
+        more="In streams without `stream_options`; `usage` ends the others.",
+    )  # fmt: skip
+    return_tokens_as_token_ids: bool = option(
+        False, Switch(), "Write tokens of logprobs as token_id:ID", group="server",
+        more="For requests that do not set the field of this name.",
     )  # fmt: skip
     drain_timeout: float = option(
         30.0, Number(0), "Time for open requests after SIGTERM", group="server",

@@ -145,11 +145,14 @@ class Sampler:
     def _logprobs_of(
         self, token_ids: NDArray[np.int64], result: SampledTokens, index: int, entry: TokenLogprobs
     ) -> TokenLogprobs:
-        """Return the entry of a row with the logprobs of `token_ids`, not those of the best."""
+        """Return the entry of a row with the logprobs of `token_ids` and the sampled token, not
+        those of the best."""
         row = output_rows(result.forward, result.batch.tokens[index : index + 1])
         logits = self._adapter.logits_row(int(row[0])).astype(np.float64)
         values = logits[token_ids] - (logits[result.tokens[index]] - entry.logprob)
         top = list(zip(token_ids.tolist(), values.tolist(), strict=True))
+        if entry.token_id not in token_ids:
+            top.append((entry.token_id, entry.logprob))
         return TokenLogprobs.of(entry.token_id, entry.logprob, entry.rank, top)
 
 

@@ -26,10 +26,11 @@ from llaisys.server.generation.formatter import AnswerFormatter
 from llaisys.server.generation.history import Recent, answer_room, common_length, num_leading
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.messages import convert_messages, run_on_messages
-from llaisys.server.generation.prompts import encode_messages, encode_prompts, encode_recent
+from llaisys.server.generation.prompts import encode_continued, encode_messages, encode_recent
 from llaisys.server.http.error_handlers import validation_error
 from llaisys.server.openai.fields import FieldNotes, Ignored
 from llaisys.server.openai.schemas import (
+    PROMPT_IDS,
     ChatCompletionRequest,
     Schema,
     conflicting_field,
@@ -129,11 +130,11 @@ async def open_chat(
     else:
         prompt = job.truncate(await chat_prompt(job, body, found, options))
     params = await _keep_system(job, params, found, prompt, options)
-    opened = bool(options.get("add_generation_prompt", True)) and (
-        style.opens_reasoning(tokenizer, prompt)
-        if not body.continue_final_message
-        else style.is_inside_reasoning(found[-1]["content"])
-    )
+    if body.continue_final_message:
+        opened = style.is_inside_reasoning(found[-1]["content"])
+    else:
+        opened = body.add_generation_prompt is not False
+        opened = opened and style.opens_reasoning(tokenizer, prompt)
     if tools is not None:
         format = body.text_format
         params = constrain_to_tools(params, tools, style, opened, tokenizer, format)
@@ -276,19 +277,10 @@ async def _keep_system(
 async def chat_prompt(
     job: Job, body: ChatCompletionRequest, history: list[Message], options: dict[str, Any]
 ) -> list[int]:
-    """Return the token ids of a chat. With `continue_final_message` they end with the text of the
-    last message, which the answer continues."""
-    engine, limit = job.service.engine, job.prompt_limit
-    if not body.continue_final_message:
-        return await encode_messages(engine, history, limit, **options)
-    if history[-1]["role"] != "assistant" or len(history) < 2:
-        raise invalid_value(
-            f"{job.prompt_name}[{len(history) - 1}].role",
-            history[-1]["role"],
-            "'assistant' when continue_final_message is true",
-        )
-    options["add_generation_prompt"] = True  # opens the assistant turn of the text
-    start = await encode_messages(engine, history[:-1], limit, **options)
-    (end,) = await encode_prompts(engine, [history[-1]["content"]], False, limit)
-    limit.check_tokens(len(start) + len(end))
-    return start + end
+    """Return the token ids of a chat."""
+    given = (body.kv_transfer_params or {}).get(PROMPT_IDS)
+    if given is not None:
+        job.prompt_limit.check_tokens(len(given))
+        return list(given)
+    encode = encode_continued if body.continue_final_message else encode_messages
+    return await encode(job.service.engine, history, job.prompt_limit, **options)

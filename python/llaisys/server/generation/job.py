@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from fastapi import Request
 from fastapi.responses import Response
 
-from llaisys.common.sampling import MAX_LOGPROBS, SamplingParams
+from llaisys.common.sampling import ALL_LOGPROBS, MAX_LOGPROBS, SamplingParams
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, Usage
 from llaisys.common.validation import check_count, check_int, invalid_value
 from llaisys.engine.output_processor import OutputOptions
@@ -19,6 +19,7 @@ from llaisys.server.errors import ApiError, is_fault
 from llaisys.server.generation.candidates import best_choices, candidate_params, search_beams
 from llaisys.server.generation.formatter import AnswerFormatter
 from llaisys.server.generation.generation import ClientDisconnected, Generation, unless_disconnected
+from llaisys.server.generation.load_report import with_load_report
 from llaisys.server.generation.pause import Pause
 from llaisys.server.generation.prompts import PromptLimit
 from llaisys.server.http.error_handlers import to_api_error
@@ -73,6 +74,7 @@ class Job:
         lora = lora_of(service, name, body)
         state["log"] = {"model": name, "stream": bool(body.stream), "user": body.user}
         owner, request_id = state["owner"], state["request_id"]
+        body.set_defaults(service.config)
         return cls(service, request, body, prompt_name, name, owner, request_id, lora)
 
     @property
@@ -98,6 +100,12 @@ class Job:
         limit = self.service.config.limits.max_prompt_tokens
         return min(most, limit) if limit else most
 
+    @property
+    def max_logprobs(self) -> int:
+        """The largest number of logprobs of a token."""
+        most = self.service.config.limits.max_logprobs
+        return self.service.info.vocab_size if most == ALL_LOGPROBS else most
+
     def truncate(self, prompt: list[int]) -> list[int]:
         """Return the tokens of a prompt that `truncate_prompt_tokens` keeps."""
         count, most = self.body.truncate_prompt_tokens, self.max_prompt_tokens
@@ -112,8 +120,11 @@ class Job:
         """Return the validated sampling parameters; in a thread if they name many tokens."""
         engine, body = self.service.engine, self.body
 
+        vocab_size, most = self.service.info.vocab_size, self.max_logprobs
+
         def check() -> SamplingParams:
             body.name_tokens(engine.tokenizer)
+            body.count_logprobs(most, vocab_size)
             return to_sampling()
 
         params = await engine.texts.run(body.text_chars, check)
@@ -131,6 +142,8 @@ class Job:
         most = self.service.config.limits.max_n
         check_int("n", count, 1, most, label="n times the number of prompts")
         most = MAX_STREAMED_PROMPT_LOGPROBS if self.body.stream else MAX_PROMPT_LOGPROBS
+        if self.max_logprobs > MAX_LOGPROBS:  # as the options allow
+            most = self.service.config.limits.max_total_logprobs
         prompt_logprobs = num_prompt_logprobs(params, sum(map(len, prompts)))
         check_count("prompt", prompt_logprobs, most, "logprobs")
         self._reserve_logprobs(prompts, computed)
@@ -165,7 +178,8 @@ class Job:
         count = 0 if params.logprobs is None else params.n * tokens * (params.logprobs + 1)
         prompt_logprobs = num_prompt_logprobs(params, sum(map(len, prompts)))
         count += prompt_logprobs
-        most = (MAX_LOGPROBS + 1) * length + prompt_logprobs  # one answer that fills the context
+        # one answer that fills the context
+        most = (MAX_LOGPROBS + 1) * length + prompt_logprobs
         reservation = ExitStack()
         reservation.enter_context(self.service.logprob_budget.reserve(count, most))
         self.request.scope["state"]["at_end"].append(reservation.close)
@@ -223,7 +237,7 @@ class Job:
             last = await self.turn.finish(outputs[0].outputs[0], self.model)
             if last is not None:
                 body[-1] = last
-        return body_response(body)
+        return with_load_report(body_response(body), self.request, self.service.engine)
 
     async def _whole_body(
         self,

@@ -8,6 +8,7 @@ from typing import Any
 
 from llaisys.chat.tools import ToolSet
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.validation import invalid_value
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError
@@ -133,6 +134,24 @@ async def encode_messages(
     ids = await engine.texts.render(size, bool(variables), encode)
     limit.check_tokens(len(ids))
     return ids
+
+
+async def encode_continued(
+    engine: AsyncLLMEngine, messages: Messages, limit: PromptLimit, **options: Any
+) -> list[int]:
+    """Return the token ids of a chat that end with the text of its last message, which the answer
+    continues."""
+    if messages[-1]["role"] != "assistant" or len(messages) < 2:
+        raise invalid_value(
+            f"{limit.name}[{len(messages) - 1}].role",
+            messages[-1]["role"],
+            "'assistant' when continue_final_message is true",
+        )
+    opened = {**options, "add_generation_prompt": True}  # opens the assistant turn of the text
+    start = await encode_messages(engine, messages[:-1], limit, **opened)
+    (end,) = await encode_prompts(engine, [messages[-1]["content"]], False, limit)
+    limit.check_tokens(len(start) + len(end))
+    return start + end
 
 
 def message_chars(message: dict[str, Any]) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import msgspec
-from fastapi import Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
@@ -108,6 +108,18 @@ class ParsedRequest(Request):
 Endpoint = Callable[[Request, BaseModel], Coroutine[Any, Any, Response]]
 
 
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+def handler_of(router: APIRouter, path: str) -> Handler:
+    """Return the handler of a POST route, for a route that forwards its requests."""
+    return next(
+        route.get_route_handler()
+        for route in router.routes
+        if isinstance(route, APIRoute) and route.path == path and "POST" in (route.methods or ())
+    )
+
+
 def plain_endpoint(route: APIRoute) -> Endpoint | None:
     """Return the endpoint if it takes only (request, body) and returns a Response: it can be called
     without FastAPI's dependency resolution. None otherwise."""
@@ -127,7 +139,7 @@ def is_json(request: Request) -> bool:
 class CheckedRoute(APIRoute):
     """A route whose body is parsed by `parse_body`, in a thread above INLINE_BYTES."""
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()
         if self.body_field is None:
             return handle

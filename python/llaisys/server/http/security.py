@@ -1,6 +1,7 @@
 """ASGI middleware: request id and log, Host and Origin, API key, body.
 
-Order, outermost first: `RequestContext`, `HostGuard`, CORS, `KeyGuard`, `BodyGuard`, the routes.
+Order, outermost first: `RootPath`, `RequestContext`, `HostGuard`, CORS, `KeyGuard`, `BodyGuard`,
+the routes.
 Plain ASGI rather than Starlette's BaseHTTPMiddleware, which hides disconnects.
 """
 
@@ -170,6 +171,19 @@ class RequestContext:
             key=scope["state"].get("key"),
             **scope["state"].get("log", {}),
         )
+
+
+class RootPath:
+    """Removes the path of --root-path from requests that have it."""
+
+    def __init__(self, app: ASGIApp, root: str) -> None:
+        self.app = app
+        self.root = "/" + root.strip("/")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(self.root + "/"):
+            scope = {**scope, "path": scope["path"].removeprefix(self.root)}
+        await self.app(scope, receive, send)
 
 
 class HostGuard:

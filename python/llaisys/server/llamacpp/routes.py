@@ -239,20 +239,3 @@ def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
 def slot(service: Service, number: int, is_processing: bool) -> dict[str, Any]:
     length = service.info.max_model_len
     return {"id": number, "n_ctx": length, "speculative": False, "is_processing": is_processing}
-
-
-@router.get("/tokenizer_info", tags=["tokens"])
-async def tokenizer_info(request: Request) -> Response:
-    """vLLM's route: special tokens and chat template."""
-    service = await service_for(request, None)
-    tokenizer: Any = service.engine.require_tokenizer()
-    template = getattr(tokenizer, "chat_template", None)
-    return json_response(
-        {
-            "tokenizer_class": type(tokenizer).__name__,
-            "model_max_length": service.info.max_model_len,
-            "vocab_size": tokenizer.vocab_size,
-            **getattr(tokenizer, "special_tokens", {}),
-            **({} if template is None else {"chat_template": template}),
-        }
-    )

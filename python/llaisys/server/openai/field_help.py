@@ -14,6 +14,7 @@ FIELD_HELP = {
     # conversations and prompts
     "model": "Model name",
     "messages": "Conversation",
+    "BatchChatRequest.messages": "Conversations",
     "prompt": "Text, token ids, or a list of either",
     "GenerateRequest.prompt": "Text",
     "EmbeddingsRequest.prompt": "Text",
@@ -154,6 +155,8 @@ FIELD_HELP = {
     "store": "Store the response",
     "background": "Generate without a connection; poll or stream the response by its id",
     "include": "Further parts of the response",
+    "enable_response_messages": "Return prompt and answer before they are parsed (vLLM)",
+    "kv_transfer_params": "prompt_token_ids: the prompt in place of the messages (vLLM)",
     "drop_old_turns": "Drop the oldest turns of a conversation that exceeds the context",
     "lora": "LoRA adapter: its name, or llama.cpp's list of ids and scales (0 or 1)",
     "LoraScale.id": "Index of a LoRA adapter in GET /lora-adapters",

@@ -4,6 +4,7 @@ applies a kind."""
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +20,12 @@ from llaisys.common.sampling import (
     LogitBias,
 )
 from llaisys.common.validation import MIN_FLOAT, check_count, check_float, check_int, invalid_value
+from llaisys.server.http.error_handlers import WORD
 from llaisys.tokenization.unicode_text import clean_text
 
 UNLIMITED = -1  # max_tokens: fill the context
+NUMBER = re.compile(r"-?[0-9]+")
+MAX_SHOWN = 8  # invalid keys in an error
 
 
 class Checked:
@@ -96,6 +100,11 @@ class BiasField(LogitBias):
 
     def check(self, name: str, value: Any) -> Any:
         if isinstance(value, dict):
+            texts = [key for key in value if isinstance(key, str) and not NUMBER.fullmatch(key)]
+            if texts:
+                shown = ", ".join(f'"{key}"' for key in texts[:MAX_SHOWN] if WORD.fullmatch(key))
+                keys = f"the keys {shown}" if shown else "keys that are no numbers"
+                raise InvalidInputError(f"{name} has {keys}; they must be token ids", field=name)
             banned = {key: 0.0 for key, bias in value.items() if bias is False}
             found = LogitBias.check(self, name, value | banned)
             if BAN in found.values():  # not valid JSON, but some parsers accept it

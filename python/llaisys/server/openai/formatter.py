@@ -124,22 +124,29 @@ class OpenAIFormatter(AnswerFormatter):
         events += self._begin(index, number, delta)
         self._tokens += len(delta.token_ids)
         self._stream_timings.add(len(delta.token_ids))
-        events += self._chat(index, delta) if self.builder.chat else self._completion(index, delta)
+        chunks = self._chat(index, delta) if self.builder.chat else self._completion(index, delta)
         if delta.finish_reason is not None:
-            self.open.pop(index)
-            reader = self._readers.pop(index, None)
-            has_calls = reader is not None and reader.has_calls
-            reason = self.builder.finish_reason(delta.finish_reason, has_calls)
-            chunk = self.builder.chunk(
-                index, "", finish_reason=reason, stop_reason=delta.stop_reason
-            )
-            if delta.output is not None:
-                self._timings = self._timings_of(delta.output, delta.index)
-                if not self.body.include_usage:
-                    chunk["timings"] = self._timings
-                chunk |= self._verbose_fields(delta.output)
-            events.append(self._event(chunk))
-        return events
+            self._finish(index, delta, chunks)
+        return [*events, *map(self._event, chunks)]
+
+    def _finish(self, index: int, delta: StreamOutput, chunks: list[dict[str, Any]]) -> None:
+        """Add the finish reason as a chunk. With usage in every chunk it is in the last one, as in
+        vLLM, so that each chunk has further tokens."""
+        self.open.pop(index)
+        reader = self._readers.pop(index, None)
+        has_calls = reader is not None and reader.has_calls
+        reason = self.builder.finish_reason(delta.finish_reason, has_calls)
+        chunk = self.builder.chunk(index, "", finish_reason=reason, stop_reason=delta.stop_reason)
+        if delta.output is not None:
+            self._timings = self._timings_of(delta.output, delta.index)
+            if not self.body.include_usage:
+                chunk["timings"] = self._timings
+            chunk |= self._verbose_fields(delta.output)
+        if chunks and self.body.continuous_usage:
+            last = chunks.pop()
+            chunk["choices"][0] |= {**last["choices"][0], "finish_reason": reason}
+            chunk = last | chunk
+        chunks.append(chunk)
 
     def _progress_events(self, index: int, number: int, delta: StreamOutput) -> list[bytes]:
         """Return the prompt progress events: after the role chunk in a chat, else first."""
@@ -151,7 +158,7 @@ class OpenAIFormatter(AnswerFormatter):
             events.append(self._event(chunk))
         return events
 
-    def _chat(self, index: int, delta: StreamOutput) -> list[bytes]:
+    def _chat(self, index: int, delta: StreamOutput) -> list[dict[str, Any]]:
         """Return a chunk per parsed event. The first one has the token ids and logprobs; their text
         may follow in later deltas, once the parser can classify it. A last token without text (EOS)
         has its logprobs in a chunk of its own: clients take a chunk's tokens for its text."""
@@ -170,18 +177,19 @@ class OpenAIFormatter(AnswerFormatter):
         chunks = [(fields, own if not number else ([], [])) for number, fields in enumerate(deltas)]
         if last[0] or (last[1] and self.builder.token_ids):
             chunks.append(({}, last))
-        events = []
-        for fields, (logprobs, token_ids) in chunks:
-            chunk = self.builder.chunk(
-                index, "", delta=fields, logprobs=logprobs or None, token_ids=token_ids or None
+        return [
+            self._timed(
+                self.builder.chunk(
+                    index, "", delta=fields, logprobs=logprobs or None, token_ids=token_ids or None
+                )
             )
-            events.append(self._event(self._timed(chunk)))
-        return events
+            for fields, (logprobs, token_ids) in chunks
+        ]
 
-    def _completion(self, index: int, delta: StreamOutput) -> list[bytes]:
+    def _completion(self, index: int, delta: StreamOutput) -> list[dict[str, Any]]:
         if not (delta.text or delta.logprobs or (delta.token_ids and self.builder.token_ids)):
             return []
-        return [self._event(self._content(index, delta))]
+        return [self._content(index, delta)]
 
     @staticmethod
     def _timings_of(output: RequestOutput, index: int) -> dict[str, Any]:
@@ -197,7 +205,7 @@ class OpenAIFormatter(AnswerFormatter):
         self._offsets[index] = offsets = TextOffsets(self.builder.names, start)
         if self.builder.chat:
             self._readers[index] = self.builder.new_reader(index)
-            begin = {"role": "assistant", "content": None}
+            begin = {"role": "assistant", "content": "" if self.body.continuous_usage else None}
             first = self.builder.chunk(index, "", delta=begin)
             if self.builder.token_ids:
                 first["prompt_token_ids"] = list(self._prompts[number])

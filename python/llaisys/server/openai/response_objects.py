@@ -20,7 +20,12 @@ from llaisys.server.http.payload import json_bytes
 
 DONE = b"data: [DONE]\n\n"
 # The JSON encoder holds the GIL, so each call encodes a limited number of tokens.
-LOGPROBS_PER_CHUNK = 64  # tokens, each with up to 20 alternatives
+LOGPROBS_PER_CHUNK = 64 * 21  # of 64 tokens, each with 20 alternatives
+
+
+def tokens_per_chunk(entries: Sequence[TokenLogprobs]) -> int:
+    """Return the number of tokens whose logprobs are encoded at a time."""
+    return max(1, LOGPROBS_PER_CHUNK // (1 + max((len(e.top) for e in entries), default=0)))
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -237,8 +242,9 @@ class ResponseBuilder:
             yield b',"prompt_logprobs":null'
             return
         yield b',"prompt_logprobs":['
-        for start in range(0, len(entries), LOGPROBS_PER_CHUNK):
-            block = entries[start : start + LOGPROBS_PER_CHUNK]
+        step = tokens_per_chunk(entries)
+        for start in range(0, len(entries), step):
+            block = entries[start : start + step]
             text = json_bytes(prompt_entries(block, self.num_prompt_logprobs, self.names))
             yield (b"," if start else b"") + text[1:-1]
         yield b"]"
@@ -251,8 +257,9 @@ class ResponseBuilder:
             yield b"null"
             return
         columns: dict[str, list[bytes]] = {}
-        for start in range(0, max(1, len(entries)), LOGPROBS_PER_CHUNK):
-            block = self._logprobs(entries[start : start + LOGPROBS_PER_CHUNK], offsets)
+        step = tokens_per_chunk(entries)
+        for start in range(0, max(1, len(entries)), step):
+            block = self._logprobs(entries[start : start + step], offsets)
             for name, column in block.items():
                 columns.setdefault(name, []).append(json_bytes(column))
         for number, (name, blocks) in enumerate(columns.items()):

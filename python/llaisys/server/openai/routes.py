@@ -19,6 +19,7 @@ from llaisys.server.generation.messages import convert_messages
 from llaisys.server.generation.prompts import (
     PromptLimit,
     decode,
+    encode_continued,
     encode_messages,
     encode_prompts,
     token_names,
@@ -177,7 +178,8 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
         options: dict[str, Any] = {"variables": body.chat_template_kwargs, "tools": tools}
         if body.add_generation_prompt is not None:
             options["add_generation_prompt"] = body.add_generation_prompt
-        ids = await encode_messages(engine, messages, limit, **options)
+        encode = encode_continued if body.continue_final_message else encode_messages
+        ids = await encode(engine, messages, limit, **options)
     names = await token_names(engine, ids) if body.return_token_strs else None
     return json_response(
         {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": names}

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr, create_model, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    create_model,
+    model_validator,
+)
 
 from llaisys.chat.style import REASONING_EFFORTS
 from llaisys.chat.tool_formats import MAX_CALLS
@@ -14,7 +21,9 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.lora import MAX_NAME_CHARS
 from llaisys.common.options import Integer, Kind, Number
 from llaisys.common.sampling import (
+    ALL_LOGPROBS,
     FIELDS,
+    MAX_LOGPROBS,
     MAX_N,
     MAX_SEED,
     MAX_STOP_CHARS,
@@ -23,9 +32,18 @@ from llaisys.common.sampling import (
     SamplingParams,
 )
 from llaisys.common.structured import StructuredOutputs
-from llaisys.common.validation import MAX_INT, check_int, invalid_count
+from llaisys.common.validation import (
+    MAX_INT,
+    check_int,
+    check_token_ids,
+    integer_limit,
+    invalid_count,
+    invalid_value,
+)
 from llaisys.engine.beam_search import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY
 from llaisys.engine.input_processor import MAX_SALT_CHARS, normalize_message
+from llaisys.server.config import ServerConfig
+from llaisys.server.openai.base_schema import MAX_FIELDS
 from llaisys.server.openai.base_schema import ModelName as ModelName
 from llaisys.server.openai.base_schema import Schema as Schema
 from llaisys.server.openai.base_schema import Text as Text
@@ -64,6 +82,7 @@ ROLE_PATTERN = r"^[A-Za-z][A-Za-z0-9_.-]{0,63}$"  # templates may know further r
 SESSION_PATTERN = r"^[A-Za-z0-9_.:-]{1,128}$"
 
 
+PROMPT_IDS = "prompt_token_ids"
 TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
 SessionId = Annotated[str, Field(pattern=SESSION_PATTERN)]
 RequestId = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
@@ -101,7 +120,8 @@ FORMAT_FIELDS: dict[str, Any] = {
 TableFields: Any = create_model("TableFields", __base__=Schema, **SAMPLING_FIELDS, **FORMAT_FIELDS)
 SEED = Integer(-(1 << 63), MAX_SEED)  # OpenAI allows negative seeds
 NEW_TOKENS = NewTokens(0, MAX_TOKENS)
-LOGPROBS = FIELDS["logprobs"].kind
+LOGPROBS = Integer(0, MAX_LOGPROBS)
+ALL_OR_SOME = FIELDS["logprobs"].kind  # within --max-logprobs, see `count_logprobs`
 BUDGET = FIELDS["thinking_budget"].kind
 
 
@@ -171,6 +191,14 @@ class SamplingFields(TableFields):
             notes.ignore("stream_options", Ignored.HINT)
         return super().prepare(with_known_format(data, notes), notes)
 
+    def set_defaults(self, config: ServerConfig) -> None:
+        """Set fields without a value as the server's options say."""
+        if config.force_include_usage and self.stream:
+            self.stream_options = self.stream_options or StreamOptions(continuous_usage_stats=True)
+            self.stream_options.include_usage = True
+        if self.return_tokens_as_token_ids is None:
+            self.return_tokens_as_token_ids = config.return_tokens_as_token_ids
+
     @property
     def budget(self) -> tuple[str, int] | None:
         """Name and value of the field that limits reasoning tokens."""
@@ -207,6 +235,18 @@ class SamplingFields(TableFields):
         bias: Any = self.logit_bias
         if isinstance(bias, BiasPairs):
             super().__setattr__("logit_bias", bias.by_token(tokenizer))
+
+    def count_logprobs(self, most: int, vocab_size: int) -> None:
+        """Replace -1, which requests all logprobs, by their number. Raises InvalidInputError for
+        more than `most`."""
+        for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+            given = getattr(self, name, None)
+            if given is None or isinstance(given, bool):
+                continue
+            count = vocab_size if given == ALL_LOGPROBS else given
+            if count > most:
+                raise invalid_value(name, given, integer_limit(0, most))
+            super().__setattr__(name, count)
 
     def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
         """Build SamplingParams. Raises InvalidInputError with field, value and limit."""
@@ -332,6 +372,21 @@ class ThinkingField(Schema):
     budget_tokens: Annotated[int | None, Checked("thinking.budget_tokens", BUDGET)] = None
 
 
+TokenPrompt = Annotated[list[TokenId], Field(min_length=1)]
+
+
+def check_kv_transfer(given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    """Check vLLM's parameters of disaggregated prefill. Those beside `prompt_token_ids` have no
+    effect: the prompt is computed here."""
+    ids = given.get(PROMPT_IDS)
+    if ids is not None:
+        ids = check_token_ids(f"kv_transfer_params.{PROMPT_IDS}", ids, MAX_INT, min_count=1)
+    for name in list(given)[:MAX_FIELDS] if info.context is not None else ():
+        if name != PROMPT_IDS:
+            info.context.ignore(f"kv_transfer_params.{name}", Ignored.HINT)
+    return {PROMPT_IDS: ids}
+
+
 class ChatCompletionRequest(SamplingFields):
     tool_types: ClassVar[frozenset[str] | None] = FUNCTION_TOOLS
 
@@ -341,7 +396,7 @@ class ChatCompletionRequest(SamplingFields):
         None
     )
     logprobs: bool | None = None
-    top_logprobs: Annotated[int | None, Checked("top_logprobs", LOGPROBS)] = None
+    top_logprobs: Annotated[int | None, Checked("top_logprobs", ALL_OR_SOME)] = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None  # continue the last assistant message
     chat_template_kwargs: dict[str, Any] | None = None
@@ -360,6 +415,9 @@ class ChatCompletionRequest(SamplingFields):
     echo: bool | None = None  # repeat a last assistant message before its continuation
     # Drop the oldest turns when the context is too small; None: only in a session.
     drop_old_turns: bool | None = None
+    kv_transfer_params: Annotated[dict[str, Any], AfterValidator(check_kv_transfer)] | None = (
+        None  # vLLM
+    )
     _tool_set: ToolSet | None = PrivateAttr(None)
     # Names of fields in the request's own API, for messages.
     _own_names: Mapping[str, str] = PrivateAttr(default_factory=dict)
@@ -462,14 +520,13 @@ class ChatCompletionRequest(SamplingFields):
         return params if self.budget is None else params.clone(thinking_budget=self.budget[1])
 
 
-TokenPrompt = Annotated[list[TokenId], Field(min_length=1)]
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's
 
 
 class CompletionRequest(SamplingFields):
     prompt: Text | TokenPrompt | Annotated[list[Text], Field(min_length=1)] | list[TokenPrompt]
     max_tokens: Annotated[int | None, Checked("max_tokens", NEW_TOKENS)] = None
-    logprobs: Annotated[int | None, Checked("logprobs", LOGPROBS)] = None
+    logprobs: Annotated[int | None, Checked("logprobs", ALL_OR_SOME)] = None
     echo: bool | None = None
     suffix: Text | None = None  # text after the completion, for FIM models
     add_special_tokens: bool | None = None
@@ -522,6 +579,7 @@ class TokenizeRequest(Schema):
     messages: list[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     return_token_strs: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolDefinition] | None = None

@@ -66,6 +66,7 @@ class ResponsesFormatter(BlockFormatter):
         self.request_id = request_id
         self.items: list[dict[str, Any]] = []  # completed
         self.complete: dict[str, Any] | None = None  # the response, when complete
+        self.raw_prompt: tuple[str, list[int]] | None = None  # of `enable_response_messages`
         self._head = response_head(body, self.response_id, model, defaults)
         if body.drops_old_turns:
             self._head["context_truncated"] = context_truncated
@@ -99,6 +100,9 @@ class ResponsesFormatter(BlockFormatter):
             found = self._response("cancelled", usage)
         else:
             found = self._response("completed", usage, completed_at=int(time.time()))
+        if self.raw_prompt is not None:
+            found["input_messages"] = [raw_message(*self.raw_prompt)]
+            found["output_messages"] = [raw_message(output.text, output.token_ids)]
         self.complete = found
         return found
 
@@ -247,6 +251,11 @@ class ResponsesFormatter(BlockFormatter):
         details = {"code": code, "message": error.message}
         self.complete = self._response("failed", error=details)
         return [self._sse_event("response.failed", response=self.complete)]
+
+
+def raw_message(text: str, token_ids: list[int]) -> dict[str, Any]:
+    """Return vLLM's object with a prompt or an answer before it is parsed."""
+    return {"type": "raw_message_tokens", "message": text, "tokens": token_ids}
 
 
 def text_part(text: str, logprobs: list[msgspec.Raw]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,13 +19,14 @@ from llaisys.server.errors import ApiError
 from llaisys.server.generation.chat import Chat, open_chat
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.messages import convert_messages, run_on_messages
+from llaisys.server.generation.prompts import decode
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes, json_response
 from llaisys.server.responses.background import detached
 from llaisys.server.responses.formatter import ResponsesFormatter
 from llaisys.server.responses.items import input_items, references, with_resolved
-from llaisys.server.responses.schemas import ResponsesRequest
+from llaisys.server.responses.schemas import RESPONSE_ID, ResponsesRequest
 from llaisys.server.service import Service, service_of
 from llaisys.server.sessions.file import SessionLimitError, SessionStorageError
 from llaisys.server.sessions.responses import ResponsePosition
@@ -85,6 +87,8 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
         TokenNames(engine.tokenizer),
         len(chat.prompt),
     )
+    if body.enable_response_messages:
+        formatter.raw_prompt = await decode(engine, chat.prompt), chat.prompt
     if stores:
         service, owner = service_of(request), owner_of(request)
         job.turn = ResponseTurn(service, owner, formatter, found.before, found.new, job.request_id)
@@ -193,8 +197,14 @@ def owner_of(request: Request) -> str:
     return owner
 
 
-def not_found() -> ApiError:
-    return ApiError(404, "there is no such response", code="response_not_found")
+def not_found(response_id: str) -> ApiError:
+    """OpenAI's error; an id that cannot be one of a response is not repeated."""
+    name = f"id '{response_id}'" if re.fullmatch(RESPONSE_ID, response_id) else "this id"
+    return ApiError(404, f"Response with {name} not found.", code="response_not_found")
+
+
+def not_cancellable(kind: str) -> ApiError:
+    return ApiError(400, f"Cannot cancel a {kind} response.", code="response_not_cancellable")
 
 
 @router.get("/{response_id}")
@@ -209,13 +219,13 @@ async def get_response(
     background = service_of(request).shared.background.find(owner_of(request), response_id)
     if stream:
         if background is None:
-            raise not_found()
+            raise not_found(response_id)
         return background.event_stream(starting_after)
     if background is not None:
         return json_response(background.snapshot())
     found = await service_of(request).responses.get(owner_of(request), response_id)
     if found is None:
-        raise not_found()
+        raise not_found(response_id)
     return Response(found, media_type="application/json")
 
 
@@ -230,7 +240,7 @@ async def get_input_items(
     """List the input of a stored response, with the turns before it."""
     found = await service_of(request).responses.position(owner_of(request), response_id)
     if found is None:
-        raise not_found()
+        raise not_found(response_id)
     messages = found.messages[:-1]
 
     def page() -> bytes:
@@ -266,12 +276,12 @@ async def cancel_response(request: Request, response_id: ResponseId) -> Response
         found = background.snapshot()
         if found["status"] in ("cancelled", "failed"):
             return json_response(found)
-        raise ApiError(400, "the response is complete", code="response_not_cancellable")
+        raise not_cancellable("completed")
     running = service.registry.find(response_id, owner)
     if not running:
         if await service.responses.get(owner, response_id) is None:
-            raise not_found()
-        raise ApiError(400, "the response is complete", code="response_not_cancellable")
+            raise not_found(response_id)
+        raise not_cancellable("synchronous")
     for generation in running:
         await generation.cancel()
     return json_response({"id": response_id, "object": "response", "status": "cancelled"})
@@ -285,5 +295,5 @@ async def delete_response(request: Request, response_id: ResponseId) -> dict[str
         await service.shared.background.cancel(background)
         service.shared.background.remove(response_id)
     if not await service.responses.delete(owner, response_id) and background is None:
-        raise not_found()
+        raise not_found(response_id)
     return {"id": response_id, "object": "response", "deleted": True}

@@ -21,8 +21,10 @@ from llaisys.server.openai.fields import (
     filter_object,
 )
 from llaisys.server.openai.schemas import (
+    LENIENT,
     LOGPROBS,
     NEW_TOKENS,
+    SEED,
     ModelName,
     Schema,
     Text,
@@ -38,6 +40,7 @@ INCLUDED_LOGPROBS = "message.output_text.logprobs"
 # Accepted values of `include`; only that of logprobs has an effect.
 INCLUDED = frozenset({"reasoning.encrypted_content", INCLUDED_LOGPROBS})
 TOOL_NAMES = frozenset({"type", "name", "description", "parameters", "strict"})
+SAMPLING_NAMES = ("top_k", "seed", "stop", "ignore_eos", "repetition_penalty")  # vLLM
 REASONING_EFFORTS = {"minimal": "low", "xhigh": "high"}
 
 
@@ -114,6 +117,11 @@ class ResponsesRequest(ProtocolRequest):
     top_logprobs: Annotated[int | None, Checked("top_logprobs", LOGPROBS)] = None
     # vLLM
     top_k: Annotated[int | None, Checked("top_k", FIELDS["top_k"].kind)] = None
+    seed: Annotated[int | None, Checked("seed", SEED)] = None
+    stop: Annotated[Any, Checked("stop", LENIENT["stop"])] = None
+    ignore_eos: bool | None = None
+    repetition_penalty: float | int | None = None
+    enable_response_messages: bool | None = None  # prompt and answer before they are parsed
     # llama.cpp, of a stream
     timings_per_token: bool | None = None
     return_progress: bool | None = None
@@ -165,7 +173,7 @@ class ResponsesRequest(ProtocolRequest):
             "user": self.user,
             "response_format": self._format(),
             "drop_old_turns": self.drops_old_turns,
-            "top_k": self.top_k,
+            **{name: getattr(self, name) for name in SAMPLING_NAMES},
             "timings_per_token": self.timings_per_token,
             "return_progress": self.return_progress,
         }

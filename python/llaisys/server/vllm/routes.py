@@ -1,0 +1,99 @@
+"""vLLM's routes beyond OpenAI's: batches of chats, SageMaker's paths, load, tokenizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from llaisys.common.validation import check_count
+from llaisys.server.embeddings import routes as embeddings
+from llaisys.server.errors import ApiError
+from llaisys.server.generation.chat import open_chat
+from llaisys.server.generation.job import Job
+from llaisys.server.http.bodies import (
+    INLINE_BYTES,
+    CheckedRoute,
+    check_structure,
+    handler_of,
+    read_json,
+)
+from llaisys.server.http.payload import json_response
+from llaisys.server.openai import routes as openai
+from llaisys.server.openai.formatter import OpenAIFormatter
+from llaisys.server.service import service_for, service_of
+from llaisys.server.vllm.schemas import BatchChatRequest
+
+router = APIRouter(route_class=CheckedRoute)
+
+# Field that only bodies of a route have -> the handler of that route.
+INVOCATIONS = {
+    "messages": handler_of(openai.router, "/v1/chat/completions"),
+    "prompt": handler_of(openai.router, "/v1/completions"),
+    "input": handler_of(embeddings.router, "/v1/embeddings"),
+    "query": handler_of(embeddings.router, "/v1/rerank"),
+    "text_1": handler_of(embeddings.router, "/v1/score"),
+}
+
+
+@router.post("/v1/chat/completions/batch", tags=["vLLM"])
+async def batch_chat_completions(request: Request, body: BatchChatRequest) -> Response:
+    """Answer several conversations: choice i answers conversation i."""
+    job = await Job.of(request, body, "messages")
+    most = job.service.config.limits.max_prompts
+    check_count("messages", len(body.messages), most, "conversations")
+    chats = [await open_chat(job, chat) for chat in body.chats()]
+    formatter = OpenAIFormatter(
+        job,
+        True,
+        [chat.prompt for chat in chats],
+        1,
+        new_reader=lambda index: chats[index].new_reader(index),
+    )
+    return await job.run([chat.prompt for chat in chats], chats[0].params, formatter)
+
+
+@router.post("/invocations", tags=["vLLM"])
+async def invocations(request: Request) -> Response:
+    """SageMaker's route: chat, completion, embeddings, rerank or score, by the fields of the
+    body."""
+    body = await request.body()
+    service = service_of(request)
+
+    def field() -> str | None:
+        check_structure(body, service.max_items)
+        try:
+            data = read_json(body)
+        except (ValueError, RecursionError):
+            return next(iter(INVOCATIONS))  # its route reports the error
+        names = data if isinstance(data, dict) else ()
+        return next((name for name in INVOCATIONS if name in names), None)
+
+    name = field() if len(body) <= INLINE_BYTES else await service.body_pool.run(field)
+    if name is None:
+        raise ApiError(400, f"the body has none of the fields {', '.join(INVOCATIONS)}")
+    return await INVOCATIONS[name](request)
+
+
+@router.get("/load", tags=["vLLM"])
+async def load(request: Request) -> Response:
+    """Return the number of open generation requests."""
+    return json_response({"server_load": len(service_of(request).registry.all())})
+
+
+@router.get("/tokenizer_info", tags=["vLLM"])
+async def tokenizer_info(request: Request) -> Response:
+    """Return special tokens and chat template."""
+    service = await service_for(request, None)
+    tokenizer: Any = service.engine.require_tokenizer()
+    template = getattr(tokenizer, "chat_template", None)
+    return json_response(
+        {
+            "tokenizer_class": type(tokenizer).__name__,
+            "model_max_length": service.info.max_model_len,
+            "vocab_size": tokenizer.vocab_size,
+            **getattr(tokenizer, "special_tokens", {}),
+            **({} if template is None else {"chat_template": template}),
+        }
+    )
