@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -122,6 +123,7 @@ def run(
     server."""
     pytest = importlib.import_module("pytest")  # of the test packages
     counts = Counts()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # stops the servers
     try:
         status = pytest.main([*settings, *arguments], [counts, *plugins])
         if again and (failed := counts.failed()):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
 import re
 import sys
@@ -42,7 +43,7 @@ SAME = {
     "--slot-save-path": "--slot-save-path",
 }
 IGNORED = ("--port", "--ubatch-size", "--n-gpu-layers", "-fa", "-ctk", "-ctv", "--tags",
-           "--reasoning-format", "--reasoning", "--n-predict", "--hf-file", "--cache-ram",
+           "--reasoning-format", "--n-predict", "--hf-file", "--cache-ram",
            "--spec-type", "--spec-draft-n-max", "--spec-draft-n-min", "--model-draft",
            "--lora")  # fmt: skip
 OTHER = ("--hf-repo", "--ctx-size", "--alias", "--chat-template", "--chat-template-file")
@@ -61,6 +62,9 @@ def translate(arguments: Sequence[str], models: Models) -> list[str]:
             options.append(name)
         elif name in SAME:
             options += [SAME[name], next(items)]
+        elif name == "--reasoning":  # llama-server gives it to the template
+            switch = {"enable_thinking": next(items) != "off"}
+            options += ["--chat-template-kwargs", json.dumps(switch)]
         elif name in IGNORED:
             next(items)
         else:

@@ -6,9 +6,9 @@
 VLLM is a checkout of vLLM; its files are not changed and its package is not imported: `vllm` is
 replaced by empty modules and `tests.utils` by a module whose `RemoteOpenAIServer` starts
 `llaisys serve`. Every test has the same model, SmolLM2-135M-Instruct, under the name that the test
-uses. A random LoRA adapter replaces those of the hub. Tests that start no server test classes of
-vLLM and are left out, as are those in LEFT_OUT. Needs pytest-asyncio and anthropic. The last lines
-are a table of counts by file.
+uses; a small random model replaces base models, a random LoRA adapter those of the hub. Tests that
+start no server test classes of vLLM and are left out, as are those in LEFT_OUT. Needs
+pytest-asyncio and anthropic. The last lines are a table of counts by file.
 """
 
 from __future__ import annotations
@@ -53,6 +53,13 @@ LEFT_OUT = {
     "test_run_batch.py": "vLLM's program for batches",
     "test_openai_schema.py": "the fuzzer's cases depend on the schema of vLLM's server",
     "test_thinking_token_budget_qwen35_": "two GPUs",
+    "test_chat.py::test_single_chat_session": "token counts of its tokenizer",
+    "test_completion.py::test_single_completion": "token counts of its tokenizer",
+    "test_orca_metrics.py::test_single_completion": "token counts of its tokenizer",
+    "test_chat.py::test_more_than_one_prompt_logprobs_chat": "the likeliest token of Zephyr 7B",
+    "test_chat.py::test_complex_message_content": "an answer of Zephyr 7B",
+    "test_chat.py::test_structured_outputs_json_chat": "two different answers of Zephyr 7B",
+    "test_chat.py::test_structured_outputs_regex_chat": "two different answers of Zephyr 7B",
 }
 # Options of `vllm serve` without an equivalent here.
 SWITCHES = ("--enforce-eager", "--enable-chunked-prefill", "--enable-auto-tool-choice",
@@ -68,9 +75,10 @@ SMOLLM2 = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_
            "hidden_act": "silu", "tie_word_embeddings": True}  # fmt: skip
 # The reasoning models of the tests begin with <think>; this template begins for the model.
 THINKING = "{% if enable_thinking is not defined or enable_thinking %}<think>\n{% endif %}"
-THINKING_LENGTH = "1024"  # context length of those: this model thinks until it is full
-
-
+# Context lengths: this model thinks, and sometimes repeats itself, until the context is full.
+THINKING_LENGTH, MAX_LENGTH = 1024, 2048
+LONG = ("test_tokenization.py", "test_chunked_prompt.py")  # these need theirs
+BASE = ("facebook/opt-125m", "openai-community/gpt2")
 EMPTY = ("vllm", "openai_harmony", "pybase64")  # packages whose classes no counted test uses
 
 
@@ -88,6 +96,17 @@ class Files:
         return AutoTokenizer.from_pretrained(self.model.parent, gguf_file=self.model.name)
 
     @functools.cached_property
+    def base(self) -> Path:
+        """A small random model with the same tokenizer: as the base models of the tests it does not
+        end its texts."""
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        small = {"hidden_size": 72, "num_hidden_layers": 2, "intermediate_size": 96}
+        LlamaForCausalLM(LlamaConfig(**SMOLLM2 | small)).save_pretrained(self.made / "base")
+        self.tokenizer.save_pretrained(self.made / "base")
+        return self.made / "base"
+
+    @functools.cached_property
     def adapter(self) -> str:
         from lora_files import Lora  # type: ignore[import-not-found]
 
@@ -101,7 +120,7 @@ class Files:
 
     def options(self, name: str, arguments: Sequence[str]) -> list[str]:
         """The options of `llaisys serve` for the arguments of `vllm serve`."""
-        options = ["--model", str(self.model)]
+        options = ["--model", str(self.base if name in BASE else self.model)]
         items = iter(arguments)
         for item in items:
             option, has_value, value = item.partition("=")
@@ -116,8 +135,11 @@ class Files:
                 options.append("--max-model-len")
             else:
                 options.append(item)
-        if "--reasoning-parser" in options and "--max-model-len" in options:
-            options[options.index("--max-model-len") + 1] = THINKING_LENGTH
+        if "--max-model-len" in options:
+            at = options.index("--max-model-len") + 1
+            most = THINKING_LENGTH if "--reasoning-parser" in options else MAX_LENGTH
+            if not any(name in os.environ.get("PYTEST_CURRENT_TEST", "") for name in LONG):
+                options[at] = str(min(int(options[at]), most))
         if "--served-model-name" not in options:
             options += ["--served-model-name", name]
         return options

@@ -52,15 +52,19 @@ class FakeTokenizer:
         """No text is the name of a token."""
         return None
 
-    def encode_chat(
+    def render_chat(
         self,
         messages: Sequence[dict[str, str]],
         add_generation_prompt: bool = True,
         tools: Any = None,
         variables: Any = None,
-    ) -> list[int]:
-        text = "".join(f"[{m['role']}]{m['content']}" for m in messages)
-        return self.encode(text + ("[assistant]" if add_generation_prompt else ""))
+    ) -> str:
+        text = (variables or {}).get("start", "")
+        text += "".join(f"[{m['role']}]{m['content']}" for m in messages)
+        return text + ("[assistant]" if add_generation_prompt else "")
+
+    def encode_chat(self, *args: Any, **options: Any) -> list[int]:
+        return self.encode(self.render_chat(*args, **options))
 
     def decode_tokens(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         detokenizer = self.detokenizer(skip_special_tokens)

@@ -22,6 +22,7 @@ CONVERSATIONS = [[{"role": "user", "content": text}] for text in ("hi", "hello t
 def other() -> Iterator[ServerProcess]:
     """A server with the options of vLLM that are off by default."""
     options = ["--max-logprobs", "-1", "--root-path", "/llm", "--enable-force-include-usage"]
+    options += ["--default-chat-template-kwargs", '{"start": "s", "other": 1}']
     with ServerProcess(*options, "--return-tokens-as-token-ids", "--no-ui") as process:
         yield process.wait_ready()
 
@@ -211,6 +212,18 @@ def test_chunks_with_usage_each_have_further_tokens(client: httpx.Client) -> Non
         choice = chunks[-1]["choices"][0]
         assert choice["finish_reason"] == "length"
         assert choice.get("text") or choice["delta"]["content"]
+
+
+def test_default_template_variables(other: ServerProcess) -> None:
+    messages = [{"role": "user", "content": "hi"}]
+    with other.client() as client:
+        for given, start in ((None, "s"), ({"start": "t"}, "t"), ({"x": 1}, "s")):
+            body = {"messages": messages, "chat_template_kwargs": given}
+            text = f"{start}[user]hi[assistant]"
+            assert client.post("/apply-template", json=body).json() == {"prompt": text}
+            assert bytes(client.post("/tokenize", json=body).json()["tokens"]).decode() == text
+            answer = client.post(CHAT, json=chat(**body, return_token_ids=True)).json()
+            assert bytes(answer["prompt_token_ids"]).decode() == text
 
 
 def test_root_path(other: ServerProcess) -> None:

@@ -109,6 +109,25 @@ class Record(Kind):
 
 
 @dataclass(frozen=True, slots=True)
+class JsonObject(Kind):
+    """A mapping of names to JSON values."""
+
+    parse = staticmethod(json_or_text)
+    metavar = "JSON"
+
+    def limits(self) -> str:
+        return "object"
+
+    def check(self, name: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, Mapping):
+            raise invalid_value(name, value, "an object (a mapping of names to values)")
+        return dict(value)
+
+    def json_schema(self) -> dict[str, Any]:
+        return {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
 class Option:
     """The description of a field beside its name, its type and its default."""
 

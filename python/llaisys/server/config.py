@@ -22,6 +22,7 @@ from llaisys.common.options import (
     Choice,
     FilePath,
     Integer,
+    JsonObject,
     Names,
     Number,
     Paths,
@@ -283,6 +284,11 @@ class ServerConfig:
     drain_timeout: float = option(
         30.0, Number(0), "Time for open requests after SIGTERM", group="server",
         metavar="SECONDS", aliases=("shutdown_timeout",),
+    )  # fmt: skip
+    default_chat_template_kwargs: Mapping[str, Any] | None = option(
+        None, JsonObject(), "Chat template variables, e.g. {\"enable_thinking\": false}",
+        group="model", aliases=("chat_template_kwargs",),
+        more="`chat_template_kwargs` of a request override them.",
     )  # fmt: skip
     tool_call_parser: str = option(
         AUTO, Choice((AUTO, *TOOL_FORMATS), tool_formats.ALIASES), "Tool-call format",

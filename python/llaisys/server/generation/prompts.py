@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,12 +128,33 @@ async def encode_messages(
         return inputs.encode_chat(prepared, tools=listed, **options)
 
     variables = options.get("variables")
-    if variables:
-        check_variables(variables)
+    options["variables"] = template_variables(engine, variables)
     size = chars + MESSAGE_CHARS * len(messages)
     ids = await engine.texts.render(size, bool(variables), encode)
     limit.check_tokens(len(ids))
     return ids
+
+
+async def render_messages(
+    engine: AsyncLLMEngine,
+    messages: Messages,
+    limit: PromptLimit,
+    tools: ToolSet | None = None,
+    **options: Any,
+) -> str:
+    """Return the text of a chat rendered by the model's template, with its tools."""
+    tokenizer = engine.require_tokenizer()
+    chars = sum(map(message_chars, messages)) + (0 if tools is None else tools.num_chars)
+    limit.check_chars(chars)
+    variables = options.get("variables")
+    options["variables"] = template_variables(engine, variables)
+
+    def render() -> str:
+        prepared, listed = engine.style.prepare(messages, tools)
+        return str(tokenizer.render_chat(prepared, tools=listed, **options))
+
+    size = chars + MESSAGE_CHARS * len(messages)
+    return await engine.texts.render(size, bool(variables), render)
 
 
 async def encode_continued(
@@ -186,8 +207,7 @@ async def encode_recent(
 
     recent.check_size(limit.check_chars)
     variables = options.get("variables")
-    if variables:
-        check_variables(variables)
+    options["variables"] = template_variables(engine, variables)
     size = MESSAGE_CHARS * len(recent.messages)
     if size <= INLINE_CHARS:
         size += sum(map(message_chars, recent.messages))
@@ -198,15 +218,22 @@ async def encode_recent(
     return ids, dropped
 
 
-def check_variables(variables: dict[str, Any]) -> None:
-    """Raise ApiError when the template variables are too large."""
-    size = len(json_bytes(variables))
+def template_variables(
+    engine: AsyncLLMEngine, given: Mapping[str, Any] | None
+) -> dict[str, Any] | None:
+    """Return the template variables of a request and the server's defaults. Raises ApiError when
+    those of the request are too large."""
+    defaults = engine.config.default_chat_template_kwargs or {}
+    if not given:
+        return dict(defaults) or None
+    size = len(json_bytes(given))
     if size > MAX_VARIABLE_BYTES:
         raise ApiError(
             400,
             f"chat_template_kwargs has {size} bytes; at most {MAX_VARIABLE_BYTES} are allowed",
             param="chat_template_kwargs",
         )
+    return {**defaults, **given}
 
 
 async def decode(engine: AsyncLLMEngine, ids: Sequence[int], skip_special: bool = False) -> str:

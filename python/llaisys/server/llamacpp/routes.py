@@ -24,8 +24,8 @@ from llaisys.server.generation.messages import convert_messages
 from llaisys.server.generation.prompts import (
     PromptLimit,
     decode,
-    encode_messages,
     encode_prompts,
+    render_messages,
 )
 from llaisys.server.generation.slots import read_tokens, write_tokens
 from llaisys.server.http.bodies import CheckedRoute
@@ -113,8 +113,9 @@ async def apply_template(request: Request, body: ApplyTemplateRequest) -> Respon
     options: dict[str, Any] = {"variables": body.chat_template_kwargs, "tools": tools}
     if body.add_generation_prompt is not None:
         options["add_generation_prompt"] = body.add_generation_prompt
-    ids = await encode_messages(service.engine, messages, limit, **options)
-    return json_response({"prompt": await decode(service.engine, ids)})
+    return json_response(
+        {"prompt": await render_messages(service.engine, messages, limit, **options)}
+    )
 
 
 @router.post("/embedding", tags=["llama.cpp"])

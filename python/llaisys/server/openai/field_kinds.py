@@ -104,7 +104,9 @@ class BiasField(LogitBias):
             if texts:
                 shown = ", ".join(f'"{key}"' for key in texts[:MAX_SHOWN] if WORD.fullmatch(key))
                 keys = f"the keys {shown}" if shown else "keys that are no numbers"
-                raise InvalidInputError(f"{name} has {keys}; they must be token ids", field=name)
+                raise InvalidInputError(
+                    f"{name} has {keys}; it must have token ids as keys", field=name
+                )
             banned = {key: 0.0 for key, bias in value.items() if bias is False}
             found = LogitBias.check(self, name, value | banned)
             if BAN in found.values():  # not valid JSON, but some parsers accept it

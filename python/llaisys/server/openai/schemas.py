@@ -381,9 +381,10 @@ def check_kv_transfer(given: dict[str, Any], info: ValidationInfo) -> dict[str, 
     ids = given.get(PROMPT_IDS)
     if ids is not None:
         ids = check_token_ids(f"kv_transfer_params.{PROMPT_IDS}", ids, MAX_INT, min_count=1)
-    for name in list(given)[:MAX_FIELDS] if info.context is not None else ():
+    notes = info.context or FieldNotes()
+    for name in list(given)[:MAX_FIELDS]:
         if name != PROMPT_IDS:
-            info.context.ignore(f"kv_transfer_params.{name}", Ignored.HINT)
+            notes.ignore(f"kv_transfer_params.{name}", Ignored.HINT)
     return {PROMPT_IDS: ids}
 
 
