@@ -270,6 +270,7 @@ def main() -> int:
     logs = known.logs.resolve() if known.logs else None
     os.chdir(known.vllm)
     sys.path.insert(0, ".")
+    os.environ["HF_HUB_OFFLINE"] = "1"
     folder = "tests/entrypoints"
     settings = ["-c", os.devnull, "--rootdir", ".", "--confcutdir", folder]
     settings += ["-p", "no:cacheprovider", "-p", "pytest_asyncio", "-W", "ignore"]
