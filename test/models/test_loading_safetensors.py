@@ -46,6 +46,16 @@ def test_records_locate_tensor_bytes(tmp_path: Path, dtype: str, shards: int) ->
         checkpoint.record("model.norm.weight")
 
 
+def test_metadata_has_the_keys_of_gguf_files(tmp_path: Path) -> None:
+    weights = model_files.write_hf_model(tmp_path, dtype="bf16")
+    with open_checkpoint(tmp_path) as checkpoint:
+        found = checkpoint.metadata()
+        assert found["general.parameter_count"] == sum(v.size for v in weights.values())
+        assert found["general.architecture"] == "qwen2"
+        assert found["qwen2.block_count"] == 2 and found["qwen2.attention.head_count_kv"] == 2
+        assert checkpoint.weight_type() == checkpoint.config.dtype.upper()
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 def test_dtype_of_weights_is_used_without_config_dtype(tmp_path: Path, dtype: str) -> None:
     model_files.write_hf_model(tmp_path, model_files.tiny_config(torch_dtype=None), dtype=dtype)

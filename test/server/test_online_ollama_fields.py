@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import openai
 import pytest
 from http_helpers import KEYS, error_of
-from safetensors.numpy import save_file
+from model_files import write_gguf
 from server_helpers import ServerProcess
 
-from llaisys.server.ollama.models import parameter_size, weight_types
+from llaisys.server.ollama.models import parameter_size
 
 MODEL = "fake"
 OPTIONS = {"num_predict": 5, "temperature": 0}
@@ -46,15 +45,31 @@ def test_show_has_sizes(client: httpx.Client) -> None:
     assert {"parameter_size", "quantization_level"} <= found["details"].keys()
 
 
-def test_sizes_of_files(tmp_path: Path) -> None:
-    tensors = {"a": np.zeros((3, 1000), np.float16), "b": np.zeros(5, np.float32)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    assert weight_types(str(tmp_path)) == (3005, "F16")
-    gguf = tmp_path / "tiny-Q4_K_M.gguf"
-    gguf.write_bytes(b"")
-    assert weight_types(str(gguf)) == (0, "Q4_K_M")
-    sizes = [parameter_size(count) for count in (0, 12, 3005, 596_049_920, 7_615_616_512)]
-    assert sizes == ["", "12", "3.0K", "596.0M", "7.6B"]
+def test_parameter_sizes_as_ollama_writes_them() -> None:
+    counts = (0, 12, 3005, 596_049_920, 596_000_000, 7_615_616_512, 8_000_000_000)
+    sizes = ["", "12", "3K", "596.05M", "596M", "7.6B", "8B"]
+    assert [parameter_size(count) for count in counts] == sizes
+
+
+def test_sizes_of_a_gguf_file(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    extra = {"general.file_type": 15, "general.license": "mit", "llama.odd": float("nan")}
+    weights = write_gguf(path, metadata=extra)
+    with ServerProcess(str(path), real=True) as process, process.wait_ready().client() as client:
+        tag, running = (client.get(f"/api/{k}").json()["models"][0] for k in ("tags", "ps"))
+        shown = client.post("/api/show", json={"model": tag["name"]}).json()
+    count = sum(values.size for values in weights.values())
+    info = shown["model_info"]
+    assert info["general.parameter_count"] == count
+    assert (info["llama.block_count"], info["llama.attention.head_count_kv"]) == (2, 2)
+    assert info["tokenizer.ggml.tokens"] is None and info["llama.odd"] is None  # as JSON can say
+    assert "tokenizer.chat_template" not in info and shown["license"] == "mit"
+    for details in (tag["details"], running["details"], shown["details"]):
+        assert details["parameter_size"] == parameter_size(count)
+        assert details["quantization_level"] == "Q4_K_M"
+        assert (details["context_length"], details["embedding_length"]) == (512, 64)
+    assert tag["size"] == running["size"] == path.stat().st_size
+    assert tag["capabilities"] == shown["capabilities"] == ["completion", "tools"]
 
 
 def test_context_continues_an_answer(client: httpx.Client) -> None:

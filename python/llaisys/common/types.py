@@ -233,6 +233,9 @@ class ModelInfo:
     device: str = "cpu"
     max_loras: int = 0  # device slots of LoRA adapters; 0: not supported
     max_lora_rank: int = 0
+    weight_type: str = ""  # of most weights in the files: BF16, Q4_K_M, ...
+    # By GGUF's keys.
+    metadata: dict[str, str | int | float | bool | None] = field(default_factory=dict)
 
     @property
     def kv_cache_bytes(self) -> int:

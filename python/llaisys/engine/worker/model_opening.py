@@ -274,6 +274,8 @@ def describe(opened: OpenedModel, adapter: ModelAdapter, config: EngineConfig) -
         tokenizer_source=getattr(checkpoint, "tokenizer_source", None),
         max_loras=0 if opened.loras is None else opened.loras.num_slots,
         max_lora_rank=0 if opened.loras is None else opened.loras.max_rank,
+        weight_type="" if checkpoint is None else checkpoint.weight_type(),
+        metadata={} if checkpoint is None else checkpoint.metadata(),
     )
     if info.num_blocks < 1:
         raise InvalidInputError(

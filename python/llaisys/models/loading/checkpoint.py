@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -15,6 +19,29 @@ from llaisys.models.loading.family import CheckpointConfig, Family
 from llaisys.models.loading.file_range import FileIdentity, read_range, read_rows
 from llaisys.models.loading.shard import Shard
 from llaisys.tokenization.source import TokenizerSource
+
+# GGUF key after the architecture -> field of a config
+SIZES = {
+    "context_length": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+    "embedding_length": "hidden_size",
+    "block_count": "num_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_heads",
+    "attention.head_count_kv": "num_kv_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+# general.file_type of GGUF files (llama_ftype)
+FILE_TYPES = {
+    **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K"},
+    **{11: "Q3_K_S", 12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S"},
+    **{17: "Q5_K_M", 18: "Q6_K", 19: "IQ2_XXS", 20: "IQ2_XS", 21: "Q2_K_S", 22: "IQ3_XS"},
+    **{23: "IQ3_XXS", 24: "IQ1_S", 25: "IQ4_NL", 26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S"},
+    **{29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16", 36: "TQ1_0", 37: "TQ2_0"},
+    **{38: "MXFP4_MOE", 39: "NVFP4"},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +110,30 @@ class Checkpoint(Closing, ABC):
     family: Family
     config: CheckpointConfig  # of the family's config type
     tokenizer_source: TokenizerSource
+    gguf_metadata: Mapping[str, str | int | float | bool | None] = MappingProxyType({})
+
+    def metadata(self) -> dict[str, str | int | float | bool | None]:
+        """Scalars that describe the model, under GGUF's keys, with general.parameter_count. Of a
+        GGUF file those of its header, of other files those that the config has."""
+        kind = self.config.model_type
+        sizes = {f"{kind}.{key}": getattr(self.config, name, 0) for key, name in SIZES.items()}
+        count = sum(prod(shape) for _, shape in self.family.tensors(self.config))
+        found = {"general.architecture": kind, **{k: v for k, v in sizes.items() if v}}
+        return {"general.parameter_count": count, **(self.gguf_metadata or found)}
+
+    def weight_type(self) -> str:
+        """The type of most of the elements: 'BF16', 'Q8_0', ...; of a GGUF file the name of
+        general.file_type, like 'Q4_K_M'."""
+        number = self.gguf_metadata.get("general.file_type")
+        named = FILE_TYPES.get(number) if isinstance(number, int) else None
+        if named is not None:
+            return named
+        counts: Counter[str] = Counter()
+        present = set(self.names())
+        for name, shape in self.family.tensors(self.config):
+            if name in present:
+                counts[self.block_type(name) or self.config.dtype] += prod(shape)
+        return counts.most_common(1)[0][0].upper() if counts else ""
 
     @abstractmethod
     def names(self) -> tuple[str, ...]:

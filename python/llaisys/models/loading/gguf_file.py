@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from llaisys.models.loading.convert import CHUNK_ELEMENTS, Array, convert, stora
 from llaisys.models.loading.family import Family, GgufContents, find_family
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.file_range import read_range, read_rows
-from llaisys.models.loading.gguf_reader import GGML_TYPES, GgufTensor
+from llaisys.models.loading.gguf_reader import GGML_TYPES, GgufHeader, GgufTensor
 from llaisys.models.loading.gguf_split import read_gguf_parts
 from llaisys.models.loading.gguf_tokenizer import tokenizer_from_gguf
 from llaisys.models.loading.limits import MAX_LAYERS
@@ -30,6 +31,7 @@ from llaisys.models.loading.shard import Shard
 PLAIN = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 # Types that the gguf library cannot dequantise, and types that are not weights.
 UNREADABLE = {"Q8_1", "Q8_K", "I8", "I16", "I32", "I64", "F64"}
+MAX_REPORTED = 4096  # characters of a text of the metadata
 
 
 def unpermute_rows(values: Array, num_heads: int) -> Array:
@@ -65,6 +67,20 @@ def dequantize(data: Array, type_name: str, shape: tuple[int, ...], dtype: str =
     return result.reshape(shape)
 
 
+def reported_metadata(header: GgufHeader) -> dict[str, str | int | float | bool | None]:
+    """The metadata with general.parameter_count; None for arrays, long texts and numbers that JSON
+    does not have."""
+
+    def reported(value: Any) -> str | int | float | None:
+        if isinstance(value, str):
+            return value if len(value) <= MAX_REPORTED else None
+        return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+    found = {key: reported(value) for key, value in header.metadata.items()}
+    count = sum(math.prod(tensor.shape) for tensor in header.tensors.values())
+    return {**found, "general.parameter_count": count}
+
+
 class GgufCheckpoint(Checkpoint):
     """A GGUF file, or all files of a split model. Unquantised tensors that need no reordering have
     a record."""
@@ -75,6 +91,7 @@ class GgufCheckpoint(Checkpoint):
         header = read_gguf_parts(path)
         self._closed = False
         metadata = Fields(header.metadata, self.where)
+        self.gguf_metadata = reported_metadata(header)
         architecture = metadata.string("general.architecture")
         by_architecture = {family.architecture(): family for family in families.values()}
         self.family = find_family(by_architecture, architecture, self.where)

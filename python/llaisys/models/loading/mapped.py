@@ -86,7 +86,7 @@ class MappedCheckpoint(Checkpoint):
     def __init__(self, inner: Checkpoint, sources: Mapping[str, TensorSource]) -> None:
         self.inner = inner
         self.where, self.family, self.config = inner.where, inner.family, inner.config
-        self.tokenizer_source = inner.tokenizer_source
+        self.tokenizer_source, self.gguf_metadata = inner.tokenizer_source, inner.gguf_metadata
         self._sources = dict(sources)
 
     def names(self) -> tuple[str, ...]:
