@@ -2,11 +2,11 @@
 // the messages. After any outcome the chat can be used again.
 
 import * as api from "./api.js";
-import { appendCalls, toWireCalls, toWireResults } from "./tool_calls.js";
+import { appendCalls } from "./tool_calls.js";
 import { Emitter } from "./events.js";
 import { callTool } from "./mcp.js";
 import { appendTokens } from "./probabilities.js";
-import { contentOf, newAnswer, withAnotherVersion } from "./chat_schema.js";
+import { newAnswer, toWireMessages, withAnotherVersion } from "./chat_schema.js";
 import { ReasoningText } from "./reasoning_text.js";
 
 /** Emits `progress` (chat, message), `state` (chat), `unauthorized`. */
@@ -160,10 +160,7 @@ export const toolOf = (chat, { name }) => chat.settings.tools?.find((tool) => to
 function wire(chat, resume) {
 	const system = chat.settings.system ? [{ role: "system", content: chat.settings.system }] : [];
 	const messages = resume ? chat.messages : chat.messages.slice(0, -1);
-	return [...system, ...messages.flatMap((message) => [{
-		role: message.role, content: contentOf(message),
-		...(message.calls?.length && { tool_calls: toWireCalls(message.calls) }),
-	}, ...toWireResults(message.calls ?? [])])];
+	return [...system, ...toWireMessages(messages)];
 }
 
 function describe(error, requestId) {

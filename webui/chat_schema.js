@@ -7,7 +7,7 @@
 // generation. `versions` is null or a list of alternative messages, each with the messages after it (`tail`);
 // the entry of the shown message is null.
 
-import { normaliseCalls, normaliseTools } from "./tool_calls.js";
+import { fromWireCalls, normaliseCalls, normaliseTools, toWireCalls, toWireResults } from "./tool_calls.js";
 
 const ROLES = ["user", "assistant"];
 
@@ -111,6 +111,26 @@ export function withVersions(messages, text) {
 /** The content sent to the model: attached files, then the text. */
 export function contentOf({ content, files }) {
 	return [...(files ?? []).map(fenced), content].filter(Boolean).join("\n\n");
+}
+
+/** Messages in the server's format: results of tool calls are messages of their own. */
+export const toWireMessages = (messages) => messages.flatMap((message) => [{
+	role: message.role, content: contentOf(message),
+	...(message.calls?.length && { tool_calls: toWireCalls(message.calls) }),
+}, ...toWireResults(message.calls ?? [])]);
+
+/** Messages of the server as messages of a chat, except system messages: results belong to their calls. */
+export function fromWireMessages(messages) {
+	const found = [];
+	for (const { role, content, tool_calls: calls, tool_call_id: id } of messages) {
+		if (role === "tool") {
+			const call = found.at(-1)?.calls?.find((made) => made.id === id && made.result === null);
+			if (call) call.result = content ?? "";
+		} else if (ROLES.includes(role)) {
+			found.push({ role, content, calls: fromWireCalls(calls ?? []) });
+		}
+	}
+	return found;
 }
 
 function fenced({ name, text }) {

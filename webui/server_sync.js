@@ -3,7 +3,7 @@
 
 import * as api from "./api.js";
 import { toast } from "./dom.js";
-import { contentOf, normaliseChat, versionsOf, withVersions } from "./chat_schema.js";
+import { fromWireMessages, normaliseChat, toWireMessages, versionsOf, withVersions } from "./chat_schema.js";
 
 export class ServerSync {
 	#store;
@@ -32,8 +32,8 @@ export class ServerSync {
 			chat.session ??= `web-${chat.id}`;
 			this.#store.save(chat);
 			const system = chat.settings.system ? [{ role: "system", content: chat.settings.system }] : [];
-			const messages = chat.messages.map((message) => ({ role: message.role, content: contentOf(message) }));
-			const content = { title: chat.title.slice(0, 200), messages: [...system, ...messages], client_state: versionsOf(chat.messages) };
+			const messages = [...system, ...toWireMessages(chat.messages)];
+			const content = { title: chat.title.slice(0, 200), messages, client_state: versionsOf(chat.messages) };
 			this.#enqueue(chat.session, () => api.writeSession(chat.session, content));
 		} else if (!chat.settings.keep && chat.session) {
 			this.forget(chat);
@@ -57,8 +57,7 @@ export class ServerSync {
 			const { title, messages, client_state: state } = await api.readSession(id);
 			const first = messages[0];
 			const settings = { keep: true, ...(first?.role === "system" && { system: first.content }) };
-			const finished = withVersions(messages.filter(({ role }) => role !== "system"), state)
-				.map((message) => ({ ...message, finish: "stop" }));
+			const finished = withVersions(fromWireMessages(messages), state).map((message) => ({ ...message, finish: "stop" }));
 			const chat = normaliseChat({ title: title || "New chat", named: Boolean(title), settings, messages: finished, session: id });
 			this.remote = this.remote.filter((other) => other.id !== id);
 			this.#store.add(chat);

@@ -28,6 +28,10 @@ export function appendCalls(message, deltas) {
 export const toWireCalls = (calls) => calls.map(({ id, name, arguments: given }) =>
 	({ id, type: "function", function: { name, arguments: given } }));
 
+/** Calls in the server's format, whose arguments are a text or, from a stored session, an object. */
+export const fromWireCalls = (calls) => calls.map(({ id, function: { name, arguments: given } }) =>
+	({ id, name, arguments: typeof given === "string" ? given : JSON.stringify(given), result: null }));
+
 /** The results of calls as messages in the server's format. */
 export const toWireResults = (calls) => calls.filter(({ result }) => result !== null)
 	.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result }));

@@ -130,6 +130,36 @@ def test_session_of_another_browser_can_be_opened(tester: PageDriver, fake: Fake
     assert fake.bodies(CHAT)[0]["messages"][0] == {"role": "system", "content": "Be brief."}
 
 
+def test_tool_calls_are_stored_on_the_server(tester: PageDriver, fake: FakeServer) -> None:
+    """A session comes from another browser, with parsed arguments, and is written back."""
+    made = {"name": "add", "arguments": {"a": 2}}
+    calls = [{"id": name, "type": "function", "function": made} for name in ("one", "two")]
+    fake.sessions["theirs"] = {
+        "title": "Sums",
+        "updated": 1,
+        "messages": [
+            {"role": "user", "content": "2 + 3?"},
+            {"role": "assistant", "content": "", "tool_calls": calls},
+            {"role": "tool", "tool_call_id": "two", "content": "<b>5</b>"},
+            {"role": "tool", "tool_call_id": "one", "content": "6"},
+            {"role": "assistant", "content": "Five."},
+        ],
+    }
+    page = tester.page
+    page.reload()
+    page.locator("#chats section", has_text="On the server").get_by_text("Sums").click()
+    tester.until_answer("Five.")
+    for summary in page.locator(".calls summary").all():
+        summary.click()
+    assert page.locator(".calls .result").all_inner_texts() == ["6", "<b>5</b>"]
+    tester.ask("next")
+    until(tester, lambda: len(fake.sessions["theirs"]["messages"]) == 7)
+    stored = fake.sessions["theirs"]["messages"]
+    assert stored[:5] == fake.bodies(CHAT)[0]["messages"][:5]
+    assert [m["content"] for m in stored if m["role"] == "tool"] == ["6", "<b>5</b>"]
+    assert [made["function"]["arguments"] for made in stored[1]["tool_calls"]] == ['{"a":2}'] * 2
+
+
 def test_versions_are_stored_on_the_server(tester: PageDriver, fake: FakeServer) -> None:
     page = tester.page
     tester.ask("first")
