@@ -95,6 +95,7 @@ class SchedulerOutputs:
     lora_loads: list[LoraLoad] = field(default_factory=list)  # before the step
     num_prefill_tokens: int = 0
     num_decode_tokens: int = 0
+    prefill_position: int = 0  # mean of the prefill tokens
 
     @property
     def batch_size(self) -> int:

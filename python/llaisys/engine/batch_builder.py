@@ -7,7 +7,7 @@ Requests start and are preempted through `RequestQueues`; `FairQueue` decides th
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from llaisys.common.request import Request, RequestStatus
 from llaisys.common.types import ContextShift
@@ -19,6 +19,8 @@ from llaisys.engine.scheduled_batch import ScheduledBatch
 from llaisys.engine.step_time import StepTimeBound
 
 logger = logging.getLogger("llaisys.engine")
+
+PEEKED_PROMPTS = 8  # waiting requests that longer prompts leave tokens for
 
 
 class BatchBuilder:
@@ -43,21 +45,19 @@ class BatchBuilder:
         self.num_batches = 1  # steps in flight of a pipeline, which divide the running requests
         self.num_context_shifts = 0
         self.step_time = StepTimeBound(config.max_step_time or 0.0)
-        self._prefill_bound = config.max_num_batched_tokens  # tokens of the current batch
-        self._min_chunk = config.min_prefill_chunk  # of the current batch
+        self._next_prompts: dict[Request, int] = {}  # first waiting requests -> their tokens
         self._in_flight = in_flight
         self._watermark = max(1, self.blocks.num_blocks // 100)
 
     def build(self, batch: ScheduledBatch) -> None:
         """Schedule all requests that can run; the batch stays empty when none can."""
         num_streams = sum(len(r.token_ids) - r.num_computed_tokens <= 1 for r in self.running)
-        bound = self.step_time.prefill_tokens(num_streams)
-        if bound is not None:
-            self._prefill_bound = bound
-            self._min_chunk = min(self.config.min_prefill_chunk, max(1, bound // 4))
-        if self.num_batches > 1:
-            tokens = -(-self.config.max_num_batched_tokens // self.num_batches)
-            self._prefill_bound = min(self._prefill_bound, tokens)
+        # The batches of a pipeline divide the tokens, too.
+        max_tokens = -(-self.config.max_num_batched_tokens // self.num_batches)
+        self.step_time.open_step(num_streams, max_tokens)
+        self._next_prompts = {}
+        if self.waiting and len(self.running) < self.config.max_num_seqs:
+            self._next_prompts = {r: r.num_tokens for r in self.waiting.candidates(PEEKED_PROMPTS)}
         self._schedule_running(batch)
         self._schedule_waiting(batch)
 
@@ -100,10 +100,8 @@ class BatchBuilder:
         later = self.running[self.running.index(request) + 1 :]
         budget = self._budget_left(batch) - len(later)  # one token is reserved for each of them
         if missing > 1 or not request.generates:
-            others = bool(self.waiting) or any(
-                len(r.token_ids) - r.num_computed_tokens > 1 for r in later
-            )
-            return self._chunk(batch, request, budget, others)
+            prompts = [n for r in later if (n := len(r.token_ids) - r.num_computed_tokens) > 1]
+            return self._chunk(batch, request, budget, prompts)
         # Drafts use no block that another request may need in this step.
         slots = self.blocks.slots_left(request, spare=len(self.running))
         left = min(request.max_total_tokens - request.num_tokens, self.window.room(request))
@@ -115,9 +113,6 @@ class BatchBuilder:
 
     def _budget_left(self, batch: ScheduledBatch) -> int:
         return self.config.max_num_batched_tokens - sum(batch.plan.counts)
-
-    def _prefill_left(self, batch: ScheduledBatch) -> int:
-        return self._prefill_bound - sum(batch.chunks.values())
 
     def _has_drafts(self, request: Request) -> bool:
         """Whether a step in flight verifies drafts of the request, so its length is unknown."""
@@ -160,8 +155,6 @@ class BatchBuilder:
         if not self.waiting or (len(self.running) >= max_seqs and not self.waiting.can_preempt):
             return
         budget = self._budget_left(batch)
-        if not self.whole_prompts:
-            budget = min(budget, self._prefill_left(batch))
         loras = self.queues.loras
         blocked: list[Request] = []  # wait for a LoRA slot
         for request in self.waiting.candidates(2 * max_seqs):
@@ -175,6 +168,8 @@ class BatchBuilder:
             match = manager.match_prefix(request)
             if match.pending:
                 continue  # a running request computes this prefix
+            if not self.whole_prompts and self.step_time.fitting_tokens(match.num_tokens) == 0:
+                return
             while len(self.running) >= max_seqs or not self._fits(request, match):
                 if not self._make_room(batch, request):
                     return
@@ -182,9 +177,10 @@ class BatchBuilder:
             blocks = manager.allocate(request, match)
             if blocked:
                 loras.count_pass(request, blocked)
+            self._next_prompts.pop(request, None)
             self.queues.start(request, match.num_tokens, match.num_host_tokens)
             batch.add_sequence(request, blocks)
-            count = self._chunk(batch, request, budget, others=bool(self.waiting))
+            count = self._chunk(batch, request, budget, ())
             batch.add(request, count)
             budget -= count
 
@@ -207,21 +203,31 @@ class BatchBuilder:
         self._preempt(batch, victim)
         return True
 
-    def _chunk(self, batch: ScheduledBatch, request: Request, budget: int, others: bool) -> int:
-        """Return the size of the next prefill chunk. `others`: other prompts wait for tokens."""
+    def _chunk(
+        self, batch: ScheduledBatch, request: Request, budget: int, later: Sequence[int]
+    ) -> int:
+        """Return the size of the next prefill chunk. `later`: missing tokens of running prompts
+        that are scheduled after this one. Shorter prompts get their tokens first."""
         missing = request.num_tokens - request.num_computed_tokens
         if self.whole_prompts:
             batch.chunks[request] = missing
             return missing
         missing = min(missing, self.window.room(request))
-        budget = min(budget, self._prefill_left(batch))
-        if others:
-            budget = min(budget, max(budget // 2, self._min_chunk))
+        start, smallest = request.position, self.config.min_prefill_chunk
+        fitting = self.step_time.fitting_tokens(start)
+        budget = min(budget, fitting)
+        if self.step_time.max_seconds:
+            smallest = min(smallest, max(1, fitting // 4))
+        shorter = [n for n in (*later, *self._next_prompts.values()) if n < missing]
+        budget = min(budget, max(budget - sum(shorter), budget // 4, 1))
+        if len(shorter) < len(later) + len(self.waiting):
+            budget = min(budget, max(budget // 2, smallest))
         if request.needs_prompt_logprobs:
             budget = min(budget, self.config.max_prompt_logprob_tokens - batch.num_logprob_tokens)
         count = max(0, min(missing, budget))
         if count:
             batch.chunks[request] = count
+            self.step_time.spend(start, count)
             batch.num_logprob_tokens += count if request.needs_prompt_logprobs else 0
         return count
 

@@ -235,7 +235,9 @@ class EngineCore:
         self._publish_prompts()
         seconds = time.perf_counter() - start
         if is_timed:
-            self.scheduler.builder.step_time.observe(plan.num_prefill_tokens, seconds)
+            self.scheduler.builder.step_time.observe(
+                plan.num_prefill_tokens, plan.prefill_position, seconds
+            )
         self._record(plan, seconds)
         self._last_collected = time.perf_counter()
         return updates

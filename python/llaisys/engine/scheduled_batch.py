@@ -82,7 +82,10 @@ class ScheduledBatch:
                 request.num_computed_tokens >= request.num_tokens and request.generates
                 for request in requests
             ]
-        plan.num_prefill_tokens = sum(self.chunks.values())
+        plan.num_prefill_tokens = total = sum(self.chunks.values())
+        if total:
+            twice = sum(n * (2 * request.position - n) for request, n in self.chunks.items())
+            plan.prefill_position = twice // (2 * total)
         plan.num_decode_tokens = sum(plan.counts) - plan.num_prefill_tokens
         plan.released_seq_ids = released_seq_ids
         plan.block_copies = block_copies
