@@ -184,7 +184,7 @@ class OptionParser(argparse.ArgumentParser):
         words = []
         for action in self._get_positional_actions():
             name = action.metavar if isinstance(action.metavar, str) else action.dest
-            forms = {"*": f"[{name} ...]", "?": f"[{name}]"}
+            forms = {"*": f"[{name} ...]", "?": f"[{name}]", "+": f"{name} ..."}
             words.append(forms.get(str(action.nargs), name))
         return " ".join(["%(prog)s", *words, "[options]"])
 

@@ -37,7 +37,7 @@ from llaisys.server.service import VERSION, SharedState
 from llaisys.server.sessions import routes as session_routes
 from llaisys.server.vllm import routes as vllm_routes
 
-PUBLIC = frozenset({"/health", "/live", "/ping"})
+PUBLIC = frozenset({"/health", "/live", "/ping", "/ready"})
 
 PROTOCOL_ADAPTERS = (
     openai_routes,

@@ -83,13 +83,16 @@ def fit_connections(config: ServerConfig) -> ServerConfig:
     return dataclasses.replace(config, limits=limits)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """Return the listening socket. Connections wait in the backlog until the server runs. Raises
-    InvalidInputError when the port is in use."""
+def bind(host: str, port: int, reuse_port: bool = False) -> socket.socket:
+    """Return the listening socket. Connections wait in the backlog until the server runs.
+    `reuse_port`: other processes may listen there too. Raises InvalidInputError when the port is in
+    use."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
         return listener

@@ -1,0 +1,268 @@
+"""The ASGI application of a router: it forwards every request to a replica.
+
+Its own paths are /health, /live and /metrics. A request that no replica has begun to answer is sent
+to another one when the connection fails or the replica answers 503. A replica gets no requests
+while its /ready does not answer 200, so a replica that drains after SIGTERM loses none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Collection, Coroutine
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from starlette.types import Receive, Scope, Send
+
+from llaisys.common.logs import log_event
+from llaisys.server.errors import ApiError
+from llaisys.server.http.payload import json_bytes
+from llaisys.server.http.security import error_object, header, respond_error
+from llaisys.server.metrics import CONTENT_TYPE, PREFIX
+from llaisys.server.replicas.router import PrefixRouter, Route
+from llaisys.server.route.config import RouteConfig
+from llaisys.server.route.prompts import SESSION_HEADER, Prompt, prompt_of
+from llaisys.server.route.upstream import Exchange, Header, Upstream, UpstreamError
+
+logger = logging.getLogger("llaisys.server.route")
+
+BLOCK_UNITS = 64  # compared at once; see `prompts`
+MIN_PROBE_TIMEOUT = 2.0  # seconds
+PROBE_HEADERS = ((b"host", b"localhost"),)
+# Of one connection (RFC 9110, 7.6.1), or written anew.
+HOP_HEADERS = frozenset(
+    {b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect"}
+)
+WRITTEN_ANEW = HOP_HEADERS | {b"content-length", b"x-request-id"}
+
+
+class Replica:
+    def __init__(self, index: int, url: str) -> None:
+        self.index = index
+        self.url = url
+        self.upstream = Upstream(url)
+        self.problem: str | None = "not probed yet"
+
+
+class RouterApp:
+    """`start` begins the probes, `close` ends them."""
+
+    def __init__(self, config: RouteConfig) -> None:
+        self.replicas = [Replica(index, url) for index, url in enumerate(config.replicas)]
+        blocks = max(1, config.cached_tokens // BLOCK_UNITS)
+        self._router = PrefixRouter(
+            BLOCK_UNITS, blocks, len(self.replicas), [url.rstrip("/") for url in config.replicas]
+        )
+        self._interval = config.probe_interval
+        self._probes: list[asyncio.Task[None]] = []
+        self._registry = CollectorRegistry()
+        labels = ("replica",)
+        self._up = Gauge(
+            f"{PREFIX}route_replica_up", "1 while the replica is ready", labels,
+            registry=self._registry,
+        )  # fmt: skip
+        self._load = Gauge(
+            f"{PREFIX}route_replica_load", "Estimated open work, in tokens", labels,
+            registry=self._registry,
+        )  # fmt: skip
+        self._requests = Counter(
+            f"{PREFIX}route_requests", "Requests sent to the replica", labels,
+            registry=self._registry,
+        )  # fmt: skip
+        self._failures = Counter(
+            f"{PREFIX}route_failures", "Requests that the replica did not answer", labels,
+            registry=self._registry,
+        )  # fmt: skip
+
+    def start(self) -> None:
+        self._probes = [asyncio.create_task(self._probe(replica)) for replica in self.replicas]
+
+    async def close(self) -> None:
+        for task in self._probes:
+            task.cancel()
+        await asyncio.gather(*self._probes, return_exceptions=True)
+        for replica in self.replicas:
+            replica.upstream.close()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if method in ("GET", "HEAD") and path in ("/health", "/live", "/metrics"):
+            await self._own(path, send)
+            return
+        body = bytearray()
+        more = method not in ("GET", "HEAD")
+        while more:  # BodyGuard limits its size
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        try:
+            await self._forward(scope, receive, send, bytes(body))
+        except ApiError as error:
+            await respond_error(scope, send, error)
+
+    # ---- replicas ------------------------------------------------------------------------------
+
+    @property
+    def _alive(self) -> set[int]:
+        return {replica.index for replica in self.replicas if replica.problem is None}
+
+    async def _probe(self, replica: Replica) -> None:
+        while True:
+            problem = None
+            try:
+                async with asyncio.timeout(max(self._interval, MIN_PROBE_TIMEOUT)):
+                    answer = await replica.upstream.send(
+                        "GET", b"/ready", [(b"host", b"localhost")], b""
+                    )
+                    async for _ in answer.body():
+                        pass
+                if answer.status != 200:
+                    problem = f"/ready answers {answer.status}"
+            except (UpstreamError, TimeoutError) as error:
+                problem = str(error) or "no answer"
+            self._set_problem(replica, problem)
+            await asyncio.sleep(self._interval)
+
+    def _set_problem(self, replica: Replica, problem: str | None) -> None:
+        was_up = replica.problem is None
+        replica.problem = problem
+        if was_up != (problem is None):
+            event = "replica up" if problem is None else "replica down"
+            log_event(logger, logging.INFO, event, replica=replica.url, reason=problem)
+        if problem is not None and was_up:
+            replica.upstream.close()
+
+    def _assign(self, prompt: Prompt | None, owner: str, allowed: Collection[int]) -> Route:
+        if prompt is None:  # state such as sessions is on the home of an API key
+            home = self._router.home(owner, allowed)
+            return self._router.assign([], owner, 0, 1, (home,))
+        return self._router.assign(
+            prompt.units, owner, prompt.max_tokens, prompt.choices, allowed, prompt.conversation
+        )
+
+    # ---- a request -----------------------------------------------------------------------------
+
+    async def _forward(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
+        owner = owner_of(scope)
+        prompt = prompt_of(scope["path"], body, owner, header(scope, SESSION_HEADER))
+        answered = await self._until_disconnect(
+            self._answer(scope, send, body, owner, prompt), receive
+        )
+        if not answered:
+            log_event(logger, logging.DEBUG, "client disconnected", path=scope["path"])
+
+    async def _until_disconnect(self, work: Coroutine[Any, Any, None], receive: Receive) -> bool:
+        """Run `work`; cancel it when the client disconnects. Whether it ended by itself."""
+        task = asyncio.create_task(work)
+        watcher = asyncio.create_task(disconnected(receive))
+        try:
+            await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                await task
+                return True
+            return False
+        finally:
+            for other in (task, watcher):
+                other.cancel()
+            await asyncio.gather(task, watcher, return_exceptions=True)
+
+    async def _answer(
+        self, scope: Scope, send: Send, body: bytes, owner: str, prompt: Prompt | None
+    ) -> None:
+        """Send the request to replicas until one answers, and pass the response on."""
+        tried: set[int] = set()
+        refused: Exchange | None = None
+        while allowed := self._alive - tried:
+            route = self._assign(prompt, owner, allowed)
+            replica = self.replicas[route.replica]
+            tried.add(route.replica)
+            self._requests.labels(str(replica.index)).inc()
+            try:
+                answer = await replica.upstream.send(
+                    scope["method"], target_of(scope), request_headers(scope), body
+                )
+                if answer.status == 503:
+                    if refused is not None:
+                        refused.close()
+                    refused = answer
+                    continue
+                await self._pass_on(scope, send, answer)
+                return
+            except UpstreamError as error:
+                self._failures.labels(str(replica.index)).inc()
+                self._set_problem(replica, str(error))
+            finally:
+                self._router.done(route)
+        if refused is not None:
+            await self._pass_on(scope, send, refused)
+            return
+        raise ApiError(503, "no replica is ready", code="no_replica", retry_after=1)
+
+    async def _pass_on(self, scope: Scope, send: Send, answer: Exchange) -> None:
+        kept = [pair for pair in answer.headers if pair[0] not in HOP_HEADERS | {b"x-request-id"}]
+        start = {"type": "http.response.start", "status": answer.status, "headers": kept}
+        is_stream = (b"content-type", b"text/event-stream") in [
+            (name, value.partition(b";")[0].strip()) for name, value in kept
+        ]
+        await send(start)
+        try:
+            async for piece in answer.body():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        except UpstreamError as error:
+            log_event(logger, logging.ERROR, "response lost", path=scope["path"], reason=str(error))
+            if not is_stream:
+                raise ConnectionAbortedError("a replica ended within its response") from None
+            lost = ApiError(503, "the replica has ended", code="replica_lost", retry_after=1)
+            event = b"data: " + json_bytes(error_object(scope, lost)) + b"\n\n"
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        finally:
+            answer.close()
+        await send({"type": "http.response.body", "body": b""})
+
+    # ---- own paths -----------------------------------------------------------------------------
+
+    async def _own(self, path: str, send: Send) -> None:
+        if path == "/metrics":
+            alive = self._alive
+            for replica in self.replicas:
+                label = str(replica.index)
+                self._up.labels(label).set(replica.index in alive)
+                self._load.labels(label).set(self._router.load[replica.index])
+            await respond(send, 200, generate_latest(self._registry), CONTENT_TYPE)
+            return
+        down = [replica.index for replica in self.replicas if replica.problem is not None]
+        state: dict[str, Any] = {"status": "ok"}
+        if path == "/health" and down:
+            state = {"status": "degraded", "replicas_down": down}
+        is_down = path == "/health" and len(down) == len(self.replicas)
+        await respond(send, 503 if is_down else 200, json_bytes(state), "application/json")
+
+
+async def disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def respond(send: Send, status: int, body: bytes, content_type: str) -> None:
+    headers = [(b"content-type", content_type.encode()), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def owner_of(scope: Scope) -> str:
+    """Return a digest of the API key; a key is not kept."""
+    key = header(scope, b"authorization") or header(scope, b"x-api-key") or ""
+    return hashlib.blake2b(key.encode(), digest_size=8).hexdigest()
+
+
+def target_of(scope: Scope) -> bytes:
+    query: bytes = scope["query_string"]
+    path: bytes = scope["raw_path"]
+    return path + b"?" + query if query else path
+
+
+def request_headers(scope: Scope) -> list[Header]:
+    kept = [pair for pair in scope["headers"] if pair[0] not in WRITTEN_ANEW]
+    return [*kept, (b"x-request-id", scope["state"]["request_id"].encode())]
