@@ -21,7 +21,9 @@ import heapq
 import random
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 from llaisys.server.replicas.router import Conversation, PrefixRouter, Route
 
@@ -170,16 +172,17 @@ def policies(replicas: int) -> list[Policy]:
 def simulate(policy: Policy, replicas: int, traffic: Traffic) -> tuple[float, float, float]:
     """(cached part of the prompt tokens, median and 99th percentile of TTFT in seconds)."""
     engines = [Replica() for _ in range(replicas)]
-    open_routes: list[tuple[float, int, PrefixRouter, Route]] = []
+    work: list[tuple[float, int, partial[Any]]] = []  # (time of its end, number, removal)
     tokens = found = 0
     waits: list[float] = []
     for arrival in traffic:
-        while open_routes and open_routes[0][0] <= arrival.time:
-            _, _, router, route = heapq.heappop(open_routes)
-            router.done(route)
+        while work and work[0][0] <= arrival.time:
+            heapq.heappop(work)[2]()
         router, route = policy.assign(arrival)
         cached, first, end = engines[route.replica].serve(arrival)
-        heapq.heappush(open_routes, (end, arrival.number, router, route))
+        decoding = replace(route, prompt_work=0)
+        heapq.heappush(work, (first, 2 * arrival.number, partial(router.prefilled, route)))
+        heapq.heappush(work, (end, 2 * arrival.number + 1, partial(router.done, decoding)))
         traffic.answered(arrival, end)
         tokens, found = tokens + len(arrival.prompt), found + cached
         waits.append(first - arrival.time)

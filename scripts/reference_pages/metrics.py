@@ -12,17 +12,25 @@ from llaisys.common.types import GpuUsage
 from llaisys.server.collectors import GpuCollector, ReplicaCollector
 from llaisys.server.llamacpp.metrics import LlamaCollector
 from llaisys.server.metrics import RequestTotals
+from llaisys.server.route.app import RouterApp
+from llaisys.server.route.config import RouteConfig
 from reference_pages.application import NAMES, shared_state
 from reference_pages.markdown import code, page, prose, table
 
-SECTIONS = {"llaisys:": "Server and engine", "llamacpp:": "Names of llama.cpp", "": "API process"}
+SECTIONS = {
+    "llaisys:route_": "llaisys route",
+    "llaisys:": "Server and engine",
+    "llamacpp:": "Names of llama.cpp",
+    "": "API process",
+}
 TEXTS = {"llamacpp:": "Of a server with one model.", "": "Of the Prometheus client library."}
 
 
 def metrics_page() -> str:
     families: dict[str, Any] = {}
     labels: dict[str, Any] = {}
-    for registry in (shared_state(*NAMES)[0].metrics.registry, _others()):
+    router = RouterApp(RouteConfig(replicas=("http://localhost",)))
+    for registry in (shared_state(*NAMES)[0].metrics.registry, _others(), router.registry):
         for family in registry.collect():
             families.setdefault(family.name, family)
         for metric in registry._collector_to_names:  # series without a value have no sample

@@ -29,7 +29,9 @@ def test_prompt_goes_to_the_cached_prefix() -> None:
     to.done(other)
     again = assign(to, [*range(36), 7, 7, 7, 7])
     assert (again.replica, again.cached) == (first.replica, 36)
-    assert again.work == 4 + ANSWER_COST
+    assert (again.prompt_work, again.answer_work) == (4, ANSWER_COST)
+    assert to.prefilled(again).prompt_work == 0
+    assert to.load[again.replica] == ANSWER_COST
 
 
 def test_only_full_blocks_with_equal_prefix_and_salt_match() -> None:
@@ -63,8 +65,8 @@ def test_done_work_is_subtracted_and_dead_replicas_are_skipped() -> None:
     to = router(3)
     routes = [assign(to, [i] * 50) for i in range(30)]
     assert all(to.load)
-    for route in routes:
-        to.done(route)
+    for number, route in enumerate(routes):
+        to.done(to.prefilled(route) if number % 2 else route)
     assert to.load == [0, 0, 0]
     known = assign(to, [0] * 50)
     to.clear(known.replica)

@@ -77,6 +77,6 @@ def decode_of(submit: Submit, kv_address: str) -> Submit:
 def without_prompt(router: PrefixRouter, route: Route, num_tokens: int) -> Route:
     """Reduce the load of a route by the uncached tokens of its prompt, which another replica
     computes."""
-    changed = replace(route, work=route.work - (num_tokens - route.cached))
-    router.load[route.replica] += changed.work - route.work
+    changed = replace(route, prompt_work=route.prompt_work - (num_tokens - route.cached))
+    router.load[route.replica] += changed.prompt_work - route.prompt_work
     return changed

@@ -357,7 +357,7 @@ class ReplicaSet:
             for update in message.updates:
                 group = self._group_of.get(update.request_id)
                 if group is not None and update.token_ids:
-                    self._routed[group].submit = None  # it has tokens
+                    self._first_token(self._routed[group])
         self._on_message(message)
         if isinstance(message, Outputs):
             ended = [u.request_id for u in message.updates if RequestStatus(u.status).finished]
@@ -396,6 +396,12 @@ class ReplicaSet:
         """Return a request whose prompt is being computed."""
         request = self._routed.get(group)
         return None if request is None or request.prefill is None else request
+
+    def _first_token(self, request: _RoutedRequest) -> None:
+        """From then on a request cannot be moved, and its prompt is no work."""
+        if request.submit is not None and self._router is not None:
+            request.submit = None
+            request.route = self._router.prefilled(request.route)
 
     def _ready(self, replica: Replica, message: Ready) -> None:
         if self._info is None:

@@ -5,8 +5,8 @@ The cached blocks of a replica are estimated from the prompts routed to it, an L
 of its KV cache. A wrong estimate costs time only.
 
 A conversation has a home, a replica chosen by rendezvous hashing. It begins there unless another
-replica has more of its prompt cached or less work. Routers that do not communicate agree on it: one
-finds the conversations that another began.
+replica has much more of its prompt cached or less work. Routers that do not communicate agree on
+it: one finds the conversations that another began.
 
 No process and no clock are involved. `scripts/simulate_router.py` runs it on synthetic traffic.
 """
@@ -16,12 +16,12 @@ from __future__ import annotations
 import hashlib
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_BLOCKS = 512  # compared blocks of a prompt
 EXPECTED_TOKENS = 256  # upper bound of the assumed answer length
-ANSWER_COST = 4  # work of a generated token, in prompt tokens
-HOME_TOKENS = 512  # cached tokens that outweigh the home of a new conversation
+ANSWER_COST = 1  # work of a generated token, in prompt tokens; more are generated in a batch
+HOME_TOKENS = 1024  # cached tokens that outweigh the home of a new conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,8 @@ class Route:
     """A request on its replica, until `done`."""
 
     replica: int
-    work: int  # in prompt tokens
+    prompt_work: int  # until the first token, in prompt tokens
+    answer_work: int  # until the end
     cached: int  # prompt tokens that the replica is assumed to have cached
 
 
@@ -88,11 +89,11 @@ class PrefixRouter:
             cached[home] = max(cached[home], min(conversation.earlier_tokens, len(prompt)))
             credit = {**cached, home: max(cached[home], HOME_TOKENS)}
         replica = min(alive, key=lambda i: (self.load[i] - credit[i], -credit[i], i))
-        tokens = cached[replica]
         answer = EXPECTED_TOKENS if max_tokens is None else min(max_tokens, EXPECTED_TOKENS)
-        route = Route(replica, len(prompt) - tokens + ANSWER_COST * choices * answer, tokens)
+        tokens = cached[replica]
+        route = Route(replica, len(prompt) - tokens, ANSWER_COST * choices * answer, tokens)
         self._remember(replica, keys)
-        self.load[replica] += route.work
+        self.load[replica] += route.prompt_work + route.answer_work
         return route
 
     def home(self, key: str, alive: Collection[int]) -> int:
@@ -100,8 +101,13 @@ class PrefixRouter:
         number = stable_hash(key)
         return max(alive, key=lambda index: mixed(number ^ self._seeds[index]))
 
+    def prefilled(self, route: Route) -> Route:
+        """Remove the work of the prompt at the first token; return what is left of the route."""
+        self.load[route.replica] -= route.prompt_work
+        return replace(route, prompt_work=0)
+
     def done(self, route: Route) -> None:
-        self.load[route.replica] -= route.work
+        self.load[route.replica] -= route.prompt_work + route.answer_work
 
     def clear(self, replica: int) -> None:
         """Clear the cached blocks of a replica whose process ended. Its routes must still be

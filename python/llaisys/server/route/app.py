@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -57,23 +57,23 @@ class RouterApp:
         )
         self._interval = config.probe_interval
         self._probes: list[asyncio.Task[None]] = []
-        self._registry = CollectorRegistry()
+        self.registry = CollectorRegistry()
         labels = ("replica",)
         self._up = Gauge(
             f"{PREFIX}route_replica_up", "1 while the replica is ready", labels,
-            registry=self._registry,
+            registry=self.registry,
         )  # fmt: skip
         self._load = Gauge(
             f"{PREFIX}route_replica_load", "Estimated open work, in tokens", labels,
-            registry=self._registry,
+            registry=self.registry,
         )  # fmt: skip
         self._requests = Counter(
             f"{PREFIX}route_requests", "Requests sent to the replica", labels,
-            registry=self._registry,
+            registry=self.registry,
         )  # fmt: skip
         self._failures = Counter(
             f"{PREFIX}route_failures", "Requests that the replica did not answer", labels,
-            registry=self._registry,
+            registry=self.registry,
         )  # fmt: skip
 
     def start(self) -> None:
@@ -176,6 +176,11 @@ class RouterApp:
         refused: Exchange | None = None
         while allowed := self._alive - tried:
             route = self._assign(prompt, owner, allowed)
+
+            def on_token() -> None:
+                nonlocal route
+                route = self._router.prefilled(route)
+
             replica = self.replicas[route.replica]
             tried.add(route.replica)
             self._requests.labels(str(replica.index)).inc()
@@ -188,7 +193,7 @@ class RouterApp:
                         refused.close()
                     refused = answer
                     continue
-                await self._pass_on(scope, send, answer)
+                await self._pass_on(scope, send, answer, on_token)
                 return
             except UpstreamError as error:
                 self._failures.labels(str(replica.index)).inc()
@@ -200,7 +205,10 @@ class RouterApp:
             return
         raise ApiError(503, "no replica is ready", code="no_replica", retry_after=1)
 
-    async def _pass_on(self, scope: Scope, send: Send, answer: Exchange) -> None:
+    async def _pass_on(
+        self, scope: Scope, send: Send, answer: Exchange, on_token: Callable[[], None] | None = None
+    ) -> None:
+        """`on_token` is called when the body begins."""
         kept = [pair for pair in answer.headers if pair[0] not in HOP_HEADERS | {b"x-request-id"}]
         start = {"type": "http.response.start", "status": answer.status, "headers": kept}
         is_stream = (b"content-type", b"text/event-stream") in [
@@ -209,6 +217,9 @@ class RouterApp:
         await send(start)
         try:
             async for piece in answer.body():
+                if on_token is not None:
+                    on_token()
+                    on_token = None
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         except UpstreamError as error:
             log_event(logger, logging.ERROR, "response lost", path=scope["path"], reason=str(error))
@@ -230,7 +241,7 @@ class RouterApp:
                 label = str(replica.index)
                 self._up.labels(label).set(replica.index in alive)
                 self._load.labels(label).set(self._router.load[replica.index])
-            await respond(send, 200, generate_latest(self._registry), CONTENT_TYPE)
+            await respond(send, 200, generate_latest(self.registry), CONTENT_TYPE)
             return
         down = [replica.index for replica in self.replicas if replica.problem is not None]
         state: dict[str, Any] = {"status": "ok"}

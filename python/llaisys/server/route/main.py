@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from llaisys.common.logs import log_event, setup_logging
 from llaisys.server.http.protocol import limited_protocol
 from llaisys.server.http.security import BodyBudget, BodyGuard, RequestContext
-from llaisys.server.http_server import bind, event_loop_factory
+from llaisys.server.http_server import bind
 from llaisys.server.lifecycle import Server
 from llaisys.server.route.app import RouterApp
 from llaisys.server.route.config import RouteConfig
@@ -26,7 +26,7 @@ def route(config: RouteConfig) -> int:
     """Route until a signal. Raises InvalidInputError when the port is in use."""
     setup_logging(config.log_level, config.log_format)
     listener = bind(config.host, config.port, config.reuse_port)
-    with asyncio.Runner(loop_factory=event_loop_factory()) as runner, listener:
+    with asyncio.Runner() as runner, listener:
         return runner.run(_run(config, listener))
 
 
