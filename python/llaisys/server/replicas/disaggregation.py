@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import msgspec
 
 from llaisys.server.engine_client.messages import Submit
-from llaisys.server.replicas.router import PrefixRouter, Route
 
 SUFFIX = "#kv"  # of the ids of prefill requests; no other id ends with it
 KEPT_PARAMS = ("timeout", "priority")  # sampling parameters of the prefill request
@@ -72,11 +71,3 @@ def decode_of(submit: Submit, kv_address: str) -> Submit:
     timeout = None if submit.queue_timeout is None else submit.queue_timeout + waited
     source = f"{submit.group}{SUFFIX}@{kv_address}" if kv_address else ""
     return msgspec.structs.replace(submit, queue_timeout=timeout, kv_source=source)
-
-
-def without_prompt(router: PrefixRouter, route: Route, num_tokens: int) -> Route:
-    """Reduce the load of a route by the uncached tokens of its prompt, which another replica
-    computes."""
-    changed = replace(route, prompt_work=route.prompt_work - (num_tokens - route.cached))
-    router.load[route.replica] += changed.prompt_work - route.prompt_work
-    return changed

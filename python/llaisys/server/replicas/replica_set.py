@@ -47,7 +47,6 @@ from llaisys.server.replicas.disaggregation import (
     Disaggregation,
     decode_of,
     prefill_of,
-    without_prompt,
 )
 from llaisys.server.replicas.router import PrefixRouter, Route
 
@@ -217,7 +216,7 @@ class ReplicaSet:
             self._send(submit, route)
         else:
             assert self._router is not None
-            route = without_prompt(self._router, route, len(submit.prompt_token_ids))
+            route = self._router.prefilled(route)  # another replica computes the prompt
         request = _RoutedRequest(route, set(submit.request_ids), submit, prefill)
         self._routed[submit.group] = request
         self._group_of.update(dict.fromkeys(submit.request_ids, submit.group))
