@@ -12,7 +12,6 @@ namespace llaisys::device {
 
 namespace {
 
-constexpr uint64_t kOneEpoch = uint64_t(1) << 32;
 constexpr auto kSpinTime = std::chrono::microseconds(200);
 constexpr int kPausesBeforeYield = 4096; // about 100 microseconds
 
@@ -32,9 +31,7 @@ int claim_workers(int wanted) {
     return granted;
 }
 
-uint64_t epoch_of(uint64_t state) { return state >> 32; }
-uint32_t active_of(uint64_t state) { return uint32_t(state); }
-bool is_open(uint64_t state) { return (epoch_of(state) & 1u) != 0; }
+bool is_open(uint64_t epoch) { return (epoch & 1u) != 0; }
 
 uint64_t range_of(uint64_t first, uint64_t end) { return end << 32 | first; }
 uint32_t first_of(uint64_t range) { return uint32_t(range); }
@@ -75,6 +72,7 @@ ThreadPool::ThreadPool(int n_threads) {
     const int granted = claim_workers(wanted);
     try {
         shares_ = std::make_unique<Share[]>(size_t(granted) + 1);
+        members_ = std::make_unique<Member[]>(size_t(granted) + 1);
         workers_.reserve(size_t(granted));
         for (int i = 0; i < granted; ++i) {
             workers_.emplace_back([this, i] { work(i + 1); });
@@ -104,20 +102,22 @@ void ThreadPool::run_region(int64_t n_chunks, Invoke invoke, const void *context
     invoke_ = invoke;
     context_ = context;
     share_out(n_chunks);
-    state_.fetch_add(kOneEpoch); // opens the region and publishes the fields above
+    epoch_.fetch_add(1); // opens the region and publishes the fields above
     if (sleepers_.load() > 0) {
         std::lock_guard<std::mutex> lock(mutex_);
         wake_.notify_all();
     }
     take_chunks(0);
-    state_.fetch_add(kOneEpoch); // closes the region: no thread can join
+    epoch_.fetch_add(1); // closes the region: no thread can join
     int pauses = 0;
-    while (active_of(state_.load(std::memory_order_acquire)) != 0) {
-        if (pauses++ < kPausesBeforeYield) {
-            cpu_relax();
-        } else { // a worker inside may be waiting for this core
-            pauses = kPausesBeforeYield;
-            std::this_thread::yield();
+    for (int i = 1; i < size(); ++i) {
+        while (members_[size_t(i)].epoch.load() != 0) {
+            if (pauses++ < kPausesBeforeYield) {
+                cpu_relax();
+            } else { // a worker inside may be waiting for this core
+                pauses = kPausesBeforeYield;
+                std::this_thread::yield();
+            }
         }
     }
 }
@@ -145,27 +145,27 @@ void ThreadPool::take_chunks(int thread) {
 }
 
 void ThreadPool::work(int thread) {
+    std::atomic<uint64_t> &member = members_[size_t(thread)].epoch;
     uint64_t seen_epoch = 0;
     while (!stopping_.load(std::memory_order_relaxed)) {
-        uint64_t state = state_.load(std::memory_order_acquire);
-        if (!is_open(state) || epoch_of(state) == seen_epoch) {
+        const uint64_t epoch = epoch_.load();
+        if (!is_open(epoch) || epoch == seen_epoch) {
             wait_for_region(seen_epoch);
             continue;
         }
-        if (!state_.compare_exchange_weak(state, state + 1)) {
-            continue;
+        member.store(epoch);
+        if (epoch_.load() == epoch) {
+            seen_epoch = epoch;
+            take_chunks(thread);
         }
-        seen_epoch = epoch_of(state);
-        take_chunks(thread);
-        state_.fetch_sub(1, std::memory_order_release);
+        member.store(0, std::memory_order_release);
     }
 }
 
 void ThreadPool::wait_for_region(uint64_t seen_epoch) {
     const auto is_due = [&] {
-        const uint64_t state = state_.load();
-        return stopping_.load(std::memory_order_relaxed) ||
-               (is_open(state) && epoch_of(state) != seen_epoch);
+        const uint64_t epoch = epoch_.load();
+        return stopping_.load(std::memory_order_relaxed) || (is_open(epoch) && epoch != seen_epoch);
     };
     const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
     do {
@@ -178,12 +178,12 @@ void ThreadPool::wait_for_region(uint64_t seen_epoch) {
     } while (std::chrono::steady_clock::now() < deadline);
 
     std::unique_lock<std::mutex> lock(mutex_);
-    // Increment sleepers_ before the last check of the state; run_region does both in reverse
+    // Increment sleepers_ before the last check of the epoch; run_region does both in reverse
     // order.
     sleepers_.fetch_add(1);
-    const uint64_t slept_epoch = epoch_of(state_.load());
+    const uint64_t slept_epoch = epoch_.load();
     // Also wake for a region that has ended: more usually follow.
-    wake_.wait(lock, [&] { return is_due() || epoch_of(state_.load()) != slept_epoch; });
+    wake_.wait(lock, [&] { return is_due() || epoch_.load() != slept_epoch; });
     sleepers_.fetch_sub(1);
 }
 

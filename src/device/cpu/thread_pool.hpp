@@ -67,14 +67,21 @@ private:
     // Returns when a region other than seen_epoch may be open, or the pool stops.
     void wait_for_region(uint64_t seen_epoch);
 
-    // High 32 bits: epoch, odd while a region is open. Low 32 bits: workers inside the region. One
-    // word, so that joining (a compare-exchange) succeeds only while the region is open, and no
-    // thread reads the fields below once it is closed and empty. An epoch repeats after 2^31
-    // regions: a worker that slept through all of them misses one region.
-    alignas(64) std::atomic<uint64_t> state_{0};
+    // Where a worker says which region it is inside: the epoch, 0 outside. On a line of its own, so
+    // that joining and leaving a region does not contend with the other workers.
+    struct alignas(64) Member {
+        std::atomic<uint64_t> epoch{0};
+    };
+
+    // Odd while a region is open. A worker stores it in its Member and joins if it is still the
+    // same afterwards. run_region closes the region and then reads all members. The total order of
+    // these four operations lets either the worker see the region closed or run_region see the
+    // member, so no thread reads the fields below once the region is closed and empty.
+    alignas(64) std::atomic<uint64_t> epoch_{0};
     // The open region; written before it opens, read only by threads inside it. All shares are
     // empty when it closes.
     alignas(64) std::unique_ptr<Share[]> shares_;
+    std::unique_ptr<Member[]> members_;
     Invoke invoke_ = nullptr;
     const void *context_ = nullptr;
 
