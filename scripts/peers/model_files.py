@@ -38,7 +38,11 @@ def model_file(shape: str, engine: str, format_name: str) -> Path:
     """The model in the engine's file format; written on first use."""
     if engine == "transformers":
         return shape_model_path(shape, format_name)
-    target = cache_directory() / "shapes" / f"{Path(shape).stem}-{format_name}.gguf"
+    target = (
+        cache_directory()
+        / "shapes"
+        / f"{Path(shape).name.removesuffix('.json')}-{format_name}.gguf"
+    )
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         write_gguf(shape, target, format_name)
