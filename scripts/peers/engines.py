@@ -145,7 +145,7 @@ class OpenVino:
         scheduler.max_num_batched_tokens = MAX_BATCHED_TOKENS
         scheduler.max_num_seqs = MAX_SEQUENCES
         scheduler.enable_prefix_caching = False
-        properties = {"INFERENCE_NUM_THREADS": load.threads}
+        properties = {"INFERENCE_NUM_THREADS": load.threads, "PERFORMANCE_HINT": "LATENCY"}
         self._pipe = genai.ContinuousBatchingPipeline(str(load.path), scheduler, "CPU", properties)
         self._requests = 0
 
