@@ -58,8 +58,9 @@ class BatchBuilder:
         self._next_prompts = {}
         if self.waiting and len(self.running) < self.config.max_num_seqs:
             self._next_prompts = {r: r.num_tokens for r in self.waiting.candidates(PEEKED_PROMPTS)}
+        num_requests = len(self.running) + len(self.waiting)
         self._schedule_running(batch)
-        self._schedule_waiting(batch)
+        self._schedule_waiting(batch, -(-num_requests // self.num_batches))
 
     def _schedule_running(self, batch: ScheduledBatch) -> None:
         """Schedule each running request and allocate its blocks."""
@@ -148,9 +149,10 @@ class BatchBuilder:
         self.num_context_shifts += 1
         return True
 
-    def _schedule_waiting(self, batch: ScheduledBatch) -> None:
-        """Start waiting requests until the budget, max_num_seqs or the blocks run out. At most
-        2 * max_num_seqs candidates are examined, so a long queue costs no more than a short one."""
+    def _schedule_waiting(self, batch: ScheduledBatch, most: int) -> None:
+        """Start waiting requests until the batch has `most` requests or the budget, max_num_seqs or
+        the blocks run out. At most 2 * max_num_seqs candidates are examined, so a long queue costs
+        no more than a short one."""
         manager, max_seqs = self.blocks, self.config.max_num_seqs
         if not self.waiting or (len(self.running) >= max_seqs and not self.waiting.can_preempt):
             return
@@ -159,6 +161,8 @@ class BatchBuilder:
         blocked: list[Request] = []  # wait for a LoRA slot
         for request in self.waiting.candidates(2 * max_seqs):
             if budget <= 0 or (self.whole_prompts and request.num_tokens > budget):
+                return
+            if len(batch.requests) >= most:
                 return
             if request.lora_id and not loras.can_start(request, blocked):
                 blocked.append(request)

@@ -94,11 +94,10 @@ class EngineCore:
 
     def _can_schedule_async(self, config: EngineConfig) -> bool:
         mode, stages = config.async_scheduling, config.parallel.pipeline_parallel_size
-        if stages > 1:
-            if mode != "off":
-                logger.info("async_scheduling is off: a pipeline has %d steps in flight", stages)
-            return False
         if mode == "off" or (mode == "auto" and config.device not in AUTO_ASYNC_DEVICES):
+            return False
+        if stages > 1:
+            logger.info("async_scheduling is off: a pipeline has %d steps in flight", stages)
             return False
         if self.executor.can_launch:
             return True
