@@ -40,10 +40,9 @@ def test_derived_fields_are_filled():
 
 def test_rank_0_is_in_the_last_stage():
     config = normalize_parallel_config(
-        ParallelConfig(
-            pipeline_parallel_size=3, tensor_parallel_size=2, distributed_executor_backend="mp"
-        )
+        ParallelConfig(pipeline_parallel_size=3, tensor_parallel_size=2)
     )
+    assert config.distributed_executor_backend == "mp" and not config.use_single_process_tp
     assert config.world_size == 6 and config.tensor_parallel_device_ids == tuple(range(6))
     ranks = [dataclasses.replace(config, rank=rank) for rank in range(6)]
     assert [rank.stage for rank in ranks] == [2, 2, 1, 1, 0, 0]

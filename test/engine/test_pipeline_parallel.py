@@ -253,7 +253,6 @@ def test_encoders_are_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "field"),
     [
-        ({"distributed_executor_backend": "uni"}, "distributed_executor_backend"),
         ({"speculative_config": {"method": "ngram"}}, "speculative_config"),
         ({"enable_lora": True}, "enable_lora"),
         ({"tensor_parallel_size": 64}, "pipeline_parallel_size"),

@@ -27,7 +27,8 @@ class ParallelConfig:
 
     pipeline_parallel_size: int = option(
         1, Integer(1, MAX_RANKS), "Pipeline stages, each with a part of the layers",
-        group="parallel", aliases=("-pp",), more="Needs the backend `mp` or `ray`.",
+        group="parallel", aliases=("-pp",),
+        more="Stages are processes: the backend `uni` becomes `mp`.",
     )  # fmt: skip
     tensor_parallel_size: int = option(
         1, Integer(1, MAX_RANKS), "Tensor-parallel ranks",
@@ -112,7 +113,7 @@ def normalize_parallel_config(config: ParallelConfig) -> ParallelConfig:
     """
     config = replace(config)
     check_options(config)
-    _check_stages(config)
+    config = _with_stages(config)
     size = config.tensor_parallel_size * config.pipeline_parallel_size
     if config.numa and config.distributed_executor_backend == "ray":
         raise invalid_value("numa", True, "off with ray, which chooses where ranks run")
@@ -140,13 +141,14 @@ def normalize_parallel_config(config: ParallelConfig) -> ParallelConfig:
     )
 
 
-def _check_stages(config: ParallelConfig) -> None:
+def _with_stages(config: ParallelConfig) -> ParallelConfig:
+    """Check the number of pipeline stages, which are processes."""
     stages, size = config.pipeline_parallel_size, config.tensor_parallel_size
     backend = config.distributed_executor_backend
     if stages > 1 and backend == "uni":
-        limit = f"mp or ray with pipeline_parallel_size {stages}"
-        raise invalid_value("distributed_executor_backend", backend, limit)
+        backend = "mp"
     most = 1 if backend == "ray" and size > 1 else MAX_RANKS // size
     if stages > most:
         limit = f"at most {most} with backend {backend} and tensor_parallel_size {size}"
         raise invalid_value("pipeline_parallel_size", stages, limit)
+    return replace(config, distributed_executor_backend=backend)
