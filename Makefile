@@ -269,20 +269,24 @@ test-ray: $(VENV)/.test $(PACKAGE) ## the tests of Ray, which is installed for t
 	@$(STEP) $(NETWORK_HINT) "Installing Ray" $(LOGS)/ray.txt -- $(PIP_INSTALL) -r build/requirements-ray.txt
 	$(PY) -m pytest test/engine/test_ray.py test/server/test_ray_replicas.py $(PYTEST_ARGS)
 
-# Agents are 1.3 GB and pin their dependencies exactly.
-$(AGENTS)/.installed: pyproject.toml test/clients/agents/package.json $(VENV)/.created
-	@$(call requirements,agents) > build/requirements-agents.txt
-	@$(PYTHON) -m venv --without-pip $(AGENTS)/python
-	@$(STEP) $(NETWORK_HINT) "Installing aider" $(LOGS)/agents-python.txt -- \
-	  $(PIP) --python $(AGENTS)/python/bin/python install --progress-bar off --no-compile \
-	  -r build/requirements-agents.txt
-	@mkdir -p $(AGENTS)/node && cp test/clients/agents/package.json $(AGENTS)/node/
+# Agents pin their dependencies, each other ones: an environment per file of requirements.
+AGENT_FILES := $(wildcard test/clients/agents/*.txt)
+AGENT_NAMES := $(notdir $(AGENT_FILES:.txt=))
+
+$(AGENTS)/%/.installed: test/clients/agents/%.txt $(VENV)/.created
+	@$(PYTHON) -m venv --without-pip $(AGENTS)/$*
+	@$(STEP) $(NETWORK_HINT) "Installing $*" $(LOGS)/agents-$*.txt -- \
+	  $(PIP) --python $(AGENTS)/$*/bin/python install --progress-bar off --no-compile -r $<
+	@touch $@
+
+$(AGENTS)/node/.installed: test/clients/agents/package.json
+	@mkdir -p $(AGENTS)/node && cp $< $(AGENTS)/node/
 	@$(STEP) --hint "Needed: node 20 and npm, or later." "Installing Codex CLI and Claude Code" \
 	  $(LOGS)/agents-node.txt -- npm --prefix $(AGENTS)/node install --no-audit --no-fund
 	@touch $@
 
-test-agents: $(VENV)/.test $(PACKAGE) $(AGENTS)/.installed ## Codex CLI, Claude Code and aider, installed for their tests
-	$(PY) -m pytest test/clients/test_agents.py $(PYTEST_ARGS)
+test-agents: $(VENV)/.test $(PACKAGE) $(AGENTS)/node/.installed $(AGENT_NAMES:%=$(AGENTS)/%/.installed) ## agents, guidance and Open WebUI, installed (9 GB) for their tests
+	$(PY) -m pytest test/clients/test_agents.py test/clients/test_agent_clients.py $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev ## ruff, mypy, clang-format, layers, words
 	$(BIN)/ruff check .

@@ -1,7 +1,8 @@
-"""Coding agents, unchanged, against a real server: Codex CLI, Claude Code and aider.
+"""Coding agents, unchanged, against a real server: Codex CLI, Claude Code, aider and Open
+Interpreter.
 
 The scripted model solves one task with the agent's own tool, and the default model accepts the
-first request. The packages take 1.3 GB, so `make test-agents` installs them into build/agents;
+first request. The packages take 2 GB, so `make test-agents` installs them into build/agents;
 without them the tests are skipped and say so.
 """
 
@@ -24,11 +25,14 @@ FOLDER = ROOT / "build" / "agents"
 PROGRAMS = {
     "codex": FOLDER / "node" / "node_modules" / ".bin" / "codex",
     "claude": FOLDER / "node" / "node_modules" / ".bin" / "claude",
-    "aider": FOLDER / "python" / "bin" / "aider",
+    "aider": FOLDER / "aider" / "bin" / "aider",
+    "interpreter": FOLDER / "open-interpreter" / "bin" / "interpreter",
 }
 TASK = "Write the word kumquat into fruit.txt."
 TEXT = "kumquat\n"
 DONE = "The file is written."
+# What the prompt contains when the tool has run; aider asks once, and writes the file itself.
+AFTER_TOOL = {"interpreter": "are we done"}
 TOOL_RESULT = "<tool_response>"
 
 
@@ -43,6 +47,8 @@ def answer(agent: str, file: Path) -> str:
         return tool_call("exec_command", cmd=f"echo {TEXT.strip()} > {file.name}")
     if agent == "claude":
         return tool_call("Write", file_path=str(file), content=TEXT)
+    if agent == "interpreter":
+        return f"```shell\necho {TEXT.strip()} > {file.name}\n```"
     return f"{file.name}\n```\n{TEXT}```\n"
 
 
@@ -56,6 +62,9 @@ def command(agent: str, url: str, *more: str) -> list[str]:
         return ["exec", *flags, "-m", MODEL, TASK]
     if agent == "claude":
         return ["-p", TASK, "--model", MODEL, "--allowedTools", "Write", *more]
+    if agent == "interpreter":
+        flags = ["--stdin", "--auto_run", "--disable_telemetry", "--offline"]
+        return [*flags, "--model", MODEL, "--api_base", f"{url}/v1", "--api_key", KEY]
     return [
         *("--model", f"openai/{MODEL}", "--openai-api-base", f"{url}/v1", "--message", TASK),
         *("--edit-format", "whole", "--yes-always", "--no-git", "--no-show-model-warnings"),
@@ -89,12 +98,16 @@ def started(
         [str(PROGRAMS[agent]), *command(agent, server.url, *more)],
         cwd=work,
         env=environment(home, server.url),
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
+    assert process.stdin is not None
+    process.stdin.write(f"{TASK}\n" if agent == "interpreter" else "")
+    process.stdin.close()
+    process.stdin = None  # communicate() would flush it
     try:
         yield process
     finally:
@@ -114,7 +127,7 @@ def agent(request: pytest.FixtureRequest) -> str:
 def test_agent_completes_a_task(agent: str, tmp_path: Path) -> None:
     file = tmp_path / "work" / "fruit.txt"
     rules = [
-        {"when": [TASK, TOOL_RESULT], "say": DONE},
+        {"when": [TASK, AFTER_TOOL.get(agent, TOOL_RESULT)], "say": DONE},
         {"when": [TASK], "say": answer(agent, file)},
     ]
     options = ("--api-key", KEY, "--num-kv-blocks", "10000")
@@ -125,7 +138,7 @@ def test_agent_completes_a_task(agent: str, tmp_path: Path) -> None:
         said, _ = process.communicate(timeout=300)
         assert process.returncode == 0, said[-6000:]
         assert file.read_text() == TEXT, said[-6000:]
-        if agent != "aider":  # which asks once, and writes the file itself
+        if agent != "aider":
             assert DONE in said
 
 

@@ -11,7 +11,7 @@ HEADROOM = 0.8  # of the bound: steps that take longer than estimated
 IDLE_FACTOR = 4  # no stream waits for the step: only requests that have not arrived yet
 DECODE_FACTOR = 1.75  # a step that many streams wait for, in steps without prefill
 WEIGHT = 0.3  # of the latest step in the moving averages
-WEIGHT_UP = 0.6  # of a step that took longer than the average
+WEIGHT_UP = 0.5  # of a step that took longer than the average
 
 
 class StepTimeBound:
