@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,63 @@ def test_more_evictions_in_a_step_than_host_slots():
     for prompt in [*prompts, *prompts]:
         use(engine, prompt)
     assert engine.stats()["kv_host_blocks_used"] == 3
+    engine.core.scheduler.check_integrity()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("limit", [4, 12, 100])
+def test_a_prefix_is_restored_in_parts_beside_a_stream(limit: int, is_async: bool):
+    make = make_async_engine if is_async else make_engine
+    engine = make(num_blocks=60, kv_offload=80 * BLOCK_BYTES, max_num_batched_tokens=16)
+    first = list(range(1, 62))
+    use(engine, first)
+    for start in (60, 130, 200, 270):
+        use(engine, list(range(start, start + 61)))
+    engine.core.scheduler.builder.max_restored_tokens = limit
+    stream = engine.submit([5, 6, 7], greedy(60, ignore_eos=True))
+    engine.step()
+    name = engine.submit(first, greedy(4, ignore_eos=True))
+    cancelled = engine.submit(list(range(60, 121)), greedy(4))
+    restored, finished = [engine.stats()["kv_blocks_restored"]], {}
+    for number in range(200):
+        if number == 3:
+            engine.cancel(cancelled)
+        for part in engine.step() if engine.has_unfinished() else ():
+            if part.output is not None:
+                finished[part.request_id] = part.output
+        engine.core.scheduler.block_manager.check_integrity()
+        restored.append(engine.stats()["kv_blocks_restored"])
+    assert finished[name].token_ids == expected_tokens(first, 4, stops=())
+    assert finished[name].usage.cached_tokens == 60
+    assert finished[stream].token_ids == expected_tokens([5, 6, 7], 60, stops=())
+    steps = [later - earlier for earlier, later in pairwise(restored)]
+    assert sum(steps) >= 15
+    # The last part is restored with the start of the request, beside a part of another one.
+    assert max(steps) <= 2 * limit // 4
+    engine.core.scheduler.check_integrity()
+
+
+def test_failed_step_frees_the_blocks_that_it_restores_in_part():
+    engine = make_engine(num_blocks=40, kv_offload=80 * BLOCK_BYTES, max_num_batched_tokens=16)
+    first = list(range(1, 38))
+    use(engine, first)
+    for start in (60, 130, 200):
+        use(engine, list(range(start, start + 61)))
+    engine.core.scheduler.builder.max_restored_tokens = 8
+    stream = engine.submit([5, 6, 7], greedy(60, ignore_eos=True))
+    engine.step()
+    adapter = adapter_of(engine)
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("the copy failed")
+
+    name = engine.submit(first, greedy(4, ignore_eos=True))
+    adapter.swap_blocks = fail  # type: ignore[method-assign]
+    engine.step()
+    del adapter.swap_blocks
+    finished = run_all(engine)
+    assert finished.keys() <= {name, stream}
+    assert finished[name].token_ids == expected_tokens(first, 4, stops=())
     engine.core.scheduler.check_integrity()
 
 

@@ -42,6 +42,7 @@ class BatchBuilder:
         self.window = window
         self.max_in_flight_tokens = max_in_flight_tokens  # sampled tokens of one request
         self.whole_prompts = False  # a prompt is computed in one step, by an encoder
+        self.max_restored_tokens: int | None = None  # of a step with other requests; None: no limit
         self.num_batches = 1  # steps in flight of a pipeline, which divide the running requests
         self.num_context_shifts = 0
         self.step_time = StepTimeBound(config.max_step_time or 0.0)
@@ -60,7 +61,9 @@ class BatchBuilder:
             self._next_prompts = {r: r.num_tokens for r in self.waiting.candidates(PEEKED_PROMPTS)}
         num_requests = len(self.running) + len(self.waiting)
         self._schedule_running(batch)
-        self._schedule_waiting(batch, -(-num_requests // self.num_batches))
+        parts: list[Request] = []
+        self._schedule_waiting(batch, -(-num_requests // self.num_batches), parts)
+        self._restore_part(batch, parts)
 
     def _schedule_running(self, batch: ScheduledBatch) -> None:
         """Schedule each running request and allocate its blocks."""
@@ -149,10 +152,10 @@ class BatchBuilder:
         self.num_context_shifts += 1
         return True
 
-    def _schedule_waiting(self, batch: ScheduledBatch, most: int) -> None:
+    def _schedule_waiting(self, batch: ScheduledBatch, most: int, parts: list[Request]) -> None:
         """Start waiting requests until the batch has `most` requests or the budget, max_num_seqs or
         the blocks run out. At most 2 * max_num_seqs candidates are examined, so a long queue costs
-        no more than a short one."""
+        no more than a short one. Those that would restore too many tokens are added to `parts`."""
         manager, max_seqs = self.blocks, self.config.max_num_seqs
         if not self.waiting or (len(self.running) >= max_seqs and not self.waiting.can_preempt):
             return
@@ -172,6 +175,9 @@ class BatchBuilder:
             match = manager.match_prefix(request)
             if match.pending:
                 continue  # a running request computes this prefix
+            if self._restores_too_much(batch, request, match):
+                parts.append(request)
+                continue
             if not self.whole_prompts and self.step_time.fitting_tokens(match.num_tokens) == 0:
                 return
             while len(self.running) >= max_seqs or not self._fits(request, match):
@@ -187,6 +193,24 @@ class BatchBuilder:
             count = self._chunk(batch, request, budget, ())
             batch.add(request, count)
             budget -= count
+
+    def _restores_too_much(
+        self, batch: ScheduledBatch, request: Request, match: PrefixMatch
+    ) -> bool:
+        """Whether restoring the whole match would delay the other requests of the step."""
+        limit = self.max_restored_tokens
+        if limit is None or not batch.requests or match.num_host_tokens <= limit:
+            return False
+        return self.blocks.can_restore_part(request, match)
+
+    def _restore_part(self, batch: ScheduledBatch, parts: list[Request]) -> None:
+        """Restore a part of the first prefix of `parts` with this step."""
+        if not parts or not batch.requests or self.max_restored_tokens is None:
+            return
+        match = self.blocks.match_prefix(parts[0])  # again: others have started
+        if not match.pending and self._fits(parts[0], match):
+            count = max(1, self.max_restored_tokens // self.blocks.block_size)
+            self.blocks.restore_part(parts[0], match, count)
 
     def _fits(self, request: Request, match: PrefixMatch) -> bool:
         manager = self.blocks

@@ -82,6 +82,8 @@ class BlockManager:
         self._tables: dict[str, _BlockTable] = {}  # by request id
         self._prefix_keys: dict[str, list[tuple[int, Tokens]]] = {}  # of waiting requests
         self._waits_for: dict[str, Node] = {}
+        self._restoring: set[int] = set()  # blocks that a step restores for a waiting request
+        self._num_restored: dict[str, int] = {}  # by waiting request: blocks before its last part
 
     # ---- counts --------------------------------------------------------------------------------
 
@@ -116,6 +118,8 @@ class BlockManager:
         for table in self._tables.values():
             for block in table.blocks:
                 references[block] += 1
+        for block in self._restoring:
+            references[block] += 1
         used = sum(1 for count in references if count)
         free, cached = len(self._free), len(self._cached)
         unused = [*self._free, *self._cached]
@@ -183,6 +187,7 @@ class BlockManager:
         """Remove the cached keys of a waiting request."""
         self._prefix_keys.pop(request.request_id, None)
         self._waits_for.pop(request.request_id, None)
+        self._num_restored.pop(request.request_id, None)
 
     def reset_prefix_cache(self) -> int:
         """Free every cached block and host slot; return the number of blocks. Used blocks keep
@@ -266,6 +271,40 @@ class BlockManager:
             node.block, node.ready = -1, False
             self._node_of[block] = None
             self.nodes.drop(node)
+
+    # ---- restoring a prefix in parts -----------------------------------------------------------
+
+    def can_restore_part(self, request: Request, match: PrefixMatch) -> bool:
+        """Whether restoring a part of the match makes progress: the last part was not evicted."""
+        return len(match.device_blocks) > self._num_restored.get(request.request_id, -1)
+
+    def restore_part(self, request: Request, match: PrefixMatch, max_blocks: int) -> None:
+        """Plan to restore the first host blocks of a match in the next step, before the request
+        starts; they are cached when the step ends (`end_restores`). `can_allocate` must have
+        returned True since the last change."""
+        nodes = [node for node in match.nodes if node.block < 0][:max_blocks]
+        self._num_restored[request.request_id] = len(match.device_blocks)
+        for block in reversed(match.device_blocks):
+            if block in self._cached:
+                self._cached.move_to_end(block)  # evicted last
+        self.host.pin(nodes)
+        blocks = self._take(len(nodes))
+        for node, block in zip(nodes, blocks, strict=True):
+            self._put(node, block)
+        self.host.restore(nodes, blocks)
+        self._restoring.update(blocks)
+
+    def end_restores(self, copies: list[BlockCopy], is_done: bool) -> None:
+        """Cache the blocks that a step restored for waiting requests; free them if it failed."""
+        for copy in reversed(copies):
+            if copy.block in self._restoring and not copy.to_host:
+                self._restoring.remove(copy.block)
+                node = self._node_of[copy.block]
+                if is_done and node is not None:
+                    node.ready = True
+                else:
+                    self._drop_node(copy.block)
+                self._release([copy.block])
 
     # ---- blocks of a request -------------------------------------------------------------------
 

@@ -32,6 +32,8 @@ logger = logging.getLogger("llaisys.engine")
 
 STEP_HISTORY = 1024
 MAX_IN_FLIGHT = 2  # steps with asynchronous scheduling: one runs, one is queued
+# Tokens that a step restores beside other requests, with kv_transfer: at most a fifth of its time.
+MAX_RESTORED_TOKENS = {"cpu": 256, "cuda": 1024}
 LORA_POLL_SECONDS = 0.001  # while a LoRA adapter is read and nothing else can run
 # Devices on which "auto" schedules asynchronously (docs/internals/measurements/).
 AUTO_ASYNC_DEVICES = frozenset({"cuda"})
@@ -81,6 +83,8 @@ class EngineCore:
         self.scheduler.builder.max_in_flight_tokens = int(self.is_async)
         self.scheduler.builder.num_batches = stages
         self.scheduler.builder.whole_prompts = info.is_encoder
+        if config.cache.kv_transfer != "off":
+            self.scheduler.builder.max_restored_tokens = MAX_RESTORED_TOKENS[info.device]
         self._in_flight: deque[_LaunchedStep] = deque()
         self._last_collected = 0.0
         self.steps: deque[StepRecord] = deque(maxlen=STEP_HISTORY)  # latest

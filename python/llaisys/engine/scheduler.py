@@ -134,7 +134,7 @@ class RequestScheduler:
 
     def check_idle(self) -> None:
         """Raise RuntimeError when nothing runs and blocks are in use."""
-        if not self.running and self.block_manager.num_used_blocks:
+        if not self.running and not self._in_flight and self.block_manager.num_used_blocks:
             raise RuntimeError(
                 f"{self.block_manager.num_used_blocks} blocks are in use and nothing runs"
             )
@@ -174,6 +174,8 @@ class RequestScheduler:
         batch = self._in_flight.pop(output.step_id)
         drafts, running = batch.plan.draft_token_ids, RequestStatus.RUNNING
         has_copies = bool(batch.plan.block_copies)
+        if has_copies:
+            self.block_manager.end_restores(batch.plan.block_copies, is_done=True)
         for request, preemptions, end, count, samples in batch.rows():
             if request.status is running:
                 if request.num_preemptions != preemptions:
@@ -247,6 +249,7 @@ class RequestScheduler:
     ) -> list[TokenUpdate]:
         """End the requests of a failed step; other requests continue."""
         batch = self._in_flight.pop(step_id)
+        self.block_manager.end_restores(batch.plan.block_copies, is_done=False)
         if not batch.is_copied:
             self.block_manager.undo_copies(batch.plan.block_copies)
         # The worker may not have received this plan. Releasing a sequence twice is harmless, unless
