@@ -86,6 +86,7 @@ def cli_page() -> str:
             [
                 (code(name), child.description or _help(parser, name))
                 for name, child in found.items()
+                if not name.startswith(BENCH)
             ],
         ),
         "## llaisys serve",
