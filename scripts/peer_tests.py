@@ -123,7 +123,12 @@ def run(
     server."""
     pytest = importlib.import_module("pytest")  # of the test packages
     counts = Counts()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # stops the servers
+
+    def end(*_: object) -> None:
+        servers.stop_all()
+        os._exit(1)
+
+    signal.signal(signal.SIGTERM, end)
     try:
         status = pytest.main([*settings, *arguments], [counts, *plugins])
         if again and (failed := counts.failed()):

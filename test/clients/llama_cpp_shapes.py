@@ -1,7 +1,7 @@
 """What llama.cpp's own server tests look at, as requests of ours: one function for each of them (or
 for several that differ in their data). Written after its test files, whose texts of a story model
 are left out: no other model says them. `SHAPES` and `NOT_HELD` are counted by the table of
-docs/internals/llama_cpp_tests.md."""
+docs/internals/peer_tests.md."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """llama.cpp's server tests as recorded shapes, on a real tiny model with marks for infill; and the
-sums that docs/internals/llama_cpp_tests.md states."""
+sums that docs/internals/peer_tests.md states."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from server_helpers import ROOT, ServerProcess
 
 INFILL = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|repo_name|>", "<|file_sep|>")
 THINKING = ("<think>", "</think>")
-DOCUMENT = Path("docs/internals/llama_cpp_tests.md")
+DOCUMENT = Path("docs/internals/peer_tests.md")
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ CONVERSATIONS = [[{"role": "user", "content": text}] for text in ("hi", "hello t
 def other() -> Iterator[ServerProcess]:
     """A server with the options of vLLM that are off by default."""
     options = ["--max-logprobs", "-1", "--root-path", "/llm", "--enable-force-include-usage"]
-    options += ["--default-chat-template-kwargs", '{"start": "s", "other": 1}']
+    options += ["--seed", "42", "--default-chat-template-kwargs", '{"start": "s", "other": 1}']
     with ServerProcess(*options, "--return-tokens-as-token-ids", "--no-ui") as process:
         yield process.wait_ready()
 
@@ -224,6 +224,20 @@ def test_default_template_variables(other: ServerProcess) -> None:
             assert bytes(client.post("/tokenize", json=body).json()["tokens"]).decode() == text
             answer = client.post(CHAT, json=chat(**body, return_token_ids=True)).json()
             assert bytes(answer["prompt_token_ids"]).decode() == text
+
+
+def test_server_seed_is_that_of_each_request(other: ServerProcess) -> None:
+    """As llama.cpp's --seed."""
+    with other.client() as client:
+
+        def complete(**fields: Any) -> tuple[str, int]:
+            body = {"prompt": "abc", "n_predict": 8, "temperature": 1, **fields}
+            found = client.post("/completion", json=body).json()
+            return found["content"], found["generation_settings"]["seed"]
+
+        assert complete() == complete() == complete(seed=42)
+        assert complete()[1] == 42 and complete(seed=7)[1] == 7
+        assert len({complete(seed=-1)[1] for _ in range(3)} - {42}) == 3
 
 
 def test_root_path(other: ServerProcess) -> None:

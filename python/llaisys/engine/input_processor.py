@@ -93,8 +93,10 @@ class InputProcessor:
         tokenizer: Any = None,
         seed: int | None = None,
         defaults: Mapping[str, Any] | None = None,
+        default_seed: int | None = None,
     ) -> None:
-        """`defaults`: of sampling fields; None: those of the model."""
+        """`seed`: of the generator of random seeds. `defaults`: of sampling fields; None: those of
+        the model. `default_seed`: of requests without a seed; None: a random one for each."""
         self.reasoning_markers = REASONING_MARKERS
         self.info = info
         self._has_own_vocabulary = info.tokenizer_source is not None
@@ -105,6 +107,7 @@ class InputProcessor:
         ends = (*info.eos_token_ids, *own)
         self.eos_token_ids = frozenset(i for i in ends if i < info.vocab_size)
         self._random = random.Random(seed)
+        self._default_seed = default_seed
         self._next_id = 0
         self._last_bad_words: tuple[tuple[str, ...], tuple[tuple[int, ...], ...]] = ((), ())
         self._breakers: dict[str, tuple[tuple[int, ...], ...]] = {}  # encoded, MAX_BREAKERS at most
@@ -152,7 +155,8 @@ class InputProcessor:
             self._next_id += 1
         else:
             check_text("request_id", request_id)
-        seed = self._random.getrandbits(SEED_BITS) if sampling.seed is None else sampling.seed
+        seed = self._default_seed if sampling.seed is None else sampling.seed
+        seed = self._random.getrandbits(SEED_BITS) if seed is None else seed
         stops = frozenset(sampling.stop_token_ids or ())
         if not sampling.ignore_eos:
             stops |= self.eos_token_ids

@@ -385,7 +385,9 @@ class AsyncLLMEngine:
                 open_tokenizer, info, engine.tokenizer, engine.chat_template
             )
             defaults = sampling_defaults(info.generation_defaults, self.config.sampling)
-            self._inputs = InputProcessor(info, tokenizer, engine.seed, defaults)
+            self._inputs = InputProcessor(
+                info, tokenizer, defaults=defaults, default_seed=engine.seed
+            )
         except Exception as error:
             logger.exception("the tokenizer cannot be opened")
             self._link.declare_dead(f"the tokenizer cannot be opened: {error}")

@@ -33,7 +33,7 @@ BODIES_FULL = "too_many_bodies"
 FREE_BODY_BYTES = 64 << 10
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 MAX_LOGGED_ORIGINS = 8
-PROBE_ROUTES = frozenset({"/health", "/live", "/ready", "/metrics"})  # logged at debug level
+PROBE_ROUTES = frozenset({"/health", "/live", "/ping", "/ready", "/metrics"})  # logged at debug
 # Ollama's clients send no Content-Type, or curl's default. `HostGuard` stops forms of web pages.
 UNTYPED = ("", "application/x-www-form-urlencoded")
 UNTYPED_PATHS = ("/api/",)

@@ -121,10 +121,9 @@ def completion_logprobs(
 
 
 def with_sampled(entry: TokenLogprobs) -> list[tuple[int, float]]:
-    """Return the top logprobs, followed by that of the sampled token if it is not among them."""
-    if any(token == entry.token_id for token, _ in entry.top):
-        return entry.top
-    return [*entry.top, (entry.token_id, entry.logprob)]
+    """Return the logprob of the sampled token, followed by the other top logprobs, as vLLM."""
+    others = [pair for pair in entry.top if pair[0] != entry.token_id]
+    return [(entry.token_id, entry.logprob), *others]
 
 
 def prompt_entries(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -41,7 +42,7 @@ from llaisys.common.validation import (
     invalid_value,
 )
 from llaisys.engine.beam_search import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY
-from llaisys.engine.input_processor import MAX_SALT_CHARS, normalize_message
+from llaisys.engine.input_processor import MAX_SALT_CHARS, SEED_BITS, normalize_message
 from llaisys.server.config import ServerConfig
 from llaisys.server.openai.base_schema import MAX_FIELDS
 from llaisys.server.openai.base_schema import ModelName as ModelName
@@ -253,7 +254,9 @@ class SamplingFields(TableFields):
         values = {name: getattr(self, name) for name in SAMPLING_FIELDS}
         values["structured_outputs"] = structured_of(self)
         given = {name: value for name, value in values.items() if value is not None}
-        if self.seed not in (None, RANDOM_SEED):
+        if self.seed == RANDOM_SEED:  # also on a server with --seed
+            given["seed"] = random.getrandbits(SEED_BITS)
+        elif self.seed is not None:
             given["seed"] = self.seed % (1 << 64)  # OpenAI allows negative seeds
         most = None if max_tokens == UNLIMITED else max_tokens
         self._check_candidates()
