@@ -127,7 +127,7 @@ def test_stages_on_one_gpu_give_the_same_tokens(
     directory: Path, stages: int, tp_size: int, changes: dict[str, Any]
 ) -> None:
     """Twice: the second time from the prefix cache. Decode steps are captured graphs."""
-    with open_llm(directory, 1, **changes) as llm:
+    with open_llm(directory, 1, max_num_seqs=4, **changes) as llm:
         expected = tokens(llm)
     with open_llm(directory, 1, **stage_options(stages, tp_size), **changes) as llm:
         assert tokens(llm) == expected
