@@ -22,6 +22,74 @@ int ProcessGroup::GetGroupRank(int global_rank) const {
     return group_rank_of(options_, global_rank);
 }
 
+// ---- checks of the arguments ---------------------------------------------------------------------
+
+WorkPtr ProcessGroup::AllReduce(const tensor_t &tensor, ReduceOpType op, bool is_async) const {
+    const CallSite site{"AllReduce", options(), rank()};
+    site.check_tensor("tensor", tensor);
+    site.check_reduction(tensor.dtype(), op);
+    return all_reduce(tensor, op, is_async);
+}
+
+WorkPtr ProcessGroup::AllGather(const tensor_t &output, const tensor_t &input,
+                                bool is_async) const {
+    CallSite{"AllGather", options(), rank()}.check_shards("output", output, "input", input);
+    return all_gather(output, input, is_async);
+}
+
+WorkPtr ProcessGroup::ReduceScatter(const tensor_t &output, const tensor_t &input, ReduceOpType op,
+                                    bool is_async) const {
+    const CallSite site{"ReduceScatter", options(), rank()};
+    site.check_shards("input", input, "output", output);
+    site.check_reduction(input.dtype(), op);
+    return reduce_scatter(output, input, op, is_async);
+}
+
+WorkPtr ProcessGroup::BroadCast(const tensor_t &tensor, int root, bool is_async) const {
+    const CallSite site{"BroadCast", options(), rank()};
+    site.check_tensor("tensor", tensor);
+    site.check_rank("root", root);
+    return broadcast(tensor, root, is_async);
+}
+
+WorkPtr ProcessGroup::Scatter(const tensor_t &output, const tensor_t &input, int root,
+                              bool is_async) const {
+    const CallSite site{"Scatter", options(), rank()};
+    site.check_rank("root", root);
+    if (rank() == root) {
+        site.check_shards("input", input, "output", output);
+    } else {
+        site.check_tensor("output", output);
+    }
+    return scatter(output, input, root, is_async);
+}
+
+WorkPtr ProcessGroup::Gather(const tensor_t &output, const tensor_t &input, int root,
+                             bool is_async) const {
+    const CallSite site{"Gather", options(), rank()};
+    site.check_rank("root", root);
+    if (rank() == root) {
+        site.check_shards("output", output, "input", input);
+    } else {
+        site.check_tensor("input", input);
+    }
+    return gather(output, input, root, is_async);
+}
+
+WorkPtr ProcessGroup::Send(const tensor_t &tensor, int dest_rank, bool is_async) const {
+    const CallSite site{"Send", options(), rank()};
+    site.check_tensor("tensor", tensor);
+    site.check_peer("dest_rank", dest_rank);
+    return send(tensor, dest_rank, is_async);
+}
+
+WorkPtr ProcessGroup::Recv(const tensor_t &tensor, int src_rank, bool is_async) const {
+    const CallSite site{"Recv", options(), rank()};
+    site.check_tensor("tensor", tensor);
+    site.check_peer("src_rank", src_rank);
+    return recv(tensor, src_rank, is_async);
+}
+
 // ---- a group of one ------------------------------------------------------------------------------
 
 ProcessGroupOne::ProcessGroupOne(const GroupOptions &options) : ProcessGroup(options) {
@@ -31,9 +99,7 @@ ProcessGroupOne::ProcessGroupOne(const GroupOptions &options) : ProcessGroup(opt
     done_ = std::move(done);
 }
 
-std::shared_ptr<Work> ProcessGroupOne::copy(const char *call, const tensor_t &output,
-                                            const tensor_t &input) const {
-    CallSite{call, options(), rank()}.check_shards("output", output, "input", input);
+WorkPtr ProcessGroupOne::copy(const tensor_t &output, const tensor_t &input) const {
     if (output.data() != input.data()) {
         const auto kind = output.device() == LLAISYS_DEVICE_CPU
                               ? device::CopyKind::host_to_host
@@ -44,53 +110,31 @@ std::shared_ptr<Work> ProcessGroupOne::copy(const char *call, const tensor_t &ou
     return done_;
 }
 
-std::shared_ptr<Work> ProcessGroupOne::AllReduce(const tensor_t &tensor,
-                                                 function::ReduceOpType reduce_op, bool) const {
-    const CallSite site{"AllReduce", options(), rank()};
-    site.check_tensor("tensor", tensor);
-    site.check_reduction(tensor.dtype(), reduce_op);
-    return done_;
+WorkPtr ProcessGroupOne::all_reduce(const tensor_t &, ReduceOpType, bool) const { return done_; }
+
+WorkPtr ProcessGroupOne::all_gather(const tensor_t &output, const tensor_t &input, bool) const {
+    return copy(output, input);
 }
 
-std::shared_ptr<Work> ProcessGroupOne::AllGather(const tensor_t &output, const tensor_t &input,
-                                                 bool) const {
-    return copy("AllGather", output, input);
+WorkPtr ProcessGroupOne::reduce_scatter(const tensor_t &output, const tensor_t &input, ReduceOpType,
+                                        bool) const {
+    return copy(output, input);
 }
 
-std::shared_ptr<Work> ProcessGroupOne::ReduceScatter(const tensor_t &output, const tensor_t &input,
-                                                     function::ReduceOpType reduce_op, bool) const {
-    CallSite{"ReduceScatter", options(), rank()}.check_reduction(input.dtype(), reduce_op);
-    return copy("ReduceScatter", output, input);
+WorkPtr ProcessGroupOne::broadcast(const tensor_t &, int, bool) const { return done_; }
+
+WorkPtr ProcessGroupOne::scatter(const tensor_t &output, const tensor_t &input, int, bool) const {
+    return copy(output, input);
 }
 
-std::shared_ptr<Work> ProcessGroupOne::BroadCast(const tensor_t &tensor, int root, bool) const {
-    const CallSite site{"BroadCast", options(), rank()};
-    site.check_tensor("tensor", tensor);
-    site.check_rank("root", root);
-    return done_;
+WorkPtr ProcessGroupOne::gather(const tensor_t &output, const tensor_t &input, int, bool) const {
+    return copy(output, input);
 }
 
-std::shared_ptr<Work> ProcessGroupOne::Scatter(const tensor_t &output, const tensor_t &input,
-                                               int root, bool) const {
-    CallSite{"Scatter", options(), rank()}.check_rank("root", root);
-    return copy("Scatter", output, input);
-}
+// A group of one has no other rank: the check of the rank throws.
+WorkPtr ProcessGroupOne::send(const tensor_t &, int, bool) const { return done_; }
 
-std::shared_ptr<Work> ProcessGroupOne::Gather(const tensor_t &output, const tensor_t &input,
-                                              int root, bool) const {
-    CallSite{"Gather", options(), rank()}.check_rank("root", root);
-    return copy("Gather", output, input);
-}
-
-std::shared_ptr<Work> ProcessGroupOne::Send(const tensor_t &, int dest_rank, bool) const {
-    CallSite{"Send", options(), rank()}.check_peer("dest_rank", dest_rank);
-    return done_;
-}
-
-std::shared_ptr<Work> ProcessGroupOne::Recv(const tensor_t &, int src_rank, bool) const {
-    CallSite{"Recv", options(), rank()}.check_peer("src_rank", src_rank);
-    return done_;
-}
+WorkPtr ProcessGroupOne::recv(const tensor_t &, int, bool) const { return done_; }
 
 // ---- the factory ---------------------------------------------------------------------------------
 

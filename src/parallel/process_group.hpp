@@ -29,6 +29,8 @@
 namespace llaisys::parallel {
 
 using tensor_t = Tensor;
+using WorkPtr = std::shared_ptr<Work>;
+using function::ReduceOpType;
 
 // The members of a group and the caller's rank in it.
 struct GroupOptions {
@@ -71,33 +73,25 @@ public:
     virtual int GetGroupRank(int global_rank) const;
 
     // tensor = the reduction of all ranks' tensors in rank order; bitwise identical on all ranks.
-    virtual std::shared_ptr<Work>
-    AllReduce(const tensor_t &tensor,
-              function::ReduceOpType reduce_op = function::ReduceOpType::kSum,
-              bool async_op = false) const = 0;
+    WorkPtr AllReduce(const tensor_t &tensor, ReduceOpType reduce_op = ReduceOpType::kSum,
+                      bool async_op = false) const;
     // output = the inputs of all ranks, concatenated.
-    virtual std::shared_ptr<Work> AllGather(const tensor_t &output, const tensor_t &input,
-                                            bool async_op = false) const = 0;
+    WorkPtr AllGather(const tensor_t &output, const tensor_t &input, bool async_op = false) const;
     // output = this rank's shard of the reduction of all inputs.
-    virtual std::shared_ptr<Work>
-    ReduceScatter(const tensor_t &output, const tensor_t &input,
-                  function::ReduceOpType reduce_op = function::ReduceOpType::kSum,
-                  bool async_op = false) const = 0;
+    WorkPtr ReduceScatter(const tensor_t &output, const tensor_t &input,
+                          ReduceOpType reduce_op = ReduceOpType::kSum, bool async_op = false) const;
     // tensor = the root's tensor.
-    virtual std::shared_ptr<Work> BroadCast(const tensor_t &tensor, int root,
-                                            bool async_op = false) const = 0;
+    WorkPtr BroadCast(const tensor_t &tensor, int root, bool async_op = false) const;
     // output = this rank's shard of the root's input; other ranks pass an input without storage.
-    virtual std::shared_ptr<Work> Scatter(const tensor_t &output, const tensor_t &input, int root,
-                                          bool async_op = false) const = 0;
+    WorkPtr Scatter(const tensor_t &output, const tensor_t &input, int root,
+                    bool async_op = false) const;
     // The root's output = all inputs, concatenated; other ranks pass an output without storage.
-    virtual std::shared_ptr<Work> Gather(const tensor_t &output, const tensor_t &input, int root,
-                                         bool async_op = false) const = 0;
+    WorkPtr Gather(const tensor_t &output, const tensor_t &input, int root,
+                   bool async_op = false) const;
     // Point to point. Messages between two ranks arrive in order. A message that fits into the
     // backend's buffer does not wait for the receiver.
-    virtual std::shared_ptr<Work> Send(const tensor_t &tensor, int dest_rank,
-                                       bool async_op = false) const = 0;
-    virtual std::shared_ptr<Work> Recv(const tensor_t &tensor, int src_rank,
-                                       bool async_op = false) const = 0;
+    WorkPtr Send(const tensor_t &tensor, int dest_rank, bool async_op = false) const;
+    WorkPtr Recv(const tensor_t &tensor, int src_rank, bool async_op = false) const;
 
     // Aborts the group with a reason. Callable from any thread.
     virtual void Abort(const std::string &reason) const noexcept = 0;
@@ -114,6 +108,20 @@ public:
 protected:
     const GroupOptions &options() const { return options_; }
 
+    // The collectives without the checks of their arguments.
+    virtual WorkPtr all_reduce(const tensor_t &tensor, ReduceOpType op, bool is_async) const = 0;
+    virtual WorkPtr all_gather(const tensor_t &output, const tensor_t &input,
+                               bool is_async) const = 0;
+    virtual WorkPtr reduce_scatter(const tensor_t &output, const tensor_t &input, ReduceOpType op,
+                                   bool is_async) const = 0;
+    virtual WorkPtr broadcast(const tensor_t &tensor, int root, bool is_async) const = 0;
+    virtual WorkPtr scatter(const tensor_t &output, const tensor_t &input, int root,
+                            bool is_async) const = 0;
+    virtual WorkPtr gather(const tensor_t &output, const tensor_t &input, int root,
+                           bool is_async) const = 0;
+    virtual WorkPtr send(const tensor_t &tensor, int dest_rank, bool is_async) const = 0;
+    virtual WorkPtr recv(const tensor_t &tensor, int src_rank, bool is_async) const = 0;
+
     mutable GroupTimes times_; // updated by backends whose calls block
 
 private:
@@ -126,27 +134,23 @@ class ProcessGroupOne final : public ProcessGroup {
 public:
     explicit ProcessGroupOne(const GroupOptions &options = {});
 
-    std::shared_ptr<Work> AllReduce(const tensor_t &tensor, function::ReduceOpType reduce_op,
-                                    bool async_op) const override;
-    std::shared_ptr<Work> AllGather(const tensor_t &output, const tensor_t &input,
-                                    bool async_op) const override;
-    std::shared_ptr<Work> ReduceScatter(const tensor_t &output, const tensor_t &input,
-                                        function::ReduceOpType reduce_op,
-                                        bool async_op) const override;
-    std::shared_ptr<Work> BroadCast(const tensor_t &tensor, int root, bool async_op) const override;
-    std::shared_ptr<Work> Scatter(const tensor_t &output, const tensor_t &input, int root,
-                                  bool async_op) const override;
-    std::shared_ptr<Work> Gather(const tensor_t &output, const tensor_t &input, int root,
-                                 bool async_op) const override;
-    std::shared_ptr<Work> Send(const tensor_t &tensor, int dest_rank, bool async_op) const override;
-    std::shared_ptr<Work> Recv(const tensor_t &tensor, int src_rank, bool async_op) const override;
     void Abort(const std::string &) const noexcept override {}
 
 private:
-    std::shared_ptr<Work> copy(const char *call, const tensor_t &output,
-                               const tensor_t &input) const;
+    WorkPtr all_reduce(const tensor_t &tensor, ReduceOpType op, bool is_async) const override;
+    WorkPtr all_gather(const tensor_t &output, const tensor_t &input, bool is_async) const override;
+    WorkPtr reduce_scatter(const tensor_t &output, const tensor_t &input, ReduceOpType op,
+                           bool is_async) const override;
+    WorkPtr broadcast(const tensor_t &tensor, int root, bool is_async) const override;
+    WorkPtr scatter(const tensor_t &output, const tensor_t &input, int root,
+                    bool is_async) const override;
+    WorkPtr gather(const tensor_t &output, const tensor_t &input, int root,
+                   bool is_async) const override;
+    WorkPtr send(const tensor_t &tensor, int dest_rank, bool is_async) const override;
+    WorkPtr recv(const tensor_t &tensor, int src_rank, bool is_async) const override;
+    WorkPtr copy(const tensor_t &output, const tensor_t &input) const;
 
-    std::shared_ptr<Work> done_;
+    WorkPtr done_;
 };
 
 // Creates groups: one live object per (init_method, name, rank), shared by its callers.

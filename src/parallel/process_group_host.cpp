@@ -121,7 +121,7 @@ void ProcessGroupHost::CheckPeers() const { transport_->check_peers(); }
 
 // Runs the body here when nothing is queued before it, else behind that. `call` outlives it.
 template <typename Body>
-std::shared_ptr<Work> ProcessGroupHost::submit(const char *call, bool async_op, Body body) const {
+WorkPtr ProcessGroupHost::submit(const char *call, bool is_async, Body body) const {
     const auto run = [this, call, body = std::move(body)] {
         try {
             body();
@@ -130,7 +130,7 @@ std::shared_ptr<Work> ProcessGroupHost::submit(const char *call, bool async_op, 
             fail(error.status(), site.text(), ": ", error.what());
         }
     };
-    if (async_op) {
+    if (is_async) {
         return queue_.add(run);
     }
     const auto start = std::chrono::steady_clock::now();
@@ -147,13 +147,9 @@ std::shared_ptr<Work> ProcessGroupHost::submit(const char *call, bool async_op, 
     return work;
 }
 
-std::shared_ptr<Work> ProcessGroupHost::AllReduce(const tensor_t &tensor,
-                                                  function::ReduceOpType reduce_op,
-                                                  bool async_op) const {
-    const CallSite site{"AllReduce", options(), rank()};
-    site.check_tensor("tensor", tensor);
-    site.check_reduction(tensor.dtype(), reduce_op);
-    return submit(site.call, async_op, [=] { all_reduce_chunks(tensor, reduce_op); });
+WorkPtr ProcessGroupHost::all_reduce(const tensor_t &tensor, function::ReduceOpType op,
+                                     bool is_async) const {
+    return submit("AllReduce", is_async, [=] { all_reduce_chunks(tensor, op); });
 }
 
 void ProcessGroupHost::all_reduce_chunks(const tensor_t &tensor, function::ReduceOpType op) const {
@@ -186,11 +182,9 @@ void ProcessGroupHost::all_reduce_chunks(const tensor_t &tensor, function::Reduc
     });
 }
 
-std::shared_ptr<Work> ProcessGroupHost::AllGather(const tensor_t &output, const tensor_t &input,
-                                                  bool async_op) const {
-    const CallSite site{"AllGather", options(), rank()};
-    site.check_shards("output", output, "input", input);
-    return submit(site.call, async_op, [=] {
+WorkPtr ProcessGroupHost::all_gather(const tensor_t &output, const tensor_t &input,
+                                     bool is_async) const {
+    return submit("AllGather", is_async, [=] {
         Transport &transport = this->transport();
         const Fingerprint fingerprint = fingerprint_of(OpType::kAllGather, input);
         for_chunks(input.bytes(), Transport::kChunkBytes, [&](int64_t first, int64_t n) {
@@ -203,16 +197,11 @@ std::shared_ptr<Work> ProcessGroupHost::AllGather(const tensor_t &output, const 
     });
 }
 
-std::shared_ptr<Work> ProcessGroupHost::ReduceScatter(const tensor_t &output, const tensor_t &input,
-                                                      function::ReduceOpType reduce_op,
-                                                      bool async_op) const {
-    const CallSite site{"ReduceScatter", options(), rank()};
-    site.check_shards("input", input, "output", output);
-    site.check_reduction(input.dtype(), reduce_op);
-    return submit(site.call, async_op, [=] {
+WorkPtr ProcessGroupHost::reduce_scatter(const tensor_t &output, const tensor_t &input,
+                                         function::ReduceOpType op, bool is_async) const {
+    return submit("ReduceScatter", is_async, [=] {
         Transport &transport = this->transport();
-        const Fingerprint fingerprint =
-            fingerprint_of(OpType::kReduceScatter, output, 0, reduce_op);
+        const Fingerprint fingerprint = fingerprint_of(OpType::kReduceScatter, output, 0, op);
         const int world = transport.world();
         const int64_t size = bytes_of(input.dtype(), 1);
         const int64_t most = Transport::kChunkBytes / (size * world);
@@ -226,17 +215,13 @@ std::shared_ptr<Work> ProcessGroupHost::ReduceScatter(const tensor_t &output, co
             for (int r = 0; r < world; ++r) {
                 inputs[size_t(r)] = transport.buffer_of(r) + rank() * n * size;
             }
-            reduce(output.data() + first * size, inputs.data(), world, n, input.dtype(), reduce_op);
+            reduce(output.data() + first * size, inputs.data(), world, n, input.dtype(), op);
         });
     });
 }
 
-std::shared_ptr<Work> ProcessGroupHost::BroadCast(const tensor_t &tensor, int root,
-                                                  bool async_op) const {
-    const CallSite site{"BroadCast", options(), rank()};
-    site.check_tensor("tensor", tensor);
-    site.check_rank("root", root);
-    return submit(site.call, async_op, [=] {
+WorkPtr ProcessGroupHost::broadcast(const tensor_t &tensor, int root, bool is_async) const {
+    return submit("BroadCast", is_async, [=] {
         Transport &transport = this->transport();
         const Fingerprint fingerprint = fingerprint_of(OpType::kBroadCast, tensor, root);
         for_chunks(tensor.bytes(), Transport::kChunkBytes, [&](int64_t first, int64_t n) {
@@ -251,16 +236,9 @@ std::shared_ptr<Work> ProcessGroupHost::BroadCast(const tensor_t &tensor, int ro
     });
 }
 
-std::shared_ptr<Work> ProcessGroupHost::Scatter(const tensor_t &output, const tensor_t &input,
-                                                int root, bool async_op) const {
-    const CallSite site{"Scatter", options(), rank()};
-    site.check_rank("root", root);
-    if (rank() == root) {
-        site.check_shards("input", input, "output", output);
-    } else {
-        site.check_tensor("output", output);
-    }
-    return submit(site.call, async_op, [=] {
+WorkPtr ProcessGroupHost::scatter(const tensor_t &output, const tensor_t &input, int root,
+                                  bool is_async) const {
+    return submit("Scatter", is_async, [=] {
         Transport &transport = this->transport();
         const Fingerprint fingerprint = fingerprint_of(OpType::kScatter, output, root);
         const int64_t most = Transport::kChunkBytes / transport.world();
@@ -275,16 +253,9 @@ std::shared_ptr<Work> ProcessGroupHost::Scatter(const tensor_t &output, const te
     });
 }
 
-std::shared_ptr<Work> ProcessGroupHost::Gather(const tensor_t &output, const tensor_t &input,
-                                               int root, bool async_op) const {
-    const CallSite site{"Gather", options(), rank()};
-    site.check_rank("root", root);
-    if (rank() == root) {
-        site.check_shards("output", output, "input", input);
-    } else {
-        site.check_tensor("input", input);
-    }
-    return submit(site.call, async_op, [=] {
+WorkPtr ProcessGroupHost::gather(const tensor_t &output, const tensor_t &input, int root,
+                                 bool is_async) const {
+    return submit("Gather", is_async, [=] {
         Transport &transport = this->transport();
         const Fingerprint fingerprint = fingerprint_of(OpType::kGather, input, root);
         for_chunks(input.bytes(), Transport::kChunkBytes, [&](int64_t first, int64_t n) {
@@ -297,12 +268,8 @@ std::shared_ptr<Work> ProcessGroupHost::Gather(const tensor_t &output, const ten
     });
 }
 
-std::shared_ptr<Work> ProcessGroupHost::Send(const tensor_t &tensor, int dest_rank,
-                                             bool async_op) const {
-    const CallSite site{"Send", options(), rank()};
-    site.check_tensor("tensor", tensor);
-    site.check_peer("dest_rank", dest_rank);
-    return submit(site.call, async_op, [=] {
+WorkPtr ProcessGroupHost::send(const tensor_t &tensor, int dest_rank, bool is_async) const {
+    return submit("Send", is_async, [=] {
         const Fingerprint fingerprint = fingerprint_of(OpType::kSend, tensor);
         for_chunks(tensor.bytes(), Transport::kMessageBytes, [&](int64_t first, int64_t n) {
             transport().send_message(dest_rank, fingerprint, tensor.data() + first, n);
@@ -310,12 +277,8 @@ std::shared_ptr<Work> ProcessGroupHost::Send(const tensor_t &tensor, int dest_ra
     });
 }
 
-std::shared_ptr<Work> ProcessGroupHost::Recv(const tensor_t &tensor, int src_rank,
-                                             bool async_op) const {
-    const CallSite site{"Recv", options(), rank()};
-    site.check_tensor("tensor", tensor);
-    site.check_peer("src_rank", src_rank);
-    return submit(site.call, async_op, [=] {
+WorkPtr ProcessGroupHost::recv(const tensor_t &tensor, int src_rank, bool is_async) const {
+    return submit("Recv", is_async, [=] {
         const Fingerprint fingerprint =
             fingerprint_of(OpType::kSend, tensor); // the sender's fingerprint
         for_chunks(tensor.bytes(), Transport::kMessageBytes, [&](int64_t first, int64_t n) {

@@ -33,20 +33,6 @@ private:
 // synchronous call allocates nothing.
 class ProcessGroupHost : public ProcessGroup {
 public:
-    std::shared_ptr<Work> AllReduce(const tensor_t &tensor, function::ReduceOpType reduce_op,
-                                    bool async_op) const override;
-    std::shared_ptr<Work> AllGather(const tensor_t &output, const tensor_t &input,
-                                    bool async_op) const override;
-    std::shared_ptr<Work> ReduceScatter(const tensor_t &output, const tensor_t &input,
-                                        function::ReduceOpType reduce_op,
-                                        bool async_op) const override;
-    std::shared_ptr<Work> BroadCast(const tensor_t &tensor, int root, bool async_op) const override;
-    std::shared_ptr<Work> Scatter(const tensor_t &output, const tensor_t &input, int root,
-                                  bool async_op) const override;
-    std::shared_ptr<Work> Gather(const tensor_t &output, const tensor_t &input, int root,
-                                 bool async_op) const override;
-    std::shared_ptr<Work> Send(const tensor_t &tensor, int dest_rank, bool async_op) const override;
-    std::shared_ptr<Work> Recv(const tensor_t &tensor, int src_rank, bool async_op) const override;
     void Abort(const std::string &reason) const noexcept override;
     void CheckPeers() const override; // only while no call runs
 
@@ -56,6 +42,17 @@ protected:
     Transport &transport() const { return *transport_; }
 
 private:
+    WorkPtr all_reduce(const tensor_t &tensor, ReduceOpType op, bool is_async) const override;
+    WorkPtr all_gather(const tensor_t &output, const tensor_t &input, bool is_async) const override;
+    WorkPtr reduce_scatter(const tensor_t &output, const tensor_t &input, ReduceOpType op,
+                           bool is_async) const override;
+    WorkPtr broadcast(const tensor_t &tensor, int root, bool is_async) const override;
+    WorkPtr scatter(const tensor_t &output, const tensor_t &input, int root,
+                    bool is_async) const override;
+    WorkPtr gather(const tensor_t &output, const tensor_t &input, int root,
+                   bool is_async) const override;
+    WorkPtr send(const tensor_t &tensor, int dest_rank, bool is_async) const override;
+    WorkPtr recv(const tensor_t &tensor, int src_rank, bool is_async) const override;
     template <typename Body>
     std::shared_ptr<Work> submit(const char *call, bool async_op, Body body) const;
     void all_reduce_chunks(const tensor_t &tensor, function::ReduceOpType op) const;

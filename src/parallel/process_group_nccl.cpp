@@ -1,7 +1,5 @@
 #include "parallel/process_group_nccl.hpp"
 
-#include "parallel/utils.hpp"
-
 #include <cstring>
 
 namespace llaisys::parallel {
@@ -121,27 +119,21 @@ void ProcessGroupNCCL::abort_device() const noexcept {
 
 // ---- collectives ---------------------------------------------------------------------------------
 
-std::shared_ptr<Work> ProcessGroupNCCL::AllReduce(const tensor_t &tensor, ReduceOpType reduce_op,
-                                                  bool async_op) const {
-    const CallSite site{"AllReduce", options(), rank()};
-    site.check_tensor("tensor", tensor);
-    site.check_reduction(tensor.dtype(), reduce_op);
-    return submit("AllReduce", async_op, {tensor}, [&](const device::Stream &stream) {
+WorkPtr ProcessGroupNCCL::all_reduce(const tensor_t &tensor, ReduceOpType op, bool is_async) const {
+    return submit("AllReduce", is_async, {tensor}, [&](const device::Stream &stream) {
         if (peers_ != nullptr && tensor.bytes() <= kPeerSumBytes) {
-            return peers_->all_reduce(stream, tensor.data(), tensor.elements(), tensor.dtype(),
-                                      reduce_op);
+            return peers_->all_reduce(stream, tensor.data(), tensor.elements(), tensor.dtype(), op);
         }
         check(nccl_,
               nccl_.AllReduce(tensor.data(), tensor.data(), size_t(tensor.elements()),
-                              type_of(tensor.dtype()), op_of(reduce_op), comm_, handle(stream)),
+                              type_of(tensor.dtype()), op_of(op), comm_, handle(stream)),
               "ncclAllReduce");
     });
 }
 
-std::shared_ptr<Work> ProcessGroupNCCL::AllGather(const tensor_t &output, const tensor_t &input,
-                                                  bool async_op) const {
-    CallSite{"AllGather", options(), rank()}.check_shards("output", output, "input", input);
-    return submit("AllGather", async_op, {output, input}, [&](const device::Stream &stream) {
+WorkPtr ProcessGroupNCCL::all_gather(const tensor_t &output, const tensor_t &input,
+                                     bool is_async) const {
+    return submit("AllGather", is_async, {output, input}, [&](const device::Stream &stream) {
         const Bytes from = bytes_of(input);
         check(nccl_,
               nccl_.AllGather(from.data, output.data(), from.count, NcclType::i8, comm_,
@@ -150,25 +142,18 @@ std::shared_ptr<Work> ProcessGroupNCCL::AllGather(const tensor_t &output, const 
     });
 }
 
-std::shared_ptr<Work> ProcessGroupNCCL::ReduceScatter(const tensor_t &output, const tensor_t &input,
-                                                      ReduceOpType reduce_op, bool async_op) const {
-    const CallSite site{"ReduceScatter", options(), rank()};
-    site.check_shards("input", input, "output", output);
-    site.check_reduction(input.dtype(), reduce_op);
-    return submit("ReduceScatter", async_op, {output, input}, [&](const device::Stream &stream) {
+WorkPtr ProcessGroupNCCL::reduce_scatter(const tensor_t &output, const tensor_t &input,
+                                         ReduceOpType op, bool is_async) const {
+    return submit("ReduceScatter", is_async, {output, input}, [&](const device::Stream &stream) {
         check(nccl_,
               nccl_.ReduceScatter(input.data(), output.data(), size_t(output.elements()),
-                                  type_of(input.dtype()), op_of(reduce_op), comm_, handle(stream)),
+                                  type_of(input.dtype()), op_of(op), comm_, handle(stream)),
               "ncclReduceScatter");
     });
 }
 
-std::shared_ptr<Work> ProcessGroupNCCL::BroadCast(const tensor_t &tensor, int root,
-                                                  bool async_op) const {
-    const CallSite site{"BroadCast", options(), rank()};
-    site.check_tensor("tensor", tensor);
-    site.check_rank("root", root);
-    return submit("BroadCast", async_op, {tensor}, [&](const device::Stream &stream) {
+WorkPtr ProcessGroupNCCL::broadcast(const tensor_t &tensor, int root, bool is_async) const {
+    return submit("BroadCast", is_async, {tensor}, [&](const device::Stream &stream) {
         const Bytes all = bytes_of(tensor);
         check(nccl_,
               nccl_.Broadcast(all.data, all.data, all.count, NcclType::i8, root, comm_,
@@ -178,16 +163,9 @@ std::shared_ptr<Work> ProcessGroupNCCL::BroadCast(const tensor_t &tensor, int ro
 }
 
 // NCCL has neither Scatter nor Gather: both are a group of sends and receives.
-std::shared_ptr<Work> ProcessGroupNCCL::Scatter(const tensor_t &output, const tensor_t &input,
-                                                int root, bool async_op) const {
-    const CallSite site{"Scatter", options(), rank()};
-    site.check_rank("root", root);
-    if (rank() == root) {
-        site.check_shards("input", input, "output", output);
-    } else {
-        site.check_tensor("output", output);
-    }
-    return submit("Scatter", async_op, {output, input}, [&](const device::Stream &stream) {
+WorkPtr ProcessGroupNCCL::scatter(const tensor_t &output, const tensor_t &input, int root,
+                                  bool is_async) const {
+    return submit("Scatter", is_async, {output, input}, [&](const device::Stream &stream) {
         const Bytes to = bytes_of(output);
         check(nccl_, nccl_.GroupStart(), "ncclGroupStart");
         for (int peer = 0; rank() == root && peer < size(); ++peer) {
@@ -201,16 +179,9 @@ std::shared_ptr<Work> ProcessGroupNCCL::Scatter(const tensor_t &output, const te
     });
 }
 
-std::shared_ptr<Work> ProcessGroupNCCL::Gather(const tensor_t &output, const tensor_t &input,
-                                               int root, bool async_op) const {
-    const CallSite site{"Gather", options(), rank()};
-    site.check_rank("root", root);
-    if (rank() == root) {
-        site.check_shards("output", output, "input", input);
-    } else {
-        site.check_tensor("input", input);
-    }
-    return submit("Gather", async_op, {output, input}, [&](const device::Stream &stream) {
+WorkPtr ProcessGroupNCCL::gather(const tensor_t &output, const tensor_t &input, int root,
+                                 bool is_async) const {
+    return submit("Gather", is_async, {output, input}, [&](const device::Stream &stream) {
         const Bytes from = bytes_of(input);
         check(nccl_, nccl_.GroupStart(), "ncclGroupStart");
         check(nccl_, nccl_.Send(from.data, from.count, NcclType::i8, root, comm_, handle(stream)),
@@ -224,12 +195,8 @@ std::shared_ptr<Work> ProcessGroupNCCL::Gather(const tensor_t &output, const ten
     });
 }
 
-std::shared_ptr<Work> ProcessGroupNCCL::Send(const tensor_t &tensor, int dest_rank,
-                                             bool async_op) const {
-    const CallSite site{"Send", options(), rank()};
-    site.check_tensor("tensor", tensor);
-    site.check_peer("dest_rank", dest_rank);
-    return submit("Send", async_op, {tensor}, [&](const device::Stream &stream) {
+WorkPtr ProcessGroupNCCL::send(const tensor_t &tensor, int dest_rank, bool is_async) const {
+    return submit("Send", is_async, {tensor}, [&](const device::Stream &stream) {
         const Bytes all = bytes_of(tensor);
         check(nccl_,
               nccl_.Send(all.data, all.count, NcclType::i8, dest_rank, comm_, handle(stream)),
@@ -237,12 +204,8 @@ std::shared_ptr<Work> ProcessGroupNCCL::Send(const tensor_t &tensor, int dest_ra
     });
 }
 
-std::shared_ptr<Work> ProcessGroupNCCL::Recv(const tensor_t &tensor, int src_rank,
-                                             bool async_op) const {
-    const CallSite site{"Recv", options(), rank()};
-    site.check_tensor("tensor", tensor);
-    site.check_peer("src_rank", src_rank);
-    return submit("Recv", async_op, {tensor}, [&](const device::Stream &stream) {
+WorkPtr ProcessGroupNCCL::recv(const tensor_t &tensor, int src_rank, bool is_async) const {
+    return submit("Recv", is_async, {tensor}, [&](const device::Stream &stream) {
         const Bytes all = bytes_of(tensor);
         check(nccl_, nccl_.Recv(all.data, all.count, NcclType::i8, src_rank, comm_, handle(stream)),
               "ncclRecv");

@@ -15,22 +15,18 @@ public:
     explicit ProcessGroupNCCL(const GroupOptions &options);
     ~ProcessGroupNCCL() override; // waits for pending calls
 
-    std::shared_ptr<Work> AllReduce(const tensor_t &tensor, function::ReduceOpType reduce_op,
-                                    bool async_op) const override;
-    std::shared_ptr<Work> AllGather(const tensor_t &output, const tensor_t &input,
-                                    bool async_op) const override;
-    std::shared_ptr<Work> ReduceScatter(const tensor_t &output, const tensor_t &input,
-                                        function::ReduceOpType reduce_op,
-                                        bool async_op) const override;
-    std::shared_ptr<Work> BroadCast(const tensor_t &tensor, int root, bool async_op) const override;
-    std::shared_ptr<Work> Scatter(const tensor_t &output, const tensor_t &input, int root,
-                                  bool async_op) const override;
-    std::shared_ptr<Work> Gather(const tensor_t &output, const tensor_t &input, int root,
-                                 bool async_op) const override;
-    std::shared_ptr<Work> Send(const tensor_t &tensor, int dest_rank, bool async_op) const override;
-    std::shared_ptr<Work> Recv(const tensor_t &tensor, int src_rank, bool async_op) const override;
-
 private:
+    WorkPtr all_reduce(const tensor_t &tensor, ReduceOpType op, bool is_async) const override;
+    WorkPtr all_gather(const tensor_t &output, const tensor_t &input, bool is_async) const override;
+    WorkPtr reduce_scatter(const tensor_t &output, const tensor_t &input, ReduceOpType op,
+                           bool is_async) const override;
+    WorkPtr broadcast(const tensor_t &tensor, int root, bool is_async) const override;
+    WorkPtr scatter(const tensor_t &output, const tensor_t &input, int root,
+                    bool is_async) const override;
+    WorkPtr gather(const tensor_t &output, const tensor_t &input, int root,
+                   bool is_async) const override;
+    WorkPtr send(const tensor_t &tensor, int dest_rank, bool is_async) const override;
+    WorkPtr recv(const tensor_t &tensor, int src_rank, bool is_async) const override;
     // The names of 002 section 2.2.
     void InitSingleProcess(); // a group of one
     void InitMultiProcess();  // several ranks: processes, or threads with a communicator each
