@@ -45,7 +45,7 @@ public:
         require(!weights_missing, "weight q of layer 1 is missing");
     }
     int64_t workspace_bytes(int64_t n_tokens, int64_t n_outputs) const override {
-        return Workspace::bytes_for({n_tokens + n_outputs, kHidden}, LLAISYS_DTYPE_F32);
+        return Workspace::aligned((n_tokens + n_outputs) * kHidden * int64_t(sizeof(float)));
     }
     void forward(const device::Stream &, Workspace &workspace, const models::ModelInput &input,
                  const models::AttentionMetadata &attention,

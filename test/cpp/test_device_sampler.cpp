@@ -2,7 +2,9 @@
 #include "check.hpp"
 #include "fake_device.hpp"
 #include "runtime/runner/device_sampler.hpp"
+#include "runtime/runner/sampler.hpp"
 
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -24,40 +26,37 @@ Tensor rows_of(int n) {
     return rows;
 }
 
-void check_greedy(DeviceSampler *sample, const Tensor &logits) {
-    const auto n = int32_t(logits.size(0));
-    LlaisysSamplingMetadata sampling{};
-    sampling.n_rows = n;
-    std::vector<int32_t> ids(static_cast<size_t>(n));
-    CHECK(sample->finish(sample->queue(logits), sampling, ids.data()));
-    for (int32_t r = 0; r < n; ++r) {
-        CHECK_EQ(ids[size_t(r)], int32_t(r % kVocabulary));
-    }
-}
-
-// With a bias that makes token 7 the best of every row.
-void check_adjusted(DeviceSampler *sample, const Tensor &logits) {
+// Samples all rows; with bias: token 7 is the best of every row.
+void check_sampling(DeviceSampler *device, const Tensor &logits, bool with_bias) {
     const auto n = size_t(logits.size(0));
-    SamplingPlan plan;
-    plan.adjusts = true;
-    plan.temperatures.assign(n, 1.0f);
-    plan.uniforms.assign(n, 0.5);
-    plan.mask_rows.assign(n, -1);
-    plan.bias_offsets.push_back(0);
-    plan.history_offsets.assign(n + 1, 0);
-    for (size_t r = 0; r < n; ++r) {
-        plan.rows.push_back(int32_t(r));
-        plan.bias_ids.push_back(7);
-        plan.bias_values.push_back(5.0f);
-        plan.bias_offsets.push_back(int32_t(r) + 1);
-        plan.penalties.insert(plan.penalties.end(), {1.0f, 0.0f, 0.0f});
+    const device::Stream stream(LLAISYS_DEVICE_CPU, 0, 1);
+    const Sampler sampler(stream, kVocabulary);
+    std::vector<int32_t> bias_offsets(n + 1);
+    std::iota(bias_offsets.begin(), bias_offsets.end(), 0);
+    const std::vector<int32_t> bias_ids(n, 7);
+    const std::vector<float> bias_values(n, 5.0f);
+    const std::vector<double> temperatures(n, 0.0);
+    const LlaisysSamplingNumber temperature{"temperature", temperatures.data()};
+    LlaisysSamplingMetadata sampling{};
+    sampling.n_rows = int32_t(n);
+    sampling.numbers = &temperature;
+    sampling.n_numbers = 1;
+    if (with_bias) {
+        sampling.bias_offsets = bias_offsets.data();
+        sampling.bias_ids = bias_ids.data();
+        sampling.bias_values = bias_values.data();
     }
-    const ReducedRows found = sample->reduce(logits, plan);
+    SamplingPlan plan;
+    sampler.plan(sampling, sampling.n_rows, &plan);
+    CHECK_EQ(plan.is_greedy, !with_bias);
+    std::vector<int32_t> ids(n), undecided;
+    device->finish(device->queue(logits, plan), sampling, ids.data(), &undecided);
+    CHECK(undecided.empty());
     for (size_t r = 0; r < n; ++r) {
-        CHECK_EQ(found.ids[int64_t(r) * found.k], 7);
+        CHECK_EQ(ids[r], with_bias ? 7 : int32_t(r % kVocabulary));
     }
     const std::vector<int32_t> last = {int32_t(n) - 1};
-    const float *row = sample->copy_rows_to_host(logits, last);
+    const float *row = device->copy_rows_to_host(logits, last);
     CHECK_EQ(row[last[0] % kVocabulary], 1.0f);
 }
 
@@ -89,6 +88,12 @@ template <typename Check> void check_without_memory(const Check &check) {
 
 } // namespace
 
-TEST(greedy_sampling_recovers_from_failed_allocations) { check_without_memory(check_greedy); }
+TEST(greedy_sampling_recovers_from_failed_allocations) {
+    check_without_memory(
+        [](DeviceSampler *device, const Tensor &logits) { check_sampling(device, logits, false); });
+}
 
-TEST(planned_sampling_recovers_from_failed_allocations) { check_without_memory(check_adjusted); }
+TEST(planned_sampling_recovers_from_failed_allocations) {
+    check_without_memory(
+        [](DeviceSampler *device, const Tensor &logits) { check_sampling(device, logits, true); });
+}

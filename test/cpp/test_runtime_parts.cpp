@@ -42,7 +42,7 @@ TEST(workspace_addresses_are_stable_aligned_and_disjoint) {
     const Shape shapes[] = {{3, 7}, {1}, {0, 4}, {16}, {5, 5, 5}};
     int64_t bytes = 0;
     for (const Shape &shape : shapes) {
-        bytes += Workspace::bytes_for(shape, LLAISYS_DTYPE_BF16);
+        bytes += Workspace::aligned(bytes_of(LLAISYS_DTYPE_BF16, shape.elements()));
     }
     workspace.reserve(bytes);
     CHECK_EQ(workspace.capacity(), bytes);
@@ -96,11 +96,10 @@ TEST(measuring_workspace_counts_without_memory) {
 }
 
 TEST(workspace_sizes_are_rounded_to_its_alignment) {
-    CHECK_EQ(Workspace::bytes_for({0}, LLAISYS_DTYPE_F32), 0);
-    CHECK_EQ(Workspace::bytes_for({1}, LLAISYS_DTYPE_F32), 64);
-    CHECK_EQ(Workspace::bytes_for({16}, LLAISYS_DTYPE_F32), 64);
-    CHECK_EQ(Workspace::bytes_for({17}, LLAISYS_DTYPE_F32), 128);
-    CHECK_EQ(Workspace::bytes_for({3, 11}, LLAISYS_DTYPE_U8), 64);
+    CHECK_EQ(Workspace::aligned(0), 0);
+    CHECK_EQ(Workspace::aligned(4), 64);
+    CHECK_EQ(Workspace::aligned(64), 64);
+    CHECK_EQ(Workspace::aligned(68), 128);
 }
 
 // -- Output rows -------------------------------------------------------------------------------

@@ -242,7 +242,9 @@ TEST(row_is_greedy_when_no_processor_before_temperature_zero_changes_the_best_to
     sampler.reset(7, history, 1);
     const auto is_greedy = [&](const Row &row) {
         const std::vector<uint32_t> masks{0xF};
-        return sampler.is_greedy(Columns({Row(row), row}, masks).view(4), 1);
+        SamplingPlan plan;
+        sampler.plan(Columns({Row(row), row}, masks).view(4), 1, &plan);
+        return plan.is_greedy;
     };
     Row greedy;
     greedy.temperature = 0;

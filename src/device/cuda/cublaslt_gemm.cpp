@@ -1,6 +1,7 @@
 #include "device/cuda/cublaslt_gemm.hpp"
 
 #include "base/dtype.hpp"
+#include "base/graph_rows.hpp"
 #include "device/cuda/cublaslt.hpp"
 #include "device/cuda/cuda_runtime.hpp"
 #include "device/tuning_file.hpp"
@@ -24,18 +25,14 @@ constexpr int kTimedRuns = 3;
 constexpr float kRetryLimit = 1.15f; // times the best: not timed again
 // rows of captured steps; above, the search costs more than it gains
 constexpr int64_t kMaxSearchedRows = 256;
-constexpr int64_t kMaxCapturedRows = 512;
 constexpr size_t kMaxPlans = 8192;
 
 // Row counts for which algorithms are timed, where the caller allows it: those of captured steps
-// (CapturedSteps) and of the largest step, which recur. Prompts have any length and use the first
+// and of the largest step, which recur. Prompts have any length and use the first
 // heuristic result.
 bool is_searched(int64_t rows) {
-    int64_t step = 8;
-    while (rows > 8 * step) {
-        step *= 2;
-    }
-    return rows > kMaxCapturedRows || (rows <= kMaxSearchedRows && rows % step == 0);
+    return rows > kMaxGraphRows ||
+           (rows >= 8 && rows <= kMaxSearchedRows && graph_rows(rows) == rows);
 }
 
 void check(int status, const char *call) {
@@ -346,7 +343,7 @@ private:
             plan->algorithm = found[size_t(remembered)].algorithm;
             return;
         }
-        const bool is_large = p.m > kMaxCapturedRows;
+        const bool is_large = p.m > kMaxGraphRows;
         TimingOutput large;
         void *out = p.out;
         if (p.accumulates) {

@@ -1,7 +1,6 @@
 // CUDA graph capture and replay of steps.
 //
-// Rows are padded to a bucket, so that few graphs serve all steps. The caller passes a version of
-// the memory that graphs use; a new version discards all graphs.
+// The caller passes a version of the memory that graphs use; a new version discards all graphs.
 //
 // Operators may autotune only in the run before a capture and in run_autotuning(), both part of the
 // warm-up.
@@ -10,6 +9,7 @@
 #include "device/runtime.hpp"
 
 #include <map>
+#include <tuple>
 
 namespace llaisys::runtime {
 
@@ -20,13 +20,23 @@ public:
     CapturedSteps(const CapturedSteps &) = delete;
     CapturedSteps &operator=(const CapturedSteps &) = delete;
 
-    // The smallest bucket with at least `rows` rows; 0: the step is not captured.
-    int64_t bucket_of(int64_t rows) const;
+    bool are_supported() const { return stream_.runtime().begin_capture != nullptr; }
 
-    // Runs the work of body(). The first call with a key (a bucket, negated for steps with runs of
-    // tokens) runs it uncaptured, with allocations and autotuning, then captures it; later calls
-    // replay the graph.
-    template <typename Body> void run(int64_t key, uint64_t version, const Body &body) {
+    // What the kernels of a step depend on.
+    struct Key {
+        int64_t rows;   // padded; see graph_rows()
+        int64_t n_long; // see AttentionMetadataBuilder::n_long
+        bool has_runs;  // a sequence has several tokens
+        bool has_lora;  // some row has a LoRA adapter
+        bool operator<(const Key &other) const {
+            return std::tie(rows, n_long, has_runs, has_lora) <
+                   std::tie(other.rows, other.n_long, other.has_runs, other.has_lora);
+        }
+    };
+
+    // Runs the work of body(). The first call with a key runs it uncaptured, with allocations and
+    // autotuning, then captures it; later calls replay the graph.
+    template <typename Body> void run(const Key &key, uint64_t version, const Body &body) {
         if (version != version_) {
             clear();
             version_ = version;
@@ -67,7 +77,7 @@ private:
     void discard_capture();
 
     const device::Stream &stream_;
-    std::map<int64_t, void *> graphs_;
+    std::map<Key, void *> graphs_;
     uint64_t version_ = 0;
 };
 

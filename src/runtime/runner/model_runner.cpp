@@ -1,19 +1,13 @@
 #include "runtime/runner/model_runner.hpp"
 
+#include "base/graph_rows.hpp"
+
 #include <algorithm>
 #include <numeric>
 
 namespace llaisys::runtime {
 
 namespace {
-
-// Up to this many tokens a step with runs (draft tokens) treats every token as a run of one and
-// replays a graph: reading keys again from L2 takes less time than launching the kernels one by
-// one.
-constexpr int64_t kFewTokens = 64;
-
-// Bit of a graph's key: some row has a LoRA adapter. A step without one runs the base model's graph.
-constexpr int64_t kLoraGraph = int64_t(1) << 48;
 
 // Arena bytes of the ops::LoraRows of n rows.
 int64_t lora_input_bytes(int64_t n, int64_t n_slots) {
@@ -87,7 +81,6 @@ void ModelRunner::reserve_largest_step() {
 int32_t ModelRunner::step(const LlaisysStepInput &input) {
     const Profile::Scope scope = profile_.prepare();
     clear_output();
-    sample_slot_ = -1;
     model_.prepare_weights(stream_);
     if (input.n_tokens > options_.n_slots) { // can never fit: its arrays are not read
         require(cells_.has_value(), "n_tokens must be at most the ", options_.n_slots,
@@ -308,10 +301,9 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
         build_metadata();
     }
     const bool decodes = blocks_.has_value() && step.embd == nullptr && range.n == step.n_tokens &&
-                         range.n_outputs == range.n && range.n_pooled == 0 &&
-                         (metadata_.longest_run() == 1 || range.n <= kFewTokens);
-    const int64_t bucket = decodes ? captured_.bucket_of(range.n) : 0;
+                         range.n_outputs == range.n && range.n_pooled == 0;
     const bool has_runs = metadata_.longest_run() > 1;
+    const int64_t bucket = decodes && captured_.are_supported() ? graph_rows(range.n, has_runs) : 0;
     if (bucket > 0 && has_runs) {
         metadata_.split_runs();
     }
@@ -358,9 +350,8 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
     };
     if (bucket > 0) {
         graph_.reserve(params); // may move the workspace, so before memory_version()
-        const int64_t key = bucket + (metadata_.n_long(n_padded) << 32) +
-                            (input.lora.rows.defined() ? kLoraGraph : 0);
-        captured_.run(has_runs ? -key : key, memory_version(), body);
+        captured_.run({bucket, metadata_.n_long(n_padded), has_runs, input.lora.rows.defined()},
+                      memory_version(), body);
     } else if (range.n == options_.max_ubatch && !has_tuned_) {
         has_tuned_ = true;
         captured_.run_autotuning(body);

@@ -127,9 +127,10 @@ public:
     KvHostPool *host_pool() { return host_pool_ ? &*host_pool_ : nullptr; }
 
 private:
-    // Returns the number of rows that the host sampled from full rows; -1: the device cannot sample
-    // any.
-    int32_t sample_on_device(const LlaisysSamplingMetadata &sampling, int32_t *ids);
+    bool uses_device_sampler() const {
+        return device_sampler_.is_supported() || options_.samples_on_cpu;
+    }
+    // Waits for a result of the device sampler and records it. False when rows are undecided_.
     bool take_sample(int slot, const LlaisysSamplingMetadata &sampling, int32_t *ids);
     // Reserves memory so that no step of token ids allocates device memory.
     void reserve_largest_step();
@@ -179,10 +180,9 @@ private:
     DeviceSampler device_sampler_;
     Samples samples_;
     SamplingPlan plan_;
-    bool is_greedy_ = false;           // of the last planned sampling
-    int sample_slot_ = -1;             // result slot of device_sampler_ for this step; -1: none
-    const int32_t *sources_ = nullptr; // of the step being queued
-    std::vector<int32_t> local_rows_;  // scratch
+    std::vector<int32_t> sampled_ids_, undecided_; // of sample()
+    const int32_t *sources_ = nullptr;             // of the step being queued
+    std::vector<int32_t> local_rows_;              // scratch
     std::vector<SlotPlan> plans_;
     std::vector<Ubatch> ubatches_;
     KvUpdate update_;

@@ -38,24 +38,28 @@ void Sampler::sample(const float *logits, int32_t n_outputs,
         const float *row = logits + entry_or(sampling.rows, int32_t(r), int32_t(r)) * vocab_;
         sample_row(row, row_params(sampling, numbers, int32_t(r)), int32_t(r), thread);
     });
-    raise_failure(sampling);
+    for (int32_t r = 0; r < sampling.n_rows; ++r) {
+        raise_failure(sampling, r);
+    }
     n_rows_ = sampling.n_rows;
     std::copy(ids_.begin(), ids_.begin() + n_rows_, ids);
 }
 
-bool Sampler::is_greedy(const LlaisysSamplingMetadata &sampling, int32_t n_outputs) const {
-    const NumberColumns numbers = check_sampling(sampling, n_outputs, vocab_);
-    for (int32_t r = 0; r < sampling.n_rows; ++r) {
-        const RowParams params = row_params(sampling, numbers, r);
-        const Reduction reduction = reduction_of(params, 1);
-        const bool is_best = reduction.kind == Reduction::best ||
-                             (reduction.kind == Reduction::top_k && params.top_k == 1);
-        if (!is_best || reduction.is_penalised || params.mask != nullptr || params.n_bias > 0 ||
-            params.n_logprobs >= 0) {
-            return false;
-        }
+void Sampler::sample_rows(const float *logits, const std::vector<int32_t> &rows,
+                          const LlaisysSamplingMetadata &sampling, int32_t *ids) {
+    const NumberColumns numbers(sampling);
+    reserve_results(sampling, numbers); // keeps the logprobs of the other rows
+    pool_.run(int64_t(rows.size()), [&](int64_t i, int thread) {
+        const int32_t r = rows[size_t(i)];
+        sample_row(logits + i * vocab_, row_params(sampling, numbers, r), r, thread);
+    });
+    for (const int32_t r : rows) {
+        raise_failure(sampling, r);
     }
-    return true;
+    n_rows_ = sampling.n_rows;
+    for (const int32_t r : rows) {
+        ids[r] = ids_[size_t(r)];
+    }
 }
 
 void Sampler::reserve_results(const LlaisysSamplingMetadata &sampling,
@@ -117,51 +121,46 @@ void Sampler::sample_row(const float *row, const RowParams &params, int32_t r, i
     }
 }
 
-void Sampler::raise_failure(const LlaisysSamplingMetadata &sampling) const {
-    for (int32_t r = 0; r < sampling.n_rows; ++r) {
-        switch (status_[size_t(r)]) {
-        case RowStatus::ok:
-            break;
-        case RowStatus::nothing_left:
-            fail(LLAISYS_ERROR_INVALID, "row ", r,
-                 " has no token left: masks and bias_values ban all ", vocab_);
-        case RowStatus::all_nan:
-            ensure(false, "all logits of output row ", entry_or(sampling.rows, r, r), " (row ", r,
-                   ") are NaN");
-            break;
-        case RowStatus::no_memory:
-            fail(LLAISYS_ERROR_MEMORY, "no memory for scratch of row ", r, " (vocabulary ", vocab_,
-                 ")");
-        case RowStatus::needs_full_row: // only in sample_reduced, which samples such rows again
-            ensure(false, "row ", r, " was not sampled");
-            break;
-        }
+void Sampler::raise_failure(const LlaisysSamplingMetadata &sampling, int32_t r) const {
+    switch (status_[size_t(r)]) {
+    case RowStatus::ok:
+        break;
+    case RowStatus::nothing_left:
+        fail(LLAISYS_ERROR_INVALID, "row ", r, " has no token left: masks and bias_values ban all ",
+             vocab_);
+    case RowStatus::all_nan:
+        ensure(false, "all logits of output row ", entry_or(sampling.rows, r, r), " (row ", r,
+               ") are NaN");
+        break;
+    case RowStatus::no_memory:
+        fail(LLAISYS_ERROR_MEMORY, "no memory for scratch of row ", r, " (vocabulary ", vocab_,
+             ")");
     }
-}
-
-void Sampler::record_sampled(int32_t n) {
-    logprob_counts_.resize(std::max(logprob_counts_.size(), size_t(n)));
-    std::fill_n(logprob_counts_.begin(), n, 0);
-    n_rows_ = n;
 }
 
 void Sampler::record_sampled(const SampledRows &found, const LlaisysSamplingMetadata &sampling,
                              const int32_t *ids) {
+    n_rows_ = sampling.n_rows;
+    logprob_counts_.resize(std::max(logprob_counts_.size(), size_t(n_rows_)));
+    std::fill_n(logprob_counts_.begin(), n_rows_, 0);
+    if (found.ids == nullptr) {
+        return;
+    }
     const NumberColumns numbers(sampling);
     reserve_results(sampling, numbers);
     for (int32_t r = 0; r < sampling.n_rows; ++r) {
         const size_t i = size_t(r);
         const int32_t n = numbers.row(r).n_logprobs;
-        logprob_counts_[i] = 0;
-        if (n >= 0) {
-            const int64_t at = r * found.k;
-            const BestLogits best{found.ids + at, found.values + at, found.k, vocab_};
-            const int64_t to = logprob_offsets_[i];
-            ranks_[i] = found.ranks[r];
-            logprob_counts_[i] =
-                RowSampler::logprobs_of_sampled(best, found.sums[r], ids[r], found.logits[r], n,
-                                                logprob_ids_.data() + to, logprobs_.data() + to);
+        if (n < 0 || n > found.k) { // the host samples rows with more
+            continue;
         }
+        const int64_t at = r * found.k;
+        const BestLogits best{found.ids + at, found.values + at, found.k};
+        const int64_t to = logprob_offsets_[i];
+        ranks_[i] = found.ranks[r];
+        logprob_counts_[i] =
+            RowSampler::logprobs_of_sampled(best, found.sums[r], ids[r], found.logits[r], n,
+                                            logprob_ids_.data() + to, logprobs_.data() + to);
     }
     n_rows_ = sampling.n_rows;
 }

@@ -12,7 +12,6 @@
 #include "runtime/runner/sampling_plan.hpp"
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -39,27 +38,20 @@ public:
     void sample(const float *logits, int32_t n_outputs, const LlaisysSamplingMetadata &sampling,
                 int32_t *ids);
 
-    // Whether every row is the plain argmax of its output row. Checks parameters like sample().
-    bool is_greedy(const LlaisysSamplingMetadata &sampling, int32_t n_outputs) const;
-    // Plans how a device that returns the top k logits samples or reduces the rows. Checks
-    // parameters like sample(). False when every row needs all its logits on the host. pending_rows
+    // Plans how the device sampler samples the rows. Checks parameters like sample(). pending_rows
     // [n_rows]: row of the queued sampling that holds the last token of a row's history; -1: none.
     // Null: none for all.
-    bool plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, int64_t k,
-              SamplingPlan *plan, const int32_t *pending_rows = nullptr) const;
-    // Returns the given output rows, [n, vocab], in host memory.
-    using FetchRows = std::function<const float *(const std::vector<int32_t> &outputs)>;
-    // Samples like sample(), from reduced rows. Fetches full rows where the reduction is
-    // insufficient; returns their number.
-    int32_t sample_reduced(const ReducedRows &found, const FetchRows &fetch,
-                           const LlaisysSamplingMetadata &sampling, int32_t *ids);
+    void plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, SamplingPlan *plan,
+              const int32_t *pending_rows = nullptr) const;
+    // Samples the given rows of the call that record_sampled() recorded, from logits
+    // [rows.size(), vocab]; throws like sample() after its checks.
+    void sample_rows(const float *logits, const std::vector<int32_t> &rows,
+                     const LlaisysSamplingMetadata &sampling, int32_t *ids);
 
     // Logprobs of row i of the last call; valid until the next one. Throws INVALID for an unknown
     // row.
     LlaisysLogprobs logprobs(int32_t i) const;
-    // Records that the device sampled the last call: n rows without logprobs.
-    void record_sampled(int32_t n);
-    // The same with the requested logprobs.
+    // Records that the device sampled the last call, with the logprobs that it found.
     void record_sampled(const SampledRows &found, const LlaisysSamplingMetadata &sampling,
                         const int32_t *ids);
     // Discards the logprobs of the last call.
@@ -77,12 +69,13 @@ private:
     RowParams row_params(const LlaisysSamplingMetadata &sampling, const NumberColumns &numbers,
                          int32_t r) const;
     void sample_row(const float *row, const RowParams &params, int32_t r, int thread);
-    void sample_reduced(const ReducedRows &found, const RowParams &params, int32_t r,
-                        int32_t output, int thread);
-    // Plans the device sampling of a row; pending_row as in plan().
-    static void plan_sample(const RowParams &params, const Reduction &reduction,
-                            int32_t pending_row, SamplingPlan *plan);
-    void raise_failure(const LlaisysSamplingMetadata &sampling) const;
+    // Whether every row is the argmax of its output row.
+    bool is_greedy(const LlaisysSamplingMetadata &sampling, const NumberColumns &numbers) const;
+    // Appends the processors of a row to the plan; pending_row as in plan(). False: the device
+    // cannot sample the row.
+    static bool plan_row(const RowParams &params, const Reduction &reduction, int32_t pending_row,
+                         SamplingPlan *plan);
+    void raise_failure(const LlaisysSamplingMetadata &sampling, int32_t r) const;
 
     // The stream for CPU threads when the runner's stream is not a CPU stream.
     std::unique_ptr<device::Stream> own_stream_;

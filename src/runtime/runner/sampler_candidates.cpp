@@ -17,17 +17,6 @@ void Candidates::begin(const float *logits, int64_t vocab) {
     temperature_ = 1;
 }
 
-void Candidates::begin_best(const int32_t *ids, const float *logits, int64_t n) {
-    temperature_ = 1;
-    selected_.clear();
-    for (int64_t i = 0; i < n; ++i) {
-        selected_.push_back({logits[i], ids[i]});
-    }
-    std::sort(selected_.begin(), selected_.end(),
-              [](const Candidate &a, const Candidate &b) { return a.id < b.id; });
-    keep_selected();
-}
-
 float *Candidates::mutable_x() {
     if (x_ != own_.data()) {
         grow(&own_, n_);

@@ -15,9 +15,6 @@ public:
     // Starts with all of logits [vocab], which must stay valid and are not written.
     void begin(const float *logits, int64_t vocab);
 
-    // Starts with n tokens of a row, in any order; ids are distinct.
-    void begin_best(const int32_t *ids, const float *logits, int64_t n);
-
     // Sorted by id: logit x()[i] of token id_of(i), 0 <= i < size().
     int64_t size() const { return n_; }
     const float *x() const { return x_; }

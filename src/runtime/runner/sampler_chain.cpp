@@ -402,8 +402,8 @@ std::pair<const uint8_t *, int32_t> default_chain() {
     return {kDefaultChain, int32_t(std::size(kDefaultChain))};
 }
 
-void run_chain(Candidates *candidates, const RowParams &params, int32_t first) {
-    for (int32_t i = first; i < params.n_chain && candidates->size() > 1; ++i) {
+void run_chain(Candidates *candidates, const RowParams &params) {
+    for (int32_t i = 0; i < params.n_chain && candidates->size() > 1; ++i) {
         const LogitsProcessor &processor = kProcessors[params.chain[i]];
         const bool is_redundant = processor.keeps_best && is_greedy_from(i + 1, params);
         if (!processor.is_neutral(params) && !is_redundant) {

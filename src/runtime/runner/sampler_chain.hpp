@@ -13,8 +13,7 @@ namespace llaisys::runtime {
 // The default chain and its length.
 std::pair<const uint8_t *, int32_t> default_chain();
 
-// Size of the top-k that usually suffices: top_p tries it before all logits, and a device copies
-// this many per row to the host.
+// Size of the top-k that usually suffices: top_p tries it before all logits.
 constexpr int64_t kMaxTopK = ops::kMaxTopK;
 
 // What suffices to sample a row instead of all its logits, after mask, bias and penalties: the top
@@ -39,7 +38,7 @@ Reduction reduction_of(const RowParams &params, int64_t k);
 bool append_processors(const RowParams &params, const Reduction &reduction,
                        std::vector<int32_t> *processors, std::vector<float> *values);
 
-// Applies the processors of params.chain from `first` on. May throw std::bad_alloc.
-void run_chain(Candidates *candidates, const RowParams &params, int32_t first = 0);
+// Applies the processors of params.chain. May throw std::bad_alloc.
+void run_chain(Candidates *candidates, const RowParams &params);
 
 } // namespace llaisys::runtime

@@ -40,24 +40,6 @@ int64_t n_above(const BestLogits &best) {
     return n;
 }
 
-// How many of the n best reach the weight `target`; 0: more than n. As in keep_top_p.
-int64_t n_of_top_p(const BestLogits &best, int64_t n, double target, float temperature) {
-    double sum = 0;
-    int64_t n_kept = 0;
-    while (n_kept < n && (sum < target || n_kept == 0)) {
-        sum += double(sampling::weight_of(best.logits[n_kept], best.logits[0], temperature));
-        ++n_kept;
-    }
-    return sum >= target || n < kMaxTopK ? n_kept : 0;
-}
-
-// Whether the weight of every logit outside the best is below `floor`, with a margin of 1e-6 for
-// the rounding of exp_of.
-bool is_below(const BestLogits &best, float floor, float temperature) {
-    const float last = sampling::weight_of(best.logits[best.k - 1], best.logits[0], temperature);
-    return double(last) < double(floor) * (1 - 1e-6);
-}
-
 // Log-probability of a logit, from the largest logit and the logarithm of the sum of weights.
 float logprob_of(float logit, float max, double log_sum, float temperature = 1) {
     const bool is_top = logit == max; // also when both are +inf
@@ -80,46 +62,6 @@ RowStatus RowSampler::sample(const float *logits, int64_t vocab, const RowParams
         const int64_t index = pick_of(&candidates_, params);
         if (index < 0) {
             return is_all_nan(logits, vocab) ? RowStatus::all_nan : RowStatus::nothing_left;
-        }
-        *id = candidates_.id_of(index);
-        return RowStatus::ok;
-    } catch (const std::bad_alloc &) {
-        return RowStatus::no_memory;
-    }
-}
-
-RowStatus RowSampler::sample_reduced(const BestLogits &best, double sum, int32_t pick,
-                                     const RowParams &params, int32_t *id) noexcept {
-    try {
-        const Reduction reduction = reduction_of(params, best.k);
-        const int64_t n = n_above(best);
-        const bool are_all = n < best.k || best.k == best.vocab; // all other logits are -inf
-        if (n == 0 || reduction.kind == Reduction::full_row) {
-            return RowStatus::needs_full_row;
-        }
-        if (reduction.kind == Reduction::best || reduction.kind == Reduction::pick) {
-            *id = reduction.kind == Reduction::best ? best.ids[0] : pick;
-            return *id >= 0 ? RowStatus::ok : RowStatus::needs_full_row;
-        }
-        int64_t n_used = n;
-        int32_t first = reduction.first;
-        if (reduction.kind == Reduction::top_k) {
-            n_used = params.top_k >= best.vocab ? best.k : n; // keeps all, even -inf
-        } else if (reduction.kind == Reduction::top_p) {
-            n_used = n_of_top_p(best, n, double(params.top_p) * sum, reduction.temperature);
-            ++first;
-        } else if (!are_all && !is_below(best, params.min_p, reduction.temperature)) {
-            return RowStatus::needs_full_row;
-        }
-        if (n_used == 0) {
-            return RowStatus::needs_full_row;
-        }
-        candidates_.begin_best(best.ids, best.logits, n_used);
-        candidates_.set_temperature(reduction.temperature);
-        run_chain(&candidates_, params, first);
-        const int64_t index = pick_of(&candidates_, params);
-        if (index < 0) {
-            return RowStatus::needs_full_row;
         }
         *id = candidates_.id_of(index);
         return RowStatus::ok;
@@ -166,19 +108,6 @@ RowStatus RowSampler::logprobs(int32_t sampled, int32_t n, int32_t *ids, float *
     } catch (const std::bad_alloc &) {
         return RowStatus::no_memory;
     }
-}
-
-RowStatus RowSampler::logprobs_of_best(const BestLogits &best, double sum, int32_t sampled,
-                                       int32_t n, int32_t *ids, float *values, int32_t *count,
-                                       int32_t *rank) noexcept {
-    const int64_t n_finite = n_above(best);
-    const int32_t *found = std::find(best.ids, best.ids + n_finite, sampled);
-    if (found == best.ids + n_finite) {
-        return RowStatus::needs_full_row;
-    }
-    *rank = int32_t(found - best.ids) + 1;
-    *count = logprobs_of_sampled(best, sum, sampled, best.logits[found - best.ids], n, ids, values);
-    return RowStatus::ok;
 }
 
 int32_t RowSampler::logprobs_of_sampled(const BestLogits &best, double sum, int32_t sampled,

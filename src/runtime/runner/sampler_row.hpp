@@ -9,14 +9,13 @@
 
 namespace llaisys::runtime {
 
-// needs_full_row: the reduction is insufficient; all logits of the row are needed.
-enum class RowStatus : uint8_t { ok, nothing_left, all_nan, no_memory, needs_full_row };
+enum class RowStatus : uint8_t { ok, nothing_left, all_nan, no_memory };
 
-// The top k of a row of `vocab` logits, largest first, lower id first on ties; NaN is -inf.
+// The top k of a row of logits, largest first, lower id first on ties; NaN is -inf.
 struct BestLogits {
     const int32_t *ids;
     const float *logits;
-    int64_t k, vocab;
+    int64_t k;
 };
 
 class RowSampler {
@@ -25,24 +24,14 @@ public:
     RowStatus sample(const float *logits, int64_t vocab, const RowParams &params,
                      int32_t *id) noexcept;
 
-    // The same from the top k of a row after mask, bias and penalties, the sum of its weights and
-    // the index picked from them, at the temperature of reduction_of(params). needs_full_row when
-    // that is insufficient or sample() would fail.
-    RowStatus sample_reduced(const BestLogits &best, double sum, int32_t pick,
-                             const RowParams &params, int32_t *id) noexcept;
-
     // Makes logprobs() return those of logits [vocab], not those that sample() chose from.
     void begin_logprobs(const float *logits, int64_t vocab) { candidates_.begin(logits, vocab); }
     // Log-probabilities of the remaining tokens: ids[0] = the sampled token, then up to n best
     // above -inf. *count: entries written, at most 1 + n. *rank: of the sampled token, from 1.
     RowStatus logprobs(int32_t sampled, int32_t n, int32_t *ids, float *values, int32_t *count,
                        int32_t *rank) noexcept;
-    // The same of a row from its top k, k >= n, and the sum of its weights. needs_full_row when
-    // the sampled token is not among them.
-    static RowStatus logprobs_of_best(const BestLogits &best, double sum, int32_t sampled,
-                                      int32_t n, int32_t *ids, float *values, int32_t *count,
-                                      int32_t *rank) noexcept;
-    // The same with the logit of the sampled token given; returns the count.
+    // The same of a row from its top k, k >= n, the sum of its weights and the logit of the sampled
+    // token; returns the count.
     static int32_t logprobs_of_sampled(const BestLogits &best, double sum, int32_t sampled,
                                        float logit, int32_t n, int32_t *ids,
                                        float *values) noexcept;

@@ -12,6 +12,11 @@ struct SamplingPlan {
     // logits of a row and other processors than temperature and min_p follow.
     enum class Async : uint8_t { no, maybe, yes };
     Async async = Async::no;
+    // Every row is the argmax of its output row; nothing below is set.
+    bool is_greedy = false;
+    // 1: the host sampler must sample the row; the device's id is arbitrary.
+    std::vector<uint8_t> on_host;
+    int32_t n_on_host = 0;
 
     std::vector<int32_t> rows;       // output row
     std::vector<float> temperatures; // for sum and pick
@@ -34,20 +39,6 @@ struct SamplingPlan {
     std::vector<int32_t> kinds, processor_offsets, processors;
     std::vector<float> processor_values;
     int32_t n_logprobs = 0; // maximum over rows
-};
-
-// Result of DeviceSampler::reduce on the host. Views, valid until the next call.
-struct ReducedRows {
-    int64_t k = 0;                // top-k of a row: largest first, lower id first on ties
-    bool is_adjusted = false;     // rows of ids and values are sampled rows, not output rows
-    const int32_t *ids = nullptr; // [.., k]
-    const float *values = nullptr;
-    const double *sums = nullptr;   // per sampled row; null: not requested
-    const int32_t *picks = nullptr; // the same
-    // Of unadjusted rows; null: not requested.
-    const int32_t *raw_ids = nullptr; // [outputs, k]
-    const float *raw_values = nullptr;
-    const double *raw_sums = nullptr; // per sampled row, at temperature 1
 };
 
 // Logprob data of a result of the device sampler, from unadjusted rows; one entry per sampled row.

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ops/step_copies/op.hpp"
-#include "tensor/tensor.hpp"
+#include "runtime/workspace/workspace.hpp"
 
 #include <cstddef>
 
@@ -26,27 +26,24 @@ public:
         return static_cast<T *>(allocate_bytes(shape, dtype_of_integer(T{}), tensor));
     }
     static int64_t bytes_for(int64_t n, int64_t element_bytes) {
-        return (n * element_bytes + kAlignment - 1) / kAlignment * kAlignment;
+        return Workspace::aligned(n * element_bytes);
     }
 
     // Uploads in stream order. sampled: its tokens and sources are allocated in this arena.
     void upload(const ops::SampledTokens *sampled = nullptr);
 
-    int64_t generation() const { return generation_; } // changes when the memory moves
+    int64_t generation() const { return device_.allocations(); } // changes when the memory moves
 
 private:
-    static constexpr int64_t kAlignment = 64;
     static DType dtype_of_integer(int32_t) { return LLAISYS_DTYPE_I32; }
     static DType dtype_of_integer(int64_t) { return LLAISYS_DTYPE_I64; }
     static DType dtype_of_integer(float) { return LLAISYS_DTYPE_F32; }
     void *allocate_bytes(const Shape &shape, DType dtype, Tensor *tensor);
 
     const device::Stream &stream_;
-    std::shared_ptr<Storage> device_; // storage of the tensors
-    std::byte *host_ = nullptr;       // on the CPU the same memory
-    int64_t capacity_ = 0;
-    int64_t used_ = 0;
-    int64_t generation_ = 0;
+    Workspace device_;
+    std::byte *host_ = nullptr; // on the CPU the same memory
+    int64_t host_bytes_ = 0;
     void *uploaded_; // event
     bool is_uploading_ = false;
 };

@@ -2,15 +2,6 @@
 
 namespace llaisys::runtime {
 
-namespace {
-constexpr int64_t kAlignment = 64;
-}
-
-int64_t Workspace::bytes_for(const Shape &shape, DType dtype) {
-    const int64_t bytes = bytes_of(dtype, shape.elements());
-    return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
 void Workspace::reserve(int64_t bytes) {
     if (bytes <= capacity()) {
         return;
@@ -27,7 +18,7 @@ Workspace Workspace::measuring() {
 }
 
 Tensor Workspace::allocate(const Shape &shape, DType dtype) {
-    const int64_t bytes = bytes_for(shape, dtype);
+    const int64_t bytes = aligned(bytes_of(dtype, shape.elements()));
     if (is_measuring_) {
         used_ += bytes;
         return Tensor::described(shape, dtype);

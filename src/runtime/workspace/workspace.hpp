@@ -26,10 +26,11 @@ public:
     // first.
     Tensor allocate(const Shape &shape, DType dtype);
 
-    // Bytes that allocate() uses for this tensor.
-    static int64_t bytes_for(const Shape &shape, DType dtype);
+    // Bytes that allocate() uses for a tensor of so many bytes.
+    static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
     int64_t used() const { return used_; } // bytes allocated since begin()
+    std::byte *data() const { return arena_->data(); }
     int64_t capacity() const { return arena_ ? arena_->bytes() : 0; }
     int64_t allocations() const { return allocations_; } // of the arena, since construction
 
