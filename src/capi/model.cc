@@ -1,4 +1,5 @@
 // Model handles and steps. The KV cache calls are in model_kv.cc.
+#include "base/graph_rows.hpp"
 #include "capi/model_handle.hpp"
 
 #include <algorithm>
@@ -256,6 +257,10 @@ int32_t llaisysModelSample(LlaisysModel *model, const LlaisysSamplingMetadata *s
         model->runner().sample(checked(sampling), not_null(ids, "ids"));
         model->check_groups();
     });
+}
+
+int32_t llaisysGraphRows(int32_t rows, int32_t has_drafts) {
+    return int32_t(graph_rows(rows, has_drafts != 0));
 }
 
 int32_t llaisysModelLogprobs(LlaisysModel *model, int32_t i, LlaisysLogprobs *logprobs) {

@@ -60,6 +60,7 @@ def fuzz_model(fuzz: Fuzzer, model: MockModel, block: bool) -> None:
         assert ((sampled >= 0) & (sampled < SHAPE.voc)).all() and (ids[len(sampled) :] == -7).all()
         found = LlaisysLogprobs()
         fuzz.call("llaisysModelLogprobs", handle, fuzz.pick(INT32), ctypes.byref(found))
+        assert 0 <= lib().llaisysGraphRows(fuzz.pick(INT32), fuzz.pick((0, 1, -1))) <= 512
         counts = [ctypes.c_int64(), ctypes.c_int64()]
         fuzz.call("llaisysModelSampleCounts", handle, ctypes.byref(counts[0]),
                   None if fuzz.one_in(9) else ctypes.byref(counts[1]))  # fmt: skip

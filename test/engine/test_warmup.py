@@ -7,30 +7,27 @@ from engine_fakes import adapter_of, expected_tokens, greedy, make_engine, run_p
 
 from llaisys.common.progress import progress_listener
 from llaisys.common.types import GpuUsage
-from llaisys.engine.worker.warmup import MAX_GRAPH_ROWS, graph_rows, warm_up
-
-
-def bucket_of(rows: int) -> int:
-    """The reference of CapturedSteps::bucket_of."""
-    bucket = 1
-    while bucket < rows and bucket < 8:
-        bucket *= 2
-    step = 8
-    while bucket < rows:
-        while bucket >= 8 * step:
-            step *= 2
-        bucket += step
-    return bucket
+from llaisys.engine.worker.warmup import graph_rows, warm_up
+from llaisys.models.device import padded_rows
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 8, 9, 17, 63, 64, 65, 100, 256, 300, 512, 2000])
 def test_every_decode_step_has_its_graph(most):
     rows = graph_rows(most)
     assert rows == sorted(rows, reverse=True) and len(rows) <= 35
-    assert rows[0] == min(most, MAX_GRAPH_ROWS)
-    recorded = {bucket_of(row) for row in rows}
+    assert rows[0] == min(most, 512)
+    recorded = {padded_rows(row) for row in rows}
     assert len(recorded) == len(rows)
-    assert {bucket_of(row) for row in range(1, rows[0] + 1)} == recorded
+    assert {padded_rows(row) for row in range(1, rows[0] + 1)} == recorded
+
+
+def test_at_most_a_quarter_of_a_captured_step_is_padding():
+    for rows in range(1, 513):
+        padded = padded_rows(rows)
+        assert padded_rows(padded) == padded >= rows
+        assert padded - rows <= max(3, padded // 4)
+    assert [padded_rows(rows) for rows in (-1, 0, 513, 1 << 30)] == [0] * 4
+    assert [padded_rows(rows, has_drafts=True) for rows in (5, 64, 65)] == [8, 64, 0]
 
 
 def test_gpu_warmup_captures_the_largest_step_first_and_reports_progress(monkeypatch):

@@ -141,6 +141,10 @@ LLAISYS_API int32_t llaisysModelCollect(LlaisysModel *model, int64_t ticket, int
 LLAISYS_API int32_t llaisysModelCollectedLogprobs(LlaisysModel *model, int32_t i,
                                                   LlaisysLogprobs *logprobs);
 
+/* Rows to which a GPU pads a decode step of `rows` rows, or with has_drafts != 0 a step of so many
+ * tokens with draft tokens, to replay a captured CUDA graph; 0: it is not captured. */
+LLAISYS_API int32_t llaisysGraphRows(int32_t rows, int32_t has_drafts);
+
 /* Output rows of the last step, in token order: one per marked token. */
 LLAISYS_API int32_t llaisysModelNOutputs(LlaisysModel *model);         /* -1: NULL */
 LLAISYS_API const int32_t *llaisysModelOutputIds(LlaisysModel *model); /* [NOutputs] token index */

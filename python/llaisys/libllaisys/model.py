@@ -111,6 +111,7 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ),
     ("llaisysModelCollect", c_int32, [c_void_p, c_int64, c_void_p]),
     ("llaisysModelCollectedLogprobs", c_int32, [c_void_p, c_int32, POINTER(LlaisysLogprobs)]),
+    ("llaisysGraphRows", c_int32, [c_int32, c_int32]),
     ("llaisysModelNOutputs", c_int32, [c_void_p]),
     ("llaisysModelOutputIds", c_void_p, [c_void_p]),
     ("llaisysModelGetLogits", c_void_p, [c_void_p]),

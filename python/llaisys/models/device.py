@@ -13,7 +13,7 @@ from llaisys.common.types import GpuUsage
 from llaisys.common.validation import check_choice
 from llaisys.libllaisys.cuda_support import CudaProblem, find_cuda, load_cuda
 from llaisys.libllaisys.handles import describe_devices, device_memory
-from llaisys.libllaisys.library import choose_library
+from llaisys.libllaisys.library import choose_library, lib
 from llaisys.libllaisys.nvml import NvmlDevice
 from llaisys.libllaisys.types import DEVICE_NAMES, DEVICE_NVIDIA
 
@@ -84,6 +84,12 @@ def warn_if_cublaslt_missing(device: str) -> None:
             "cuBLASLt was not found: large products use kernels that are several times slower "
             "(pip install llaisys[cuda], or put the toolkit's libcublasLt on the library path)"
         )
+
+
+def padded_rows(rows: int, has_drafts: bool = False) -> int:
+    """Rows of the CUDA graph that runs a decode step of `rows` rows, or a step of so many tokens
+    with drafts; 0: none."""
+    return int(lib().llaisysGraphRows(rows, has_drafts))
 
 
 def is_gpu(device: str) -> bool:

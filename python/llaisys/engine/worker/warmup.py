@@ -1,7 +1,7 @@
 """Warm-up steps before the first request: touch memory, capture CUDA graphs, tune GEMMs.
 
-A CUDA device captures a decode step the first time it runs a bucket of rows (`CapturedSteps` in
-C++). All buckets are captured here, the largest first: a buffer that grows later would invalidate
+A CUDA device captures a decode step the first time it runs a bucket of rows (`graph_rows` in C++).
+All buckets are captured here, the largest first: a buffer that grows later would invalidate
 earlier graphs. A step with the whole token budget runs before them, so that the GEMMs of long
 prompts are tuned.
 """
@@ -19,23 +19,16 @@ from llaisys.common.step import AttentionMetadata, ModelStepInput, SamplingMetad
 from llaisys.common.types import GpuUsage, ModelInfo
 from llaisys.engine.config import EngineConfig
 from llaisys.models.base import ModelAdapter
+from llaisys.models.device import padded_rows
 
 logger = logging.getLogger("llaisys.engine")
 
-MAX_GRAPH_ROWS = 512  # rows of the largest captured step
-MAX_VERIFICATION_TOKENS = 64  # of a captured verification step, as in ModelRunner
 
-
-def graph_rows(most: int) -> list[int]:
-    """Return the row buckets of captured steps up to `most` rows, descending; `most` is a bucket.
-    At most 35."""
-    most = min(most, MAX_GRAPH_ROWS)
-    rows, step = [1, 2, 4, 8], 8
-    while rows[-1] < most:
-        if rows[-1] >= 8 * step:
-            step *= 2
-        rows.append(rows[-1] + step)
-    return sorted({min(row, most) for row in rows}, reverse=True)
+def graph_rows(most: int, has_drafts: bool = False) -> list[int]:
+    """Return the row counts of captured steps up to `most` rows, descending; a step of `most` rows
+    is one of them, unless it is too large."""
+    padded = {padded_rows(rows, has_drafts) for rows in range(1, most + 1)} - {0}
+    return sorted({min(rows, most) for rows in padded}, reverse=True)
 
 
 def verification_rows(config: EngineConfig, info: ModelInfo) -> list[int]:
@@ -45,8 +38,8 @@ def verification_rows(config: EngineConfig, info: ModelInfo) -> list[int]:
         return []
     seqs = min(config.scheduler.max_num_seqs, drafts.disable_by_batch_size - 1)
     room = min(info.max_model_len, info.num_blocks * info.block_size)
-    most = min(MAX_VERIFICATION_TOKENS, room, max(1, seqs) * (1 + drafts.num_speculative_tokens))
-    return graph_rows(most)[:-1]  # one row has no drafts
+    most = min(room, max(1, seqs) * (1 + drafts.num_speculative_tokens))
+    return graph_rows(most, has_drafts=True)[:-1]  # one row has no drafts
 
 
 def full_step(config: EngineConfig, info: ModelInfo) -> tuple[int, int] | None:
@@ -56,7 +49,7 @@ def full_step(config: EngineConfig, info: ModelInfo) -> tuple[int, int] | None:
     num_seqs = -(-budget // info.max_model_len)
     length = budget // num_seqs
     fits = num_seqs * -(-length // info.block_size) <= info.num_blocks
-    is_usable = budget > MAX_GRAPH_ROWS and num_seqs * length == budget and fits
+    is_usable = padded_rows(budget) == 0 and num_seqs * length == budget and fits
     return (num_seqs, length) if is_usable else None
 
 
