@@ -2,14 +2,14 @@
 # it supports the CPU as well.
 #
 # Compiled here: src/device/cuda, every *.cu, and the files that dispatch by device
-# (LLAISYS_HAVE_CUDA): each operator's op.cpp, device/runtime.cpp, device/host_file.cpp and
-# parallel/peer_kernels.cpp. All other objects are shared with libllaisys.
+# (LLAISYS_HAVE_CUDA): each operator's op.cpp, device/runtime.cpp, device/host_file.cpp,
+# parallel/peer_kernels.cpp and base/nvtx.cpp. All other objects are shared with libllaisys.
 
 file(GLOB_RECURSE LLAISYS_CUDA_SOURCES CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/*.cu"
      "${PROJECT_SOURCE_DIR}/src/device/cuda/*.cpp")
 set(LLAISYS_DISPATCH_SOURCES ${LLAISYS_BASE_SOURCES})
 list(FILTER LLAISYS_DISPATCH_SOURCES INCLUDE REGEX
-     "/src/(ops/[^/]+/op|device/runtime|device/host_file|parallel/peer_kernels)\\.cpp$")
+     "/src/(ops/[^/]+/op|device/runtime|device/host_file|parallel/peer_kernels|base/nvtx)\\.cpp$")
 
 find_package(CUDAToolkit REQUIRED)
 
@@ -31,7 +31,8 @@ endif()
 # The objects of libllaisys except those compiled again above.
 set(LLAISYS_SHARED_OBJECTS "$<TARGET_OBJECTS:llaisys_objects>")
 foreach(pattern "/src/ops/[^/]+/op\\.cpp\\." "/src/device/runtime\\.cpp\\."
-                "/src/device/host_file\\.cpp\\." "/src/parallel/peer_kernels\\.cpp\\.")
+                "/src/device/host_file\\.cpp\\." "/src/parallel/peer_kernels\\.cpp\\."
+                "/src/base/nvtx\\.cpp\\.")
   set(LLAISYS_SHARED_OBJECTS "$<FILTER:${LLAISYS_SHARED_OBJECTS},EXCLUDE,${pattern}>")
 endforeach()
 add_library(llaisys_cuda SHARED ${LLAISYS_SHARED_OBJECTS})

@@ -1,50 +1,33 @@
-// NVTX ranges for NVIDIA's profilers, enabled by LLAISYS_NVTX=1 in the environment. Empty in a
-// build without CUDA.
+// NVTX ranges for NVIDIA's profilers, enabled by LLAISYS_NVTX=1 in the environment. They have no
+// effect in libllaisys: only libllaisys_cuda is compiled with NVTX.
 #pragma once
-
-#if defined(LLAISYS_HAVE_CUDA) && __has_include(<nvtx3/nvToolsExt.h>)
-
-#include <cstdlib>
-#include <cstring>
-#include <nvtx3/nvToolsExt.h>
 
 namespace llaisys {
 
+namespace nvtx {
+bool is_on();
+void push(const char *name);
+void pop();
+} // namespace nvtx
+
+// Names are STAGE/PART, as "attn_meta/build"; ranges nest.
 class NvtxRange {
 public:
-    explicit NvtxRange(const char *name) {
-        if (is_on()) {
-            nvtxRangePushA(name);
+    explicit NvtxRange(const char *name) : is_on_(nvtx::is_on()) {
+        if (is_on_) {
+            nvtx::push(name);
         }
     }
     ~NvtxRange() {
-        if (is_on()) {
-            nvtxRangePop();
+        if (is_on_) {
+            nvtx::pop();
         }
     }
     NvtxRange(const NvtxRange &) = delete;
     NvtxRange &operator=(const NvtxRange &) = delete;
 
 private:
-    static bool is_on() {
-        static const bool on = [] {
-            const char *value = std::getenv("LLAISYS_NVTX");
-            return value != nullptr && std::strcmp(value, "1") == 0;
-        }();
-        return on;
-    }
+    bool is_on_;
 };
 
 } // namespace llaisys
-
-#else
-
-namespace llaisys {
-
-struct NvtxRange {
-    explicit NvtxRange(const char *) {}
-};
-
-} // namespace llaisys
-
-#endif

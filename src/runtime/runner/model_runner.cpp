@@ -79,7 +79,7 @@ void ModelRunner::reserve_largest_step() {
 }
 
 int32_t ModelRunner::step(const LlaisysStepInput &input) {
-    const Profile::Scope scope = profile_.prepare();
+    const Profile::Scope scope = profile_.prepare("prepare/step");
     clear_output();
     model_.prepare_weights(stream_);
     if (input.n_tokens > options_.n_slots) { // can never fit: its arrays are not read
@@ -297,7 +297,7 @@ template <typename BuildMetadata>
 void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
                           const BuildMetadata &build_metadata) {
     {
-        const Profile::Scope scope = profile_.attn_meta();
+        const Profile::Scope scope = profile_.attn_meta("attn_meta/build");
         build_metadata();
     }
     const bool decodes = blocks_.has_value() && step.embd == nullptr && range.n == step.n_tokens &&
@@ -318,7 +318,7 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
     models::ModelInput input;
     models::AttentionMetadata metadata;
     {
-        const Profile::Scope scope = profile_.memcpy();
+        const Profile::Scope scope = profile_.memcpy("memcpy/inputs");
         arena_.begin(input_bytes(step, range, n_padded) + metadata_.bytes(n_padded));
         input = build_input(step, range, n_padded);
         // Settled (no entry that attention reads is written by this step): false for runs, where a
@@ -343,7 +343,7 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
     if (range.n_pooled > 0) {
         output.hidden = hidden_.append(step.pooled.data() + range.first_pooled, range.n_pooled);
     }
-    const Profile::Scope scope = profile_.forward();
+    const Profile::Scope scope = profile_.forward(bucket > 0 ? "forward/graph" : "forward/model");
     const GraphParams params{n_padded, output.logits.size(0)};
     const auto body = [&] {
         graph_.run(params, [&] { model_.forward(stream_, workspace_, input, metadata, &output); });

@@ -35,7 +35,8 @@ struct RunnerOptions {
     int32_t max_ubatch = 512;               // tokens of one forward
     // Output rows and sequences per step reserved at construction; grows on demand.
     int64_t reserved_outputs = 256;
-    // Use the device sampler on a CPU too (for tests; the host sampler is faster there).
+    // Use the device sampler for queued steps on a CPU too (for tests; the host sampler is faster
+    // there).
     bool samples_on_cpu = false;
 };
 
@@ -80,7 +81,7 @@ public:
     int64_t n_slots() const { return options_.n_slots; }
     const OutputBuffer &output() const { return output_; }
     float *host_rows() {
-        const Profile::Scope scope = profile_.memcpy();
+        const Profile::Scope scope = profile_.memcpy("memcpy/logits");
         return output_.host_rows(stream_);
     }
     // See llaisysModelKeepHidden.
@@ -89,7 +90,7 @@ public:
     void reserve_lora(int64_t n_slots, int64_t max_rank);
     // Auxiliary hidden states of the last step in host memory; synchronizes the stream. Null: none.
     const float *host_hidden() {
-        const Profile::Scope scope = profile_.memcpy();
+        const Profile::Scope scope = profile_.memcpy("memcpy/hidden");
         return aux_hidden_.row_size() > 0 ? aux_hidden_.host_rows(stream_) : nullptr;
     }
     // Discards rows, hidden states and logprobs of the last step. step() calls it.
@@ -127,9 +128,6 @@ public:
     KvHostPool *host_pool() { return host_pool_ ? &*host_pool_ : nullptr; }
 
 private:
-    bool uses_device_sampler() const {
-        return device_sampler_.is_supported() || options_.samples_on_cpu;
-    }
     // Waits for a result of the device sampler and records it. False when rows are undecided_.
     bool take_sample(int slot, const LlaisysSamplingMetadata &sampling, int32_t *ids);
     // Reserves memory so that no step of token ids allocates device memory.

@@ -7,15 +7,15 @@
 namespace llaisys::runtime {
 
 void ModelRunner::sample(const LlaisysSamplingMetadata &sampling, int32_t *ids) {
-    const Profile::Scope scope = profile_.sample();
-    if (!uses_device_sampler()) {
-        samples_.on_host += sampling.n_rows;
-        return sampler_.sample(host_rows(), output_.n_rows(), sampling, ids);
+    const Profile::Scope scope = profile_.sample("sample/rows");
+    const bool is_supported = device_sampler_.is_supported();
+    if (is_supported) {
+        sampler_.plan(sampling, output_.n_rows(), &plan_);
     }
-    sampler_.plan(sampling, output_.n_rows(), &plan_);
-    if (plan_.n_on_host == sampling.n_rows) {
+    if (!is_supported || plan_.n_on_host == sampling.n_rows) {
+        sampler_.sample(host_rows(), output_.n_rows(), sampling, ids);
         samples_.on_host += sampling.n_rows;
-        return sampler_.sample(host_rows(), output_.n_rows(), sampling, ids);
+        return;
     }
     sampled_ids_.resize(size_t(sampling.n_rows));
     take_sample(device_sampler_.queue(output_.rows(), plan_), sampling, sampled_ids_.data());
@@ -35,10 +35,12 @@ void ModelRunner::sample(const LlaisysSamplingMetadata &sampling, int32_t *ids) 
 SamplingPlan::Async ModelRunner::plan_sample(const LlaisysSamplingMetadata &sampling,
                                              const int32_t *pending_rows) {
     constexpr int32_t kAny = std::numeric_limits<int32_t>::max(); // rows are checked after the step
+    if (!device_sampler_.is_supported() && !options_.samples_on_cpu) {
+        const bool is_greedy = sampler_.plan_greedy(sampling, kAny, &plan_);
+        return is_greedy ? SamplingPlan::Async::yes : SamplingPlan::Async::no;
+    }
     sampler_.plan(sampling, kAny, &plan_, pending_rows);
-    const bool may_be =
-        plan_.is_greedy ||
-        (uses_device_sampler() && (plan_.async == SamplingPlan::Async::yes || can_repeat()));
+    const bool may_be = plan_.async == SamplingPlan::Async::yes || can_repeat();
     return may_be ? plan_.async : SamplingPlan::Async::no;
 }
 
@@ -55,7 +57,7 @@ int32_t ModelRunner::queue_step(const LlaisysStepInput &input,
     }
     sources_ = nullptr;
     if (status == LLAISYS_DECODE_OK) {
-        const Profile::Scope scope = profile_.sample();
+        const Profile::Scope scope = profile_.sample("sample/queue");
         check_output_rows(sampling, output_.n_rows());
         *slot = device_sampler_.queue(sampling.n_rows > 0 ? output_.rows() : Tensor(), plan_);
     }
@@ -63,7 +65,7 @@ int32_t ModelRunner::queue_step(const LlaisysStepInput &input,
 }
 
 bool ModelRunner::finish_sample(int slot, const LlaisysSamplingMetadata &sampling, int32_t *ids) {
-    const Profile::Scope scope = profile_.sample();
+    const Profile::Scope scope = profile_.sample("sample/collect");
     const bool is_sampled = take_sample(slot, sampling, ids);
     samples_.on_device += is_sampled ? sampling.n_rows : 0;
     return is_sampled;

@@ -12,7 +12,7 @@ class Profile {
 public:
     using Stage = LlaisysStageProfile LlaisysProfile::*;
 
-    // A scope of a stage; scopes of a profile nest, on one thread. `name`: of the NVTX range.
+    // A scope of a stage; scopes of a profile nest, on one thread.
     class Scope {
     public:
         Scope(Profile &profile, Stage stage, const char *name)
@@ -30,11 +30,12 @@ public:
         Stage outer_;
     };
 
-    Scope prepare() { return {*this, &LlaisysProfile::prepare, "prepare"}; }
-    Scope attn_meta() { return {*this, &LlaisysProfile::attn_meta, "attn_meta"}; }
-    Scope forward() { return {*this, &LlaisysProfile::forward, "forward"}; }
-    Scope sample() { return {*this, &LlaisysProfile::sample, "sample"}; }
-    Scope memcpy() { return {*this, &LlaisysProfile::memcpy, "memcpy"}; }
+    // `name`: of the NVTX range, STAGE/PART.
+    Scope prepare(const char *name) { return {*this, &LlaisysProfile::prepare, name}; }
+    Scope attn_meta(const char *name) { return {*this, &LlaisysProfile::attn_meta, name}; }
+    Scope forward(const char *name) { return {*this, &LlaisysProfile::forward, name}; }
+    Scope sample(const char *name) { return {*this, &LlaisysProfile::sample, name}; }
+    Scope memcpy(const char *name) { return {*this, &LlaisysProfile::memcpy, name}; }
 
     // Times of ended scopes since construction or the last reset.
     const LlaisysProfile &times() const { return times_; }

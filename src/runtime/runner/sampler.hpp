@@ -43,6 +43,9 @@ public:
     // Null: none for all.
     void plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, SamplingPlan *plan,
               const int32_t *pending_rows = nullptr) const;
+    // The same for rows that are the argmax of their output row; false: one is not.
+    bool plan_greedy(const LlaisysSamplingMetadata &sampling, int32_t n_outputs,
+                     SamplingPlan *plan) const;
     // Samples the given rows of the call that record_sampled() recorded, from logits
     // [rows.size(), vocab]; throws like sample() after its checks.
     void sample_rows(const float *logits, const std::vector<int32_t> &rows,
@@ -69,8 +72,6 @@ private:
     RowParams row_params(const LlaisysSamplingMetadata &sampling, const NumberColumns &numbers,
                          int32_t r) const;
     void sample_row(const float *row, const RowParams &params, int32_t r, int thread);
-    // Whether every row is the argmax of its output row.
-    bool is_greedy(const LlaisysSamplingMetadata &sampling, const NumberColumns &numbers) const;
     // Appends the processors of a row to the plan; pending_row as in plan(). False: the device
     // cannot sample the row.
     static bool plan_row(const RowParams &params, const Reduction &reduction, int32_t pending_row,

@@ -24,8 +24,13 @@ void append_biases(const RowParams &params, SamplingPlan *plan, std::vector<int3
 
 } // namespace
 
-bool Sampler::is_greedy(const LlaisysSamplingMetadata &sampling,
-                        const NumberColumns &numbers) const {
+bool Sampler::plan_greedy(const LlaisysSamplingMetadata &sampling, int32_t n_outputs,
+                          SamplingPlan *plan) const {
+    const NumberColumns numbers = check_sampling(sampling, n_outputs, vocab_);
+    plan->async = SamplingPlan::Async::yes;
+    plan->on_host.assign(size_t(sampling.n_rows), 0);
+    plan->n_on_host = 0;
+    plan->is_greedy = false;
     for (int32_t r = 0; r < sampling.n_rows; ++r) {
         const RowParams params = row_params(sampling, numbers, r);
         const Reduction reduction = reduction_of(params, 1);
@@ -36,19 +41,16 @@ bool Sampler::is_greedy(const LlaisysSamplingMetadata &sampling,
             return false;
         }
     }
+    plan->is_greedy = true;
     return true;
 }
 
 void Sampler::plan(const LlaisysSamplingMetadata &sampling, int32_t n_outputs, SamplingPlan *plan,
                    const int32_t *pending_rows) const {
-    const NumberColumns numbers = check_sampling(sampling, n_outputs, vocab_);
-    plan->async = SamplingPlan::Async::yes;
-    plan->on_host.assign(size_t(sampling.n_rows), 0);
-    plan->n_on_host = 0;
-    plan->is_greedy = is_greedy(sampling, numbers);
-    if (plan->is_greedy) {
+    if (plan_greedy(sampling, n_outputs, plan)) {
         return;
     }
+    const NumberColumns numbers(sampling);
     const int64_t k = std::min(vocab_, kMaxTopK);
     for (auto *integers :
          {&plan->rows, &plan->mask_rows, &plan->bias_offsets, &plan->bias_ids,
