@@ -9,14 +9,6 @@ namespace llaisys::runtime {
 
 namespace {
 
-// Arena bytes of the ops::LoraRows of n rows.
-int64_t lora_input_bytes(int64_t n, int64_t n_slots) {
-    return n_slots == 0
-               ? 0
-               : StepArena::bytes_for(n, sizeof(int32_t)) +
-                     StepArena::bytes_for(4 * ops::lora_tiles(n, n_slots), sizeof(int32_t));
-}
-
 KvStorage make_storage(const device::Stream &stream, const models::KvSpec &spec,
                        const RunnerOptions &options) {
     const DType dtype = options.kv_dtype != LLAISYS_DTYPE_INVALID ? options.kv_dtype : spec.dtype;
@@ -72,9 +64,8 @@ void ModelRunner::reserve_largest_step() {
     const int64_t tokens = 3 * StepArena::bytes_for(largest, sizeof(int64_t)) +
                            2 * StepArena::bytes_for(largest, sizeof(int32_t)) +
                            StepArena::bytes_for(n_rows, sizeof(int64_t)) +
-                           StepArena::bytes_for(n_rows, sizeof(int32_t)) +
-                           lora_input_bytes(largest, model_.lora_slots()) +
-                           lora_input_bytes(n_rows, model_.lora_slots());
+                           StepArena::bytes_for(n_rows, sizeof(int32_t)) + lora_bytes(largest) +
+                           lora_bytes(n_rows);
     arena_.begin(tokens + metadata_.max_bytes(largest, cells_ ? width : n_rows * blocks));
 }
 
@@ -171,124 +162,6 @@ int32_t ModelRunner::step_block(const PreparedStep &step, const std::vector<Ubat
     block_peak_ = std::max(block_peak_, block_used_);
     block_sequences_ = input.n_seq;
     return LLAISYS_DECODE_OK;
-}
-
-// Whether only output rows are needed: see models::ModelInput::last_rows.
-bool ModelRunner::selects_output_rows(const UbatchRange &range, int64_t n_padded) const {
-    return range.n_outputs > 0 && range.n_outputs < range.n && n_padded == range.n &&
-           range.n_pooled == 0 && aux_hidden_.row_size() == 0;
-}
-
-bool ModelRunner::has_lora(const PreparedStep &step, const UbatchRange &range) const {
-    return step.lora_slots != nullptr &&
-           std::any_of(step.lora_slots + range.first, step.lora_slots + range.first + range.n,
-                       [](int32_t slot) { return slot >= 0; });
-}
-
-ops::LoraRows ModelRunner::group_lora() {
-    const auto n = int64_t(local_rows_.size());
-    const int64_t n_tiles = ops::lora_tiles(n, model_.lora_slots());
-    ops::LoraRows lora;
-    int32_t *rows = arena_.allocate<int32_t>({n}, &lora.rows);
-    int32_t *tiles = arena_.allocate<int32_t>({n_tiles, 4}, &lora.tiles);
-    ops::group_lora_rows(local_rows_.data(), n, model_.lora_ranks(), model_.lora_slots(), rows,
-                         tiles);
-    return lora;
-}
-
-int64_t ModelRunner::input_bytes(const PreparedStep &step, const UbatchRange &range,
-                                 int64_t n_padded) const {
-    int64_t values = 0;
-    if (step.token_ids != nullptr) {
-        values += StepArena::bytes_for(n_padded, sizeof(int64_t));
-    }
-    if (step.embd != nullptr) {
-        values += StepArena::bytes_for(n_padded * step.embd_size, sizeof(float));
-    }
-    if (sources_ != nullptr) {
-        values += StepArena::bytes_for(n_padded, sizeof(int32_t));
-    }
-    if (model_.spec().token_types > 0) {
-        values += StepArena::bytes_for(n_padded, sizeof(int64_t));
-    }
-    if (selects_output_rows(range, n_padded)) {
-        values += StepArena::bytes_for(range.n_outputs, sizeof(int64_t)) +
-                  StepArena::bytes_for(range.n_outputs, sizeof(int32_t));
-    }
-    if (has_lora(step, range)) {
-        values += lora_input_bytes(n_padded, model_.lora_slots());
-        if (selects_output_rows(range, n_padded)) {
-            values += lora_input_bytes(range.n_outputs, model_.lora_slots());
-        }
-    }
-    return values + StepArena::bytes_for(n_padded, sizeof(int64_t)) +
-           StepArena::bytes_for(range.n_pooled, sizeof(int64_t)) +
-           StepArena::bytes_for(std::max<int64_t>(n_padded, range.n_outputs), sizeof(int32_t));
-}
-
-// Padding rows are token 0 at position 0.
-models::ModelInput ModelRunner::build_input(const PreparedStep &step, const UbatchRange &range,
-                                            int64_t n_padded) {
-    models::ModelInput input;
-    input.n_tokens = n_padded;
-    if (step.token_ids != nullptr) {
-        int64_t *to = arena_.allocate<int64_t>({n_padded}, &input.token_ids);
-        std::copy_n(step.token_ids + range.first, range.n, to);
-        std::fill(to + range.n, to + n_padded, 0);
-    }
-    if (step.embd != nullptr) {
-        const int64_t size = step.embd_size;
-        float *to = arena_.allocate<float>({n_padded, size}, &input.embeddings);
-        std::copy_n(step.embd + range.first * size, range.n * size, to);
-    }
-    int64_t *positions = arena_.allocate<int64_t>({n_padded}, &input.positions);
-    std::copy_n(step.positions.data() + range.first, range.n, positions);
-    std::fill(positions + range.n, positions + n_padded, 0);
-    if (model_.spec().token_types > 0) {
-        int64_t *types = arena_.allocate<int64_t>({n_padded}, &input.token_types);
-        std::fill_n(types, n_padded, 0);
-        if (step.token_types != nullptr) {
-            std::copy_n(step.token_types + range.first, range.n, types);
-        }
-    }
-    if (range.n_outputs > 0) {
-        const int64_t n_outputs = range.n_outputs + (n_padded - range.n);
-        int32_t *to = arena_.allocate<int32_t>({n_outputs}, &input.output_rows);
-        for (int32_t i = 0; i < range.n_outputs; ++i) {
-            to[i] = step.outputs[size_t(range.first_output + i)] - range.first;
-        }
-        for (int64_t i = range.n_outputs; i < n_outputs; ++i) {
-            to[i] = int32_t(range.n + i - range.n_outputs);
-        }
-    }
-    if (selects_output_rows(range, n_padded)) {
-        int64_t *rows = arena_.allocate<int64_t>({range.n_outputs}, &input.last_rows);
-        int32_t *indices = arena_.allocate<int32_t>({range.n_outputs}, &input.last_row_indices);
-        for (int32_t i = 0; i < range.n_outputs; ++i) {
-            rows[i] = step.outputs[size_t(range.first_output + i)] - range.first;
-            indices[i] = i;
-        }
-    }
-    if (range.n_pooled > 0) {
-        int64_t *to = arena_.allocate<int64_t>({range.n_pooled}, &input.hidden_rows);
-        for (int32_t i = 0; i < range.n_pooled; ++i) {
-            to[i] = step.pooled[size_t(range.first_pooled + i)] - range.first;
-        }
-    }
-    if (has_lora(step, range)) {
-        local_rows_.assign(step.lora_slots + range.first, step.lora_slots + range.first + range.n);
-        local_rows_.resize(size_t(n_padded), -1);
-        input.lora = group_lora();
-        if (selects_output_rows(range, n_padded)) {
-            for (int32_t i = 0; i < range.n_outputs; ++i) { // ascending, so in place
-                const int32_t row = step.outputs[size_t(range.first_output + i)] - range.first;
-                local_rows_[size_t(i)] = local_rows_[size_t(row)];
-            }
-            local_rows_.resize(size_t(range.n_outputs));
-            input.last_lora = group_lora();
-        }
-    }
-    return input;
 }
 
 // A decode step (every token has logits: one per sequence, or a few with draft tokens) is padded to

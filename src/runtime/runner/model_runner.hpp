@@ -143,6 +143,7 @@ private:
                                    int64_t n_padded);
     bool selects_output_rows(const UbatchRange &range, int64_t n_padded) const;
     bool has_lora(const PreparedStep &step, const UbatchRange &range) const;
+    int64_t lora_bytes(int64_t n) const; // arena bytes of the ops::LoraRows of n rows
     // Groups the rows of the slots in local_rows_ in memory of the arena.
     ops::LoraRows group_lora();
     int64_t input_bytes(const PreparedStep &step, const UbatchRange &range, int64_t n_padded) const;
