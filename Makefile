@@ -231,7 +231,7 @@ run: $(PACKAGE) ## serve the default model with the web chat (ARGS="..." adds ar
 bench: $(PACKAGE) ## kernels against this machine's limits (ARGS="..." as for `llaisys bench ops`)
 	@$(PY) -m llaisys bench ops $(ARGS)
 
-bench-check: $(VENV)/.base native ## fail when slower than the baseline of this kind of machine (ARGS="--base REVISION")
+bench-check: $(PACKAGE) native ## fail when slower than the baseline of this kind of machine (ARGS="--base REVISION")
 	@$(PY) scripts/bench_check.py $(ARGS)
 
 # ---- test ---------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ runpy.run_module("llaisys", run_name="__main__", alter_sys=True)
 def run_in(tree: Path, *words: str) -> Any:
     """The JSON result of `llaisys bench` of a tree that has its library in build/native."""
     package = str(tree / "python")
-    command = [sys.executable, "-c", _RUN, package, "bench", *words, "--profile", "--json"]
+    command = [sys.executable, "-c", _RUN, package, "bench", *words, "--json"]
     environment = {**os.environ, "PYTHONPATH": package}
     found = subprocess.run(
         command, env=environment, cwd=tree, stdout=subprocess.PIPE, text=True, check=True
@@ -114,7 +114,7 @@ def run_in(tree: Path, *words: str) -> Any:
 
 
 def measure(tree: Path, shape: str, device: str) -> Figures:
-    common = ("--shape", shape, "--device", device)
+    common = ("--shape", shape, "--device", device, "--profile")
     return figures_of(
         run_in(tree, "latency", *common),
         run_in(tree, "throughput", *common, "--concurrency", "8", "--repeats", "1"),
@@ -139,10 +139,17 @@ def git(*words: str) -> str:
     return done.stdout.strip() if done.returncode == 0 else ""
 
 
-def machine_kind() -> str:
+def machine_kind(device: str) -> str:
     """The GPU, or the CPU and its number of cores."""
-    found = run_in(ROOT, "ops", "--quick")["machine"]
-    return found["gpu"] if "gpu" in found else f"{found['cpu']}, {os.cpu_count()} cores"
+    from llaisys.bench.machine import cpu_name_of
+    from llaisys.engine.config import EngineConfig
+    from llaisys.engine.executor.device_choice import resolve_device
+    from llaisys.libllaisys.handles import describe_devices
+
+    if (used := resolve_device(EngineConfig.of(device=device)).device) != "cpu":
+        return describe_devices(used)[0]
+    cpu = cpu_name_of(Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    return f"{cpu}, {os.cpu_count()} cores"
 
 
 def build(revision: str) -> Path:
@@ -178,7 +185,7 @@ def main() -> int:
     parser.add_argument("--accept", action="store_true", help="make HEAD the baseline")
     options = parser.parse_args()
     baselines = json.loads(BASELINES.read_text(encoding="utf-8")) if BASELINES.is_file() else {}
-    kind = machine_kind()
+    kind = machine_kind(options.device)
     stored = baselines.get(kind, {})
     if options.base_tree is None:
         revision = options.base or stored.get("revision") or git("describe", "--tags", "--abbrev=0")

@@ -69,7 +69,7 @@ def test_exit_status_and_accepted_baseline(
         return figures[tree]
 
     monkeypatch.setattr(bench_check, "BASELINES", baselines)
-    monkeypatch.setattr(bench_check, "machine_kind", lambda: "this machine")
+    monkeypatch.setattr(bench_check, "machine_kind", lambda device: "this machine")
     monkeypatch.setattr(bench_check, "measure", measure)
     words = ["--base-tree", str(tmp_path), "--rounds", "2", "--accept"]
     monkeypatch.setattr(sys, "argv", ["bench_check.py", *words])
