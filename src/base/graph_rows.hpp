@@ -19,7 +19,7 @@ constexpr int64_t graph_rows(int64_t rows, bool has_drafts = false) {
     while (padded < rows && padded < 8) {
         padded *= 2;
     }
-    // Increments of an eighth to a quarter: at most a quarter of the rows is padding.
+    // Increments of 8 rows, then of an eighth to a quarter of the rows.
     for (int64_t step = 8; padded < rows; padded += step) {
         while (padded >= 8 * step) {
             step *= 2;

@@ -186,6 +186,22 @@ def test_profile_has_the_stages_of_the_model(monkeypatch: pytest.MonkeyPatch) ->
     assert resets == [True]
 
 
+def test_profile_does_not_count_the_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine()
+    adapter, resets, rows = adapter_of(engine), [], {"device": 7, "host": 2}
+
+    def profile(reset: bool = False) -> dict[str, tuple[float, int]]:
+        resets.append(reset)
+        return {}
+
+    monkeypatch.setattr(adapter, "profile", profile)
+    monkeypatch.setattr(adapter, "sample_counts", lambda: dict(rows))
+    engine.core.executor.worker.warmup()
+    assert resets == [True]
+    rows["host"] += 3
+    assert engine.profile()["sample_counts"] == {"device": 0, "host": 3}
+
+
 def test_warmup_leaves_no_sequence():
     engine = make_engine(warmup=True)
     assert adapter_of(engine).num_forwards == 1

@@ -95,6 +95,7 @@ class Worker:
         self._host_file = -1  # memfd of the host slots, for other engines; -1: not shared
         self._gpu_monitor: GpuMonitor | None = None
         self._timers = StageTimers()
+        self._warmup_samples: dict[str, int] = {}  # rows by sampler
 
     # ---- life cycle ----------------------------------------------------------------------------
 
@@ -201,6 +202,8 @@ class Worker:
             *(adapter, rows, verification, full, block_size, self.gpu_usage, has_loras),
             samples=self._is_last_stage,
         )
+        adapter.profile(reset=True)
+        self._warmup_samples = adapter.sample_counts()
 
     def gpu_usage(self) -> GpuUsage | None:
         """Return memory and load of this rank's GPU; None on a CPU."""
@@ -505,7 +508,9 @@ class Worker:
     # ---- profile -------------------------------------------------------------------------------
 
     def profile(self, reset: bool = False) -> dict[str, Any]:
-        """Return StageTimers.report with the rank and the rows sampled per device."""
+        """Return StageTimers.report with the rank and the rows sampled per device, without the
+        warm-up."""
         native = {} if self.adapter is None else self.adapter.profile(reset)
         counts = {} if self.adapter is None else self.adapter.sample_counts()
+        counts = {where: n - self._warmup_samples.get(where, 0) for where, n in counts.items()}
         return {"rank": self.rank, "sample_counts": counts, **self._timers.report(native, reset)}
