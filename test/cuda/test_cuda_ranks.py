@@ -103,6 +103,27 @@ def test_killed_rank_ends_the_engine(directory: Path) -> None:
         assert time.monotonic() - start < 30
 
 
+def test_ray_actors_on_one_gpu_give_the_same_tokens(directory: Path) -> None:
+    """Each reserves half of the GPU. A killed actor ends the engine."""
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'llaisys[ray]'")
+    with open_llm(directory, 1) as llm:
+        expected = tokens(llm)
+    ray.init(num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        with open_llm(directory, 2, distributed_executor_backend="ray", n_threads=1) as llm:
+            assert ray.available_resources().get("GPU", 0) == 0
+            assert tokens(llm) == expected
+            assert tokens(llm) == expected
+            executor: Any = llm._client.core.executor  # type: ignore[union-attr]
+            ray.kill(executor._children[0].actor)
+            start = time.monotonic()
+            with pytest.raises(LlaisysError, match="rank"):
+                tokens(llm)
+            assert time.monotonic() - start < 30
+    finally:
+        ray.shutdown()
+
+
 def stage_options(stages: int, tp_size: int = 1) -> dict[str, Any]:
     return {
         "pipeline_parallel_size": stages,

@@ -17,9 +17,9 @@ from llaisys.entrypoints.llm import LLM
 from llaisys.libllaisys.cuda_support import CudaProblem, CudaSupport
 from llaisys.models import device
 from llaisys.models.device import DeviceChoice
-from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client import process
 from llaisys.server.engine_client.messages import EngineSetup
+from llaisys.server.replicas.ray_relay import replica_needs
 
 
 class FakeGpus:
@@ -68,7 +68,6 @@ def test_auto_uses_the_gpu_and_says_so_once(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"distributed_executor_backend": "ray"}, "distributed_executor_backend ray"),
         ({"model": "mock"}, "no weights"),
         ({"adapter_class": object}, "adapter_class"),
         ({"tensor_parallel_size": 2}, "too few GPUs"),
@@ -84,9 +83,14 @@ def test_options_that_cuda_does_not_support_select_the_cpu(
     assert caplog.messages[0].startswith("device cpu: ") and reason in caplog.messages[0]
 
 
-def test_the_same_options_with_cuda_are_an_error() -> None:
-    with pytest.raises(InvalidInputError):
-        EngineConfig.of(device="cuda", distributed_executor_backend="ray")
+def test_ray_ranks_need_one_gpu_on_the_node_of_the_engine(gpus: FakeGpus) -> None:
+    """Ray reserves the GPUs of the others, on any node."""
+    options = {"distributed_executor_backend": "ray", "tensor_parallel_size": 4}
+    for requested in ("auto", "cuda"):
+        config = resolve_device(EngineConfig.of(device=requested, **options), 1, 2)
+        assert config.device == "cuda"
+        assert config.parallel.tensor_parallel_device_ids == (0, 1, 2, 3)
+    assert gpus.asked == [((0,), 4)] * 2
 
 
 def test_8_bit_kv_does_not_select_the_cpu(gpus: FakeGpus) -> None:
@@ -135,11 +139,18 @@ def test_replicas_without_a_gpu_each_use_the_cpu_unless_cuda_is_requested(gpus: 
     assert shared.device == "cuda" and shared.parallel.tensor_parallel_device_ids == (0,)
 
 
-def test_replicas_on_ray_use_the_cpu() -> None:
-    server = ServerConfig(
-        engine=EngineConfig(n_threads=2), data_parallel_size=2, data_parallel_backend="ray"
-    )
-    assert server.engine_of_replica.device == "cpu"
+def test_replicas_on_ray_reserve_gpus_where_the_cluster_has_some() -> None:
+    def needs(gpus: float, **options: Any) -> dict[str, float]:
+        config = EngineConfig.of(n_threads=2, **options)
+        return replica_needs(config, {"CPU": 8, "GPU": gpus})
+
+    assert needs(4, model="x") == {"CPU": 2, "GPU": 1}
+    assert needs(0, model="x") == needs(4, model="x", device="cpu") == {"CPU": 2}
+    assert needs(0, model="x", device="cuda") == {"CPU": 2, "GPU": 1}
+    assert needs(4, model="mock") == {"CPU": 2}
+    two = {"model": "x", "tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+    assert needs(4, **two) == {"CPU": 4, "GPU": 2}
+    assert needs(4, **two, tensor_parallel_device_ids=(0, 0)) == {"CPU": 4, "GPU": 1}
 
 
 def test_llm_resolves_the_device_before_workers_exist(

@@ -17,14 +17,15 @@ ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'llai
 
 from ray.cluster_utils import Cluster  # noqa: E402
 
-NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
+# Simulated GPUs: the replicas reserve one each and compute on the CPU.
+NODE = {"num_cpus": 1, "num_gpus": 1, "object_store_memory": 80 << 20}
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     # Ray's process start timeout is fixed at 30 s.
     made = Cluster(initialize_head=True, head_node_args={**NODE, "include_dashboard": False})
-    made.add_node(**NODE)
+    made.add_node(**NODE, node_ip_address="127.0.0.2")
     try:
         yield made
     finally:
@@ -55,6 +56,11 @@ def ask(server: ServerProcess, prompt: str) -> str:
     return text
 
 
+def environment(pid: int) -> dict[str, str]:
+    pairs = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+    return dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+
+
 def engine_pids() -> list[int]:
     """Return the engine processes of the actors."""
     found = []
@@ -81,6 +87,13 @@ def test_ray_replicas_equal_one_engine(server: ServerProcess, model: str) -> Non
         assert [ask(server, prompt) for prompt in prompts] == [ask(alone, p) for p in prompts]
 
 
+def test_replicas_have_a_node_and_a_gpu_each(server: ServerProcess, cluster: Any) -> None:
+    wait_for(lambda: up(server) == [1.0, 1.0], "both replicas")
+    found = [environment(pid) for pid in engine_pids()]
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in found] == ["0", "0"]  # the first of their nodes
+    assert len({env["RAY_RAYLET_PID"] for env in found}) == 2
+
+
 def test_killed_engine_restarts(server: ServerProcess) -> None:
     wait_for(lambda: up(server) == [1.0, 1.0], "both replicas")
     expected = ask(server, "hello")
@@ -88,6 +101,19 @@ def test_killed_engine_restarts(server: ServerProcess) -> None:
     wait_for(lambda: sum(up(server)) == 1, "one replica to be down")
     assert ask(server, "hello") == expected
     wait_for(lambda: up(server) == [1.0, 1.0], "it to be up again", seconds=120)
+
+
+def test_replica_of_a_dead_node_starts_on_another(server: ServerProcess, cluster: Any) -> None:
+    wait_for(lambda: up(server) == [1.0, 1.0], "both replicas", seconds=120)
+    expected = ask(server, "hello")
+    before = set(engine_pids())
+    (node,) = [node for node in cluster.list_all_nodes() if node is not cluster.head_node]
+    cluster.remove_node(node, allow_graceful=False)
+    wait_for(lambda: len(before & set(engine_pids())) == 1, "the engine to end with its node")
+    wait_for(lambda: sum(up(server)) == 1, "one replica to be down", seconds=60)
+    assert ask(server, "hello") == expected
+    cluster.add_node(**NODE, node_ip_address="127.0.0.2")
+    wait_for(lambda: up(server) == [1.0, 1.0], "a replica on the new node", seconds=180)
 
 
 def test_engines_end_when_the_server_is_killed(server: ServerProcess) -> None:

@@ -350,8 +350,6 @@ class EngineConfig:
     def __post_init__(self) -> None:
         check_options(self)
         object.__setattr__(self, "parallel", normalize_parallel_config(self.parallel))
-        if self.device == "cuda" and self.parallel.distributed_executor_backend == "ray":
-            raise invalid_value("device", "cuda", "cpu with distributed_executor_backend ray")
         stages = self.parallel.pipeline_parallel_size
         for name, is_set in (
             ("speculative_config", self.speculative_config is not None),

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -79,6 +80,19 @@ class ChildProcess:
 
 
 # ---- in the child --------------------------------------------------------------------------------
+
+
+def exit_when_orphaned(seconds: float = 0.5) -> None:
+    """Exit when the parent process has ended, checked every `seconds` in a thread. For processes
+    whose standard input is not a pipe from the parent."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(seconds)
+        os._exit(EXIT_ORPHAN)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def exit_with_parent(stream: BinaryIO, directory: str) -> None:

@@ -370,8 +370,6 @@ class ServerConfig:
         """The configuration of each engine process; several of them divide the cores."""
         engine, count = self.engine, self.data_parallel_size
         on_ray = self.data_parallel_backend == "ray"
-        if on_ray and engine.device == "auto":
-            engine = replace(engine, device="cpu")  # Ray is asked for CPUs only
         if self.prefill_replicas and engine.cache.kv_transfer == "off":
             cache = replace(engine.cache, kv_transfer="tcp" if on_ray else "shm")
             engine = replace(engine, cache=cache)

@@ -28,11 +28,14 @@ def resolve_device(
     else:
         ranks = config.parallel.world_size
         ids = config.parallel.tensor_parallel_device_ids or (0,)
+        is_ray = config.parallel.distributed_executor_backend == "ray"
+        if is_ray:
+            ids = (0,)  # Ray chooses the GPUs of the others
         if requested == "cuda":
             choice = require_cuda(ids, ranks)
         else:
-            every_id = range(ranks * replicas) if _has_default_ids(config) else ids
-            choice = choose_device(every_id, ranks, cpu_reason or _cpu_option(config))
+            every_id = range(ranks * replicas) if _has_default_ids(config) and not is_ray else ids
+            choice = choose_device(every_id, ranks, cpu_reason or cpu_option(config))
         chosen, reason, num_gpus = choice.device, choice.reason, choice.num_gpus
     if config.device == "auto":
         logger.log(logging.INFO if replica == 0 else logging.DEBUG, "device %s: %s", chosen, reason)
@@ -40,10 +43,8 @@ def resolve_device(
     return _placed(config, replica, replicas, num_gpus)
 
 
-def _cpu_option(config: EngineConfig) -> str:
+def cpu_option(config: EngineConfig) -> str:
     """The option that only the CPU supports; empty: none."""
-    if config.parallel.distributed_executor_backend == "ray":
-        return "distributed_executor_backend ray is supported on the CPU only"
     if config.adapter_class is not None:
         return "adapter_class is set"
     if (config.model_type or config.model) in MODELS_ON_CPU:
@@ -59,7 +60,8 @@ def _has_default_ids(config: EngineConfig) -> bool:
 def _placed(config: EngineConfig, replica: int, replicas: int, num_gpus: int) -> EngineConfig:
     """Give each replica GPUs of its own when there are enough; otherwise replicas share them."""
     ranks = config.parallel.world_size
-    if replicas == 1 or num_gpus < ranks * replicas or not _has_default_ids(config):
+    is_ray = config.parallel.distributed_executor_backend == "ray"
+    if replicas == 1 or num_gpus < ranks * replicas or not _has_default_ids(config) or is_ray:
         return config
     ids = tuple(range(replica * ranks, (replica + 1) * ranks))
     return replace(config, parallel=replace(config.parallel, tensor_parallel_device_ids=ids))

@@ -1,5 +1,8 @@
 """Ranks on a Ray cluster: the driver rank is this process, the others are actors in a placement
-group. Ranks communicate over TCP.
+group. Ranks communicate over TCP, on GPUs with NCCL.
+
+On GPUs, an actor of its own holds the GPU of the driver rank. Ranks are numbered by node, then by
+GPU.
 
 Every node needs the package, and the model under the same name. Ray pickles data between its
 trusted nodes; the payloads are encoded bytes that are decoded as typed messages.
@@ -23,7 +26,13 @@ from llaisys.engine.config import EngineConfig
 from llaisys.engine.executor.base import WorkerLostError
 from llaisys.engine.executor.driver import DriverExecutor, close_if_same
 from llaisys.engine.executor.messages import Answer, Call, decode_answer
-from llaisys.engine.executor.ray_rank import RayRank, init_method, listen
+from llaisys.engine.executor.ray_rank import (
+    Place,
+    RayRank,
+    init_method,
+    listen,
+    with_device_ids,
+)
 from llaisys.processes.channel import encode
 
 logger = logging.getLogger("llaisys.engine")
@@ -105,6 +114,7 @@ class RayExecutor(DriverExecutor, backend="ray"):
         config = self.config
         self._ray = ray = import_ray()
         self._group: Any = None
+        self._holder: Any = None  # actor with the GPU of the driver rank
         self._driver_socket: tuple[int, int] | None = None  # (descriptor, inode)
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
@@ -118,47 +128,69 @@ class RayExecutor(DriverExecutor, backend="ray"):
 
     def _start_ranks(self, config: EngineConfig) -> None:
         ray, size = self._ray, config.parallel.world_size
-        util, strategies = ray.util.placement_group, ray.util.scheduling_strategies
         here = f"node:{ray.util.get_node_ip_address()}"
-        bundles: list[dict[str, float]] = [{"CPU": config.n_threads} for _ in range(size)]
+        gpus = gpus_per_rank(config)
+        needs = {"CPU": max(1, config.n_threads), **({"GPU": gpus} if gpus else {})}
+        bundles: list[dict[str, float]] = [dict(needs) for _ in range(size)]
         bundles[0][here] = 0.001  # places the driver's bundle on this node
-        self._group = util(bundles, strategy="PACK")
+        self._group = ray.util.placement_group(bundles, strategy="PACK")
         if not self._group.wait(PLACEMENT_TIMEOUT):
             raise InvalidInputError(
-                f"the Ray cluster has no room for {size} ranks with "
-                f"{config.n_threads} CPUs each: it has {ray.cluster_resources().get('CPU', 0):g}",
+                f"the Ray cluster has no room for {size} ranks with {described(needs)} each: it "
+                f"has {described(ray.cluster_resources(), *needs)}",
                 field="tensor_parallel_size",
             )
-        actor_class = ray.remote(concurrency_groups={"health": 1})(RayRank)
-        for rank in range(1, size):
-            strategy = strategies.PlacementGroupSchedulingStrategy(
-                self._group, placement_group_bundle_index=rank
-            )
-            actor = actor_class.options(
-                num_cpus=config.n_threads,
-                scheduling_strategy=strategy,
-                max_restarts=0,
-            ).remote(config.to_wire(), rank, level_name(), format_name())
+        actors = [self._create(config, index, needs) for index in range(0 if gpus else 1, size)]
+        if gpus:
+            self._holder = actors.pop(0)
+        first = self._driver_place()
+        found = [(self._call_actor(actor, "place"), actor) for actor in actors]
+        found.sort(key=lambda pair: (pair[0].node != first.node, pair[0].node, pair[0].gpu))
+        places = [first, *(place for place, _ in found)]
+        token = secrets.token_hex(16)
+        for rank, (_, actor) in enumerate(found, 1):
             self._children.append(RayActor(ray, rank, actor))
+            self._call_actor(actor, "join", rank, token, places)
+        assert self._driver_socket is not None
+        method = init_method(self._driver_socket[0], token, [place.address for place in places])
+        self._make_driver(with_device_ids(config, places, 0), method)
+
+    def _create(self, config: EngineConfig, bundle: int, needs: dict[str, float]) -> Any:
+        """Create an actor in a bundle of the placement group."""
+        ray = self._ray
+        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=bundle
+        )
+        actor_class = ray.remote(concurrency_groups={"health": 1})(RayRank)
+        return actor_class.options(
+            num_cpus=needs["CPU"],
+            num_gpus=needs.get("GPU", 0),
+            scheduling_strategy=strategy,
+            max_restarts=0,
+        ).remote(config.to_wire(), level_name(), format_name())
+
+    def _driver_place(self) -> Place:
+        """Open the socket of the driver rank; its GPU is that of the holder."""
+        ray = self._ray
         descriptor, address = listen(ray.util.get_node_ip_address())
         self._driver_socket = descriptor, os.fstat(descriptor).st_ino
-        addresses = [address, *(self._call_actor(child, "listen") for child in self._children)]
-        token = secrets.token_hex(16)
-        for child in self._children:
-            self._call_actor(child, "join", token, addresses)
-        self._make_driver(config, init_method(descriptor, token, addresses))
+        if self._holder is None:
+            return Place(address, ray.get_runtime_context().get_node_id())
+        held: Place = self._call_actor(self._holder, "place", False)
+        return replace(held, address=address)
 
-    def _call_actor(self, child: RayActor, method: str, *args: Any) -> Any:
+    def _call_actor(self, actor: Any, method: str, *args: Any) -> Any:
         try:
-            return self._ray.get(
-                getattr(child.actor, method).remote(*args), timeout=PLACEMENT_TIMEOUT
-            )
+            return self._ray.get(getattr(actor, method).remote(*args), timeout=PLACEMENT_TIMEOUT)
         except self._ray.exceptions.RayError as error:
-            raise WorkerLostError(f"{child.exit_text()}: {error}") from error
+            raise WorkerLostError(f"a Ray actor of a rank is lost: {error}") from error
 
     def _release(self) -> None:
         if self._driver_socket is not None:
             close_if_same(*self._driver_socket)
+        if self._holder is not None:
+            with contextlib.suppress(self._ray.exceptions.RayError):
+                self._ray.kill(self._holder)
         if self._group is not None:
             with contextlib.suppress(self._ray.exceptions.RayError):
                 self._ray.util.remove_placement_group(self._group)
@@ -166,9 +198,19 @@ class RayExecutor(DriverExecutor, backend="ray"):
             self._ray.shutdown()
 
 
+def gpus_per_rank(config: EngineConfig) -> float:
+    """Return the GPUs that a rank reserves: a part of one if ranks share it, 0 on the CPU."""
+    return 1 / config.parallel.ranks_per_device if config.device == "cuda" else 0.0
+
+
+def described(resources: dict[str, float], *names: str) -> str:
+    """For example "2 CPUs and 0.5 GPUs"."""
+    return " and ".join(f"{resources.get(name, 0):g} {name}s" for name in names or resources)
+
+
 def _with_threads(config: EngineConfig, ray: Any) -> EngineConfig:
-    """Set the threads per rank: the option, or an equal part of the cluster's CPUs."""
-    if config.n_threads:
+    """Set the threads per rank: the option, or on the CPU an equal part of the cluster's CPUs."""
+    if config.n_threads or config.device == "cuda":
         return config
     cpus = int(ray.cluster_resources().get("CPU", 1))
     return replace(config, n_threads=max(1, cpus // config.parallel.world_size))

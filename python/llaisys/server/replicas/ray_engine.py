@@ -8,7 +8,7 @@ from typing import Any
 import zmq
 
 from llaisys.processes.channel import Context, bind_receiver, connect_sender
-from llaisys.processes.child import ChildProcess
+from llaisys.processes.child import ChildProcess, exit_when_orphaned
 
 RECEIVE_MS = 200  # longest wait of `receive` for a frame
 MAX_FRAMES = 256
@@ -17,12 +17,17 @@ MAX_FRAMES = 256
 class RayEngine:
     """Methods outside a concurrency group run in one thread."""
 
+    def __init__(self) -> None:
+        exit_when_orphaned()  # of the node's raylet; the engine process then ends too
+
     def clock(self) -> float:
         """Return time.monotonic() of this machine, to convert the server's times."""
         return time.monotonic()
 
     def start(self, engine_module: str, setup: dict[str, Any], clock_offset: float) -> None:
-        """Start the engine with `setup`, but with sockets of this machine."""
+        """Start the engine with `setup`, but with sockets of this machine and the GPUs that Ray
+        gave this actor, which are not shared with other replicas."""
+        setup["replicas"] = 1
         for name in ("input_address", "output_address", "socket_directory"):
             setup.pop(name)
         own = {"clock_offset": clock_offset, "kv_host": node_address()}

@@ -23,7 +23,9 @@ import msgspec
 import zmq
 
 from llaisys.common.logs import setup_logging
-from llaisys.engine.executor.ray import import_ray
+from llaisys.engine.config import EngineConfig
+from llaisys.engine.executor.device_choice import cpu_option
+from llaisys.engine.executor.ray import described, import_ray
 from llaisys.processes.channel import Context, bind_receiver, connect_sender, encode
 from llaisys.processes.child import EXIT_FAILED, exit_with_parent
 from llaisys.server.engine_client.messages import EngineSetup, Failed
@@ -64,17 +66,22 @@ class Relay:
 
     def _place(self, ray: Any) -> Any:
         """Create the actor and start its engine process."""
-        config = self._setup.engine_config()
-        ranks = config.parallel.world_size
-        cpus = max(1, config.n_threads) * ranks
+        needs = replica_needs(self._setup.engine_config(), ray.cluster_resources())
+        if "GPU" not in needs:  # the engine may see GPUs that it has not reserved
+            self._setup.engine = {**self._setup.engine, "device": "cpu"}
         actor_class = ray.remote(concurrency_groups={"send": 1, "clock": 1})(RayEngine)
-        actor = actor_class.options(num_cpus=cpus, max_restarts=0).remote()
+        actor = actor_class.options(
+            num_cpus=needs["CPU"],
+            num_gpus=needs.get("GPU", 0),
+            scheduling_strategy="SPREAD",
+            max_restarts=0,
+        ).remote()
         clock = actor.clock.options(concurrency_group="clock")
         ready, _ = ray.wait([clock.remote()], timeout=PLACEMENT_TIMEOUT)
         if not ready:
-            has = ray.cluster_resources().get("CPU", 0)
             raise ray.exceptions.RayError(
-                f"the cluster has no room for an engine with {cpus} CPUs: it has {has:g} in all"
+                f"the cluster has no room for an engine with {described(needs)}: it has "
+                f"{described(ray.cluster_resources(), *needs)} in all"
             )
         sent = time.monotonic()
         theirs = ray.get(clock.remote())
@@ -101,6 +108,18 @@ class Relay:
         logger.error("%s", reason)
         self._outputs.send(encode(Failed(reason)))
         return EXIT_FAILED
+
+
+def replica_needs(config: EngineConfig, resources: dict[str, float]) -> dict[str, float]:
+    """Return what a replica reserves. `resources`: of the cluster; with `auto`, one that has GPUs
+    for a replica gives it some. Its engine uses the CPU if CUDA does not work there."""
+    ranks = config.parallel.world_size
+    needs: dict[str, float] = {"CPU": max(1, config.n_threads) * ranks}
+    gpus = len(set(config.parallel.tensor_parallel_device_ids or range(ranks)))
+    is_auto = config.device == "auto" and not cpu_option(config)
+    if config.device == "cuda" or (is_auto and resources.get("GPU", 0) >= gpus):
+        needs["GPU"] = gpus
+    return needs
 
 
 def main() -> int:
