@@ -166,7 +166,6 @@ template <typename T, int Tiles> struct LoraWarpOutputs {
     using Weights = uint2[Tiles];
     using Sums = float[Tiles][4];
     static constexpr int kOutputs = 8 * Tiles;
-    static constexpr int kVectors = Tiles / 4; // of 8 outputs per row and lane
 
     const T *b; // of the lane's first output
     int max_rank;

@@ -29,7 +29,6 @@ MAX_NAMED = 32  # names in the header
 _SHOWN_NAME = re.compile(r"[A-Za-z0-9_.=\[\]-]{1,64}")
 
 UNSUPPORTED = "unsupported"  # error code of rejected fields
-NOT_YET = "is not supported by this server yet"
 NEVER = "is not supported by this server"
 CHATS_ONLY = "is a field of chats"
 
