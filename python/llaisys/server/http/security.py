@@ -255,7 +255,7 @@ class HostGuard:
 
 
 class KeyGuard:
-    """Requires a key if keys are configured, except for the probes (/health, /live, /ready) and the web UI's files."""
+    """Requires a key if keys are configured, except for probes and the web UI's files."""
 
     def __init__(self, app: ASGIApp, ring: KeyRing, is_public: Callable[[str, str], bool]) -> None:
         self.app = app
