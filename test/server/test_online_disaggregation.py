@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from http_helpers import reply
@@ -16,6 +17,7 @@ from replica_helpers import COMPLETIONS, ask, metric, pids, wait_up
 from server_helpers import Gate, ServerProcess, open_files, socket_directories
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.engine.config import EngineConfig
 from llaisys.server.config import ServerConfig
 
 ROLES = ("--data-parallel-size", "2", "--prefill-replicas", "1", "--prefill-threshold", "64")
@@ -179,3 +181,12 @@ def test_number_of_prefill_replicas_is_validated() -> None:
         ServerConfig(prefill_replicas=1)
     config = ServerConfig(data_parallel_size=2, prefill_replicas=1)
     assert config.engine_of_replica.cache.kv_transfer == "shm"
+    ray: dict[str, Any] = {
+        "data_parallel_size": 2,
+        "prefill_replicas": 1,
+        "data_parallel_backend": "ray",
+    }
+    on_ray = ServerConfig(engine=EngineConfig.of(n_threads=1), **ray)
+    assert on_ray.engine_of_replica.cache.kv_transfer == "tcp"
+    with pytest.raises(InvalidInputError, match="tcp with data_parallel_backend ray"):
+        ServerConfig(engine=EngineConfig.of(n_threads=1, kv_transfer="shm"), **ray)

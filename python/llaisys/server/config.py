@@ -330,6 +330,8 @@ class ServerConfig:
                 self.prefill_replicas,
                 f"less than data_parallel_size, {self.data_parallel_size}",
             )
+        if self.prefill_replicas and on_ray and self.engine.cache.kv_transfer == "shm":
+            raise invalid_value("kv_transfer", "shm", "tcp with data_parallel_backend ray")
         if self.models and on_ray:
             raise invalid_value("data_parallel_backend", "ray", "local with several models")
         if on_ray and not self.engine.n_threads:
