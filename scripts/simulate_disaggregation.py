@@ -26,6 +26,7 @@ MIN_CHUNK = 64  # min_prefill_chunk
 PREFILL_CHUNK = 8_192  # of a replica without streams
 RESTORED = MAX_RESTORED_TOKENS["cuda"]
 THRESHOLDS = (512, 64)
+SYNC_SECONDS = 1.0e-3  # of a step that restores: the queue of steps is empty before and after it
 LONG_SHARE = 0.25
 SHORT, LONG, ANSWER = (200, 0.7), (8_000, 0.5), (250, 0.6)  # (median, sigma), log-normal
 
@@ -155,7 +156,7 @@ class Simulation:
             received = replica.received[0]
             part = min(RESTORED, received.left) if replica.running else received.left
             received.left -= part
-            seconds += part * gpu.restored
+            seconds += SYNC_SECONDS + part * gpu.restored
         replica.busy = True
         self.push(now + max(seconds, gpu.step), replica)
 

@@ -33,7 +33,7 @@ logger = logging.getLogger("llaisys.engine")
 STEP_HISTORY = 1024
 MAX_IN_FLIGHT = 2  # steps with asynchronous scheduling: one runs, one is queued
 # Tokens that a step restores beside other requests, with kv_transfer: at most a fifth of its time.
-MAX_RESTORED_TOKENS = {"cpu": 256, "cuda": 1024}
+MAX_RESTORED_TOKENS = {"cpu": 256, "cuda": 384}
 LORA_POLL_SECONDS = 0.001  # while a LoRA adapter is read and nothing else can run
 # Devices on which "auto" schedules asynchronously (docs/internals/measurements/).
 AUTO_ASYNC_DEVICES = frozenset({"cuda"})
