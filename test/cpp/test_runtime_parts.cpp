@@ -265,13 +265,15 @@ TEST(autotuning_runs_only_before_a_capture_and_on_request) {
         CHECK(!may_tune); // no autotuning in an ordinary step
         std::vector<bool> seen;
         const auto body = [&] { seen.push_back(may_tune); };
-        steps.run(8, 1, body);
-        steps.run(8, 1, body); // replayed
+        steps.run({8, 0, false, false}, 1, body);
+        steps.run({8, 0, false, false}, 1, body); // replayed
         CHECK(seen == std::vector<bool>({true, false}));
         CHECK(!may_tune);
         steps.run_autotuning(body);
         CHECK(seen.size() == 3 && seen.back() && !may_tune && steps.count() == 1);
-        CHECK_THROWS(steps.run(16, 1, [&] { fail(LLAISYS_ERROR_INTERNAL, "lost"); }), "lost");
+        CHECK_THROWS(
+            steps.run({16, 0, false, false}, 1, [&] { fail(LLAISYS_ERROR_INTERNAL, "lost"); }),
+            "lost");
         CHECK(!may_tune);
     }
     device::use_runtime(LLAISYS_DEVICE_CPU, nullptr);
