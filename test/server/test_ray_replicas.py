@@ -103,6 +103,20 @@ def test_killed_engine_restarts(server: ServerProcess) -> None:
     wait_for(lambda: up(server) == [1.0, 1.0], "it to be up again", seconds=120)
 
 
+def test_killed_relay_ends_its_engine_and_restarts(server: ServerProcess) -> None:
+    """The process of the server that forwards messages to the actor of a replica."""
+    wait_for(lambda: up(server) == [1.0, 1.0], "both replicas", seconds=120)
+    before = set(engine_pids())
+    pid = server.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    relays = [c for c in children if b"ray_relay" in Path(f"/proc/{c}/cmdline").read_bytes()]
+    assert len(relays) == 2
+    os.kill(int(relays[0]), signal.SIGKILL)
+    wait_for(lambda: len(before & set(engine_pids())) == 1, "its engine to end", seconds=60)
+    wait_for(lambda: len(set(engine_pids()) - before) == 1, "another engine", seconds=120)
+    wait_for(lambda: up(server) == [1.0, 1.0], "it to be up again", seconds=120)
+
+
 def test_replica_of_a_dead_node_starts_on_another(server: ServerProcess, cluster: Any) -> None:
     wait_for(lambda: up(server) == [1.0, 1.0], "both replicas", seconds=120)
     expected = ask(server, "hello")
