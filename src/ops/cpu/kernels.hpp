@@ -61,7 +61,7 @@ struct LoraTask {
 // then merges the spans in order; both are aligned to multiples from entry 0. The order is the same
 // for every batch.
 constexpr int64_t kTile = 64;
-constexpr int64_t kSpan = 512;
+constexpr int64_t kSpan = 256;
 
 // Partial attention result of the rows of one KV head: softmax(scores) * v = o / l, with weights
 // relative to exp(m). m = -inf, l = 0, o = 0: no entry yet.
