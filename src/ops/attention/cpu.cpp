@@ -193,23 +193,25 @@ void merge(const cpu::Kernels &kernels, const Call &call, const Block &block, in
     }
 }
 
+// Writes row r of KV head `head` of the call: its sum o [value_dim] over l, with maximum m.
+void write_row(const cpu::Kernels &kernels, const Call &call, const Block &block, int64_t head,
+               int64_t r, float m, float l, float *o) {
+    if (call.sinks != nullptr && l != 0.0f) {
+        l += std::exp(call.sinks[head * call.group + r % call.group] - m);
+    }
+    kernels.scale_in_place(o, l == 0.0f ? 0.0f : 1.0f / l, call.value_dim);
+    cpu::finish(kernels, head_row(call, call.out, block, r / call.group, head, r % call.group),
+                call.out.dtype(), o, call.value_dim);
+}
+
 void write_out(const cpu::Kernels &kernels, const Call &call, const Block &block, int64_t item,
                const AttentionState &total) {
     const int64_t first_head = item % call.head_groups() * call.heads;
     for (int64_t h = 0; h < call.heads_of(item); ++h) {
         const AttentionState state = total.after(h * head_floats(call));
         for (int64_t r = 0; r < block.n_tokens * call.group; ++r) {
-            float *row = state.o + r * call.ldo;
-            float sum = state.l[r];
-            if (call.sinks != nullptr && sum != 0.0f) {
-                sum += std::exp(call.sinks[(first_head + h) * call.group + r % call.group] -
-                                state.m[r]);
-            }
-            kernels.scale_in_place(row, sum == 0.0f ? 0.0f : 1.0f / sum, call.value_dim);
-            cpu::finish(
-                kernels,
-                head_row(call, call.out, block, r / call.group, first_head + h, r % call.group),
-                call.out.dtype(), row, call.value_dim);
+            write_row(kernels, call, block, first_head + h, r, state.m[r], state.l[r],
+                      state.o + r * call.ldo);
         }
     }
 }
@@ -239,7 +241,24 @@ void run_item(const cpu::Kernels &kernels, const Call &call, const Block &block,
     write_out(kernels, call, block, item, total);
 }
 
-// Every span of every item is a chunk; a second region merges them.
+// Merges the spans of row r of head h of an item and writes it; states [n_spans of the item], o
+// [ldo].
+void merge_row(const cpu::Kernels &kernels, const Call &call, const Block &block, int64_t item,
+               int64_t h, int64_t r, float *states, float *o) {
+    alignas(64) float m[16]; // the kernel merges whole vectors of rows; only the first is used
+    float l = 0.0f;
+    std::fill(m, m + 16, -std::numeric_limits<float>::infinity());
+    std::fill(o, o + call.ldo, 0.0f);
+    for (int64_t s = 0; s < block.n_spans(); ++s) {
+        const AttentionState part =
+            state_at(call, states + s * state_floats(call)).after(h * head_floats(call));
+        kernels.attention_merge({m, &l, o}, {part.m + r, part.l + r, part.o + r * call.ldo}, 1,
+                                call.ldo);
+    }
+    write_row(kernels, call, block, item % call.head_groups() * call.heads + h, r, m[0], l, o);
+}
+
+// Every span of every item is a chunk; a second region merges them, row by row.
 void run_spans(const device::Stream &stream, const Call &call, const std::vector<Block> &blocks,
                int64_t n_spans, cpu::Scratch &scratch) {
     const cpu::Kernels &kernels = cpu::kernels();
@@ -247,9 +266,11 @@ void run_spans(const device::Stream &stream, const Call &call, const std::vector
     const int64_t items = int64_t(blocks.size()) * call.head_groups();
     const int64_t per_thread = thread_floats(call);
     const int64_t state = state_floats(call);
-    float *memory = scratch.floats(per_thread * pool.size() + items * (n_spans + 1) * state);
-    float *totals = memory + per_thread * pool.size(); // [items]
-    float *states = totals + items * state;            // [items, n_spans]
+    const int64_t rows = call.heads * call.max_rows; // of an item
+    float *memory =
+        scratch.floats(per_thread * pool.size() + items * (n_spans * state + rows * call.ldo));
+    float *states = memory + per_thread * pool.size(); // [items, n_spans]
+    float *merged = states + items * n_spans * state;  // [items, rows, ldo]
     pool.run(items * n_spans, [&](int64_t chunk, int thread) {
         const int64_t item = chunk / n_spans;
         const Block &block = blocks[size_t(item / call.head_groups())];
@@ -262,19 +283,21 @@ void run_spans(const device::Stream &stream, const Call &call, const std::vector
         span_of(kernels, call, task, block, block.first_span() + span,
                 state_at(call, states + chunk * state));
     });
-    const int64_t work = n_spans * call.heads * call.max_rows * call.ldo;
-    cpu::for_rows(stream, items, work, [&](int64_t first, int64_t last) {
-        for (int64_t item = first; item < last; ++item) {
-            const Block &block = blocks[size_t(item / call.head_groups())];
-            float *of_item = states + item * n_spans * state;
-            const AttentionState total = state_at(call, totals + item * state);
-            clear_state(call, total);
-            for (int64_t s = 0; s < block.n_spans(); ++s) {
-                merge(kernels, call, block, item, total, state_at(call, of_item + s * state));
-            }
-            write_out(kernels, call, block, item, total);
-        }
-    });
+    // The states are in the caches of the threads that wrote them: slower to read than its own.
+    constexpr int64_t kRemote = 8;
+    cpu::for_rows(stream, items * rows, kRemote * n_spans * call.ldo,
+                  [&](int64_t first, int64_t last) {
+                      for (int64_t i = first; i < last; ++i) {
+                          const int64_t item = i / rows;
+                          const int64_t h = i % rows / call.max_rows;
+                          const int64_t r = i % call.max_rows;
+                          const Block &block = blocks[size_t(item / call.head_groups())];
+                          if (h < call.heads_of(item) && r < block.n_tokens * call.group) {
+                              merge_row(kernels, call, block, item, h, r,
+                                        states + item * n_spans * state, merged + i * call.ldo);
+                          }
+                      }
+                  });
 }
 
 // KV heads per item: as many as its rows leave room for, unless threads would be idle.
