@@ -41,9 +41,9 @@ class StepTimeBound:
         if not num_prefill:
             self._decode_seconds = _average(decode, seconds)
         else:
-            # The time of few tokens is lost in the noise: half a step at most.
-            least = 0.1 * seconds if num_prefill >= MIN_TOKENS else 0.5 * decode
-            measured = max(seconds - decode, least) / num_prefill
+            measured = max(seconds - decode, 0.1 * seconds) / num_prefill
+            if num_prefill < MIN_TOKENS:  # the time of few tokens is lost in the noise
+                measured = max(measured, 0.5 * self._cost(position))
             key = _key(position)
             self._last_cost = self._costs[key] = _average(self._costs.get(key, 0.0), measured)
             self._most = max(self._most, 2 * num_prefill)
