@@ -93,6 +93,7 @@ requirements = $(PY) -c 'import sys, tomllib; d = tomllib.load(open("pyproject.t
 
 $(VENV)/.created: | check-tools
 	@$(STEP) "Creating $(VENV)" $(LOGS)/venv.txt -- $(PYTHON) -m venv $(VENV)
+	@$(PIP) uninstall --yes setuptools >> $(LOGS)/venv.txt 2>&1 # 10 MB that Python 3.11 puts there
 	@touch $@
 
 $(VENV)/.base: pyproject.toml $(VENV)/.created
