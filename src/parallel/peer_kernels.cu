@@ -3,7 +3,7 @@
 // buffers, so one barrier per call is enough: a rank that writes a buffer again has passed the
 // barrier of the call between, which every block of the other ranks enters after it has read the
 // buffer.
-#include "ops/cuda/common.cuh"
+#include "ops/cuda/dispatch_dtype.cuh"
 #include "parallel/peer_kernels.hpp"
 
 #include <cstddef>
@@ -187,11 +187,43 @@ __device__ uint4 reduce_unit(const Peers &peers, int buffer, int64_t i, ReduceOp
     return result;
 }
 
+// Where a reduction goes: over the data itself, or added to `sum`.
+struct Reduced {
+    std::byte *data;
+    float *sum; // null: over the data
+
+    template <typename T>
+    __device__ void store(int64_t unit, int64_t bytes, bool is_data_aligned, uint4 value) const {
+        if (sum == nullptr) {
+            return store_unit(data, unit, bytes, is_data_aligned, value);
+        }
+        if constexpr (!std::is_integral_v<T>) {
+            constexpr int kWidth = kUnit / int(sizeof(T));
+            const T *const values = reinterpret_cast<const T *>(&value);
+            float *const to = sum + unit * kWidth;
+            if ((unit + 1) * kUnit <= bytes && is_aligned(to)) {
+#pragma unroll
+                for (int k = 0; k < kWidth; k += 4) {
+                    float4 &four = *reinterpret_cast<float4 *>(to + k);
+                    const float4 old = four;
+                    four = {old.x + widen(values[k]), old.y + widen(values[k + 1]),
+                            old.z + widen(values[k + 2]), old.w + widen(values[k + 3])};
+                }
+                return;
+            }
+            for (int k = 0; k < kWidth && unit * kUnit + k * int(sizeof(T)) < bytes; ++k) {
+                to[k] += widen(values[k]);
+            }
+        }
+    }
+};
+
 // One-shot: every rank reads all data. Two-shot: a rank reduces one shard and reads the other
 // shards' results.
 template <typename T, bool kTwoShot>
 __global__ void __launch_bounds__(kThreads)
-    all_reduce_kernel(Peers peers, std::byte *data, int64_t bytes, ReduceOpType op) {
+    all_reduce_kernel(Peers peers, const std::byte *data, Reduced reduced, int64_t bytes,
+                      ReduceOpType op) {
     Area *const mine = own(peers);
     const uint32_t epoch = mine->epoch[blockIdx.x];
     const int buffer = int(epoch / 2) & 1;
@@ -212,7 +244,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     if constexpr (!kTwoShot) {
         for_shard(0, [&](int64_t i) {
-            store_unit(data, i, bytes, aligned, reduce_unit<T>(peers, buffer, i, op));
+            reduced.store<T>(i, bytes, aligned, reduce_unit<T>(peers, buffer, i, op));
         });
     } else {
         for_shard(peers.rank, [&](int64_t i) {
@@ -223,7 +255,7 @@ __global__ void __launch_bounds__(kThreads)
         }
         for (int s = 0; s < n_shards; ++s) {
             for_shard(s, [&](int64_t i) {
-                store_unit(data, i, bytes, aligned, load_shared(area(peers, s)->sums[buffer], i));
+                reduced.store<T>(i, bytes, aligned, load_shared(area(peers, s)->sums[buffer], i));
             });
         }
     }
@@ -233,32 +265,42 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T>
-void run_all_reduce(const device::Stream &stream, const Peers &peers, std::byte *data,
-                    int64_t count, ReduceOpType op) {
+void run_all_reduce(const device::Stream &stream, const Peers &peers, const std::byte *data,
+                    const Reduced &reduced, int64_t count, ReduceOpType op) {
     const int64_t bytes = count * int64_t(sizeof(T));
     const int64_t world = peers.world;
     const bool two_shot = bytes * (world - 1) * (world - 2) / world > kBarrierBytes;
     const auto kernel = two_shot ? all_reduce_kernel<T, true> : all_reduce_kernel<T, false>;
     ops::cuda::launch(device::cuda_stream_of(stream), kernel, kBlocks, kThreads, 0, false, peers,
-                      data, bytes, op);
+                      data, reduced, bytes, op);
 }
 
 void all_reduce(const device::Stream &stream, const Peers &peers, std::byte *data, int64_t count,
                 DType dtype, ReduceOpType op) {
+    const Reduced reduced{data, nullptr};
     switch (dtype) {
     case LLAISYS_DTYPE_F32:
-        return run_all_reduce<float>(stream, peers, data, count, op);
+        return run_all_reduce<float>(stream, peers, data, reduced, count, op);
     case LLAISYS_DTYPE_F16:
-        return run_all_reduce<ops::cuda::f16>(stream, peers, data, count, op);
+        return run_all_reduce<ops::cuda::f16>(stream, peers, data, reduced, count, op);
     case LLAISYS_DTYPE_BF16:
-        return run_all_reduce<ops::cuda::bf16>(stream, peers, data, count, op);
+        return run_all_reduce<ops::cuda::bf16>(stream, peers, data, reduced, count, op);
     case LLAISYS_DTYPE_I32:
-        return run_all_reduce<int32_t>(stream, peers, data, count, op);
+        return run_all_reduce<int32_t>(stream, peers, data, reduced, count, op);
     case LLAISYS_DTYPE_I64:
-        return run_all_reduce<int64_t>(stream, peers, data, count, op);
+        return run_all_reduce<int64_t>(stream, peers, data, reduced, count, op);
     default:
         fail(LLAISYS_ERROR_UNSUPPORTED, "peer memory does not reduce ", name_of(dtype));
     }
+}
+
+void all_reduce_add(const device::Stream &stream, const Peers &peers, float *sum,
+                    const std::byte *terms, int64_t count, DType dtype) {
+    const auto run = [&](auto type) {
+        run_all_reduce<decltype(type)>(stream, peers, terms, {nullptr, sum}, count,
+                                       ReduceOpType::kSum);
+    };
+    return dtype == LLAISYS_DTYPE_F32 ? run(float{}) : ops::cuda::dispatch_half(dtype, run);
 }
 
 // ---- copies ----------------------------------------------------------------------------------------
@@ -381,7 +423,7 @@ bool is_idle(const Peers &peers) {
 
 const PeerKernels &cuda_peer_kernels() {
     static const PeerKernels kernels{
-        int64_t(sizeof(Area)), all_reduce, exchange, send, recv, is_idle};
+        int64_t(sizeof(Area)), all_reduce, all_reduce_add, exchange, send, recv, is_idle};
     return kernels;
 }
 

@@ -30,6 +30,9 @@ struct PeerKernels {
     // data = the reduction of all ranks' data in rank order; at most kPeerChunk bytes.
     void (*all_reduce)(const device::Stream &stream, const Peers &peers, std::byte *data,
                        int64_t count, DType dtype, function::ReduceOpType op);
+    // sum += the sum of all ranks' terms in rank order; at most kPeerChunk bytes of terms.
+    void (*all_reduce_add)(const device::Stream &stream, const Peers &peers, float *sum,
+                           const std::byte *terms, int64_t count, DType dtype);
     // Every rank shares `bytes` at `in` (null: nothing) and copies to `out` (null: nothing) those
     // of rank `from`, or with `from` -1 those of all ranks, `stride` bytes apart. At most
     // kPeerChunk bytes.

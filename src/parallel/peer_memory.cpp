@@ -196,6 +196,15 @@ void PeerMemory::all_reduce(const device::Stream &stream, std::byte *data, int64
     }
 }
 
+void PeerMemory::all_reduce_add(const device::Stream &stream, float *sum, const std::byte *terms,
+                                int64_t count, DType dtype) const {
+    const int64_t chunk = kPeerChunk / bytes_of(dtype, 1);
+    for (int64_t first = 0; first < count; first += chunk) {
+        kernels_.all_reduce_add(stream, peers_, sum + first, terms + bytes_of(dtype, first),
+                                std::min(chunk, count - first), dtype);
+    }
+}
+
 void PeerMemory::exchange(const device::Stream &stream, std::byte *out, const std::byte *in,
                           int64_t bytes, int from) const {
     for (int64_t first = 0; first < bytes; first += kPeerChunk) {

@@ -22,6 +22,8 @@ public:
     // As PeerKernels, of any size; with `from` -1 the ranks' data are `bytes` apart.
     void all_reduce(const device::Stream &stream, std::byte *data, int64_t count, DType dtype,
                     function::ReduceOpType op) const;
+    void all_reduce_add(const device::Stream &stream, float *sum, const std::byte *terms,
+                        int64_t count, DType dtype) const;
     void exchange(const device::Stream &stream, std::byte *out, const std::byte *in, int64_t bytes,
                   int from) const;
     void send(const device::Stream &stream, const std::byte *in, int64_t bytes, int to) const;

@@ -31,6 +31,11 @@ WorkPtr ProcessGroup::AllReduce(const tensor_t &tensor, ReduceOpType op, bool is
     return all_reduce(tensor, op, is_async);
 }
 
+bool ProcessGroup::AllReduceAdd(const tensor_t &sum, const tensor_t &terms) const {
+    CallSite{"AllReduceAdd", options(), rank()}.check_addition(sum, terms);
+    return all_reduce_add(sum, terms);
+}
+
 WorkPtr ProcessGroup::AllGather(const tensor_t &output, const tensor_t &input,
                                 bool is_async) const {
     CallSite{"AllGather", options(), rank()}.check_shards("output", output, "input", input);

@@ -75,6 +75,9 @@ public:
     // tensor = the reduction of all ranks' tensors in rank order; bitwise identical on all ranks.
     WorkPtr AllReduce(const tensor_t &tensor, ReduceOpType reduce_op = ReduceOpType::kSum,
                       bool async_op = false) const;
+    // sum (f32) += the sum of all ranks' terms (real) in rank order, in one pass. False: not
+    // supported for these terms; nothing is done, on all ranks.
+    bool AllReduceAdd(const tensor_t &sum, const tensor_t &terms) const;
     // output = the inputs of all ranks, concatenated.
     WorkPtr AllGather(const tensor_t &output, const tensor_t &input, bool async_op = false) const;
     // output = this rank's shard of the reduction of all inputs.
@@ -110,6 +113,10 @@ protected:
 
     // The collectives without the checks of their arguments.
     virtual WorkPtr all_reduce(const tensor_t &tensor, ReduceOpType op, bool is_async) const = 0;
+    virtual bool all_reduce_add(const tensor_t &sum, const tensor_t &terms) const {
+        (void)sum, (void)terms;
+        return false;
+    }
     virtual WorkPtr all_gather(const tensor_t &output, const tensor_t &input,
                                bool is_async) const = 0;
     virtual WorkPtr reduce_scatter(const tensor_t &output, const tensor_t &input, ReduceOpType op,

@@ -131,6 +131,17 @@ WorkPtr ProcessGroupNCCL::all_reduce(const tensor_t &tensor, ReduceOpType op, bo
     });
 }
 
+bool ProcessGroupNCCL::all_reduce_add(const tensor_t &sum, const tensor_t &terms) const {
+    if (peers_ == nullptr || terms.bytes() > kPeerSumBytes) {
+        return false;
+    }
+    submit("AllReduceAdd", false, {sum, terms}, [&](const device::Stream &stream) {
+        peers_->all_reduce_add(stream, sum.as<float>(), terms.data(), terms.elements(),
+                               terms.dtype());
+    });
+    return true;
+}
+
 WorkPtr ProcessGroupNCCL::all_gather(const tensor_t &output, const tensor_t &input,
                                      bool is_async) const {
     return submit("AllGather", is_async, {output, input}, [&](const device::Stream &stream) {

@@ -17,6 +17,7 @@ public:
 
 private:
     WorkPtr all_reduce(const tensor_t &tensor, ReduceOpType op, bool is_async) const override;
+    bool all_reduce_add(const tensor_t &sum, const tensor_t &terms) const override;
     WorkPtr all_gather(const tensor_t &output, const tensor_t &input, bool is_async) const override;
     WorkPtr reduce_scatter(const tensor_t &output, const tensor_t &input, ReduceOpType op,
                            bool is_async) const override;

@@ -18,6 +18,14 @@ WorkPtr ProcessGroupPeer::all_reduce(const tensor_t &tensor, ReduceOpType op, bo
     });
 }
 
+bool ProcessGroupPeer::all_reduce_add(const tensor_t &sum, const tensor_t &terms) const {
+    submit("AllReduceAdd", false, {sum, terms}, [&](const Stream &stream) {
+        peers_.all_reduce_add(stream, sum.as<float>(), terms.data(), terms.elements(),
+                              terms.dtype());
+    });
+    return true;
+}
+
 WorkPtr ProcessGroupPeer::all_gather(const tensor_t &output, const tensor_t &input,
                                      bool is_async) const {
     return submit("AllGather", is_async, {output, input}, [&](const Stream &stream) {

@@ -63,4 +63,19 @@ void CallSite::check_reduction(DType dtype, function::ReduceOpType op) const {
     }
 }
 
+void CallSite::check_addition(const tensor_t &sum, const tensor_t &terms) const {
+    check_tensor("sum", sum);
+    check_tensor("terms", terms);
+    const DType dtype = terms.dtype();
+    if (sum.dtype() != LLAISYS_DTYPE_F32 ||
+        (dtype != LLAISYS_DTYPE_F32 && dtype != LLAISYS_DTYPE_F16 && dtype != LLAISYS_DTYPE_BF16)) {
+        fail(LLAISYS_ERROR_INVALID, text(), ": sum must be f32 and terms f32, f16 or bf16, got ",
+             name_of(sum.dtype()), " and ", name_of(dtype));
+    }
+    if (sum.elements() != terms.elements()) {
+        fail(LLAISYS_ERROR_INVALID, text(), ": sum has ", sum.elements(), " elements, terms ",
+             terms.elements());
+    }
+}
+
 } // namespace llaisys::parallel

@@ -24,6 +24,8 @@ struct CallSite {
     void check_rank(const char *name, int rank) const;
     void check_peer(const char *name, int rank) const; // check_rank, and not the caller
     void check_reduction(DType dtype, function::ReduceOpType op) const;
+    // sum f32, as many terms of a real dtype.
+    void check_addition(const tensor_t &sum, const tensor_t &terms) const;
 };
 
 } // namespace llaisys::parallel

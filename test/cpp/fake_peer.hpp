@@ -112,6 +112,17 @@ private:
         }
         ++area_of(peers, peers.rank).finished;
     }
+    static void all_reduce_add(const device::Stream &stream, const Peers &peers, float *sum,
+                               const std::byte *terms, int64_t count, DType dtype) {
+        const tensor_t reduced = Tensor::create({count}, dtype);
+        std::memcpy(reduced.data(), terms, size_t(reduced.bytes()));
+        all_reduce(stream, peers, reduced.data(), count, dtype, function::ReduceOpType::kSum);
+        visit_real(dtype, [&](auto type) {
+            for (int64_t i = 0; i < count; ++i) {
+                sum[i] += to_f32(reduced.as<decltype(type)>()[i]);
+            }
+        });
+    }
     static void exchange(const device::Stream &, const Peers &peers, std::byte *out,
                          const std::byte *in, int64_t bytes, int from, int64_t stride) {
         const int buffer = share(peers, in, bytes);
@@ -153,7 +164,8 @@ private:
 
     // Streams may outlive the fake.
     inline static device::Runtime table_ = device::cpu_runtime();
-    PeerKernels kernels_{int64_t(sizeof(PeerArea)), all_reduce, exchange, send, recv, is_idle};
+    PeerKernels kernels_{
+        int64_t(sizeof(PeerArea)), all_reduce, all_reduce_add, exchange, send, recv, is_idle};
 };
 
 } // namespace fake

@@ -60,6 +60,38 @@ TEST(large_tensors_are_reduced_and_gathered_in_chunks) {
     CHECK_EQ(fake::peer_counts().all_reduces.load(), 4); // two chunks on two ranks
 }
 
+TEST(sums_are_added_in_one_pass) {
+    const fake::PeerDevice device;
+    const int64_t n = kPeerChunk / 2 + 5; // bf16: two chunks
+    const auto results = run_ranks(3, [&](int rank) -> std::string {
+        const ProcessGroupPeer made(options_of("add", 3, rank));
+        const ProcessGroup &group = made;
+        const tensor_t sum = Tensor::create({n}, LLAISYS_DTYPE_F32);
+        const tensor_t terms = Tensor::create({n}, LLAISYS_DTYPE_BF16);
+        for (int64_t i = 0; i < n; ++i) {
+            sum.as<float>()[i] = float(i);
+            terms.as<bf16_t>()[i] = from_f32<bf16_t>(float(rank + 1));
+        }
+        if (!group.AllReduceAdd(sum, terms)) {
+            return "not supported";
+        }
+        for (int64_t i = 0; i < n; ++i) {
+            if (sum.as<float>()[i] != float(i) + 6) {
+                return text("element ", i, ": ", sum.as<float>()[i]);
+            }
+        }
+        try {
+            group.AllReduceAdd(terms, sum);
+        } catch (const Error &error) {
+            return contains(error.what(), "sum must be f32") ? "" : error.what();
+        }
+        return "accepted a sum of bf16";
+    });
+    for (const std::string &result : results) {
+        CHECK_EQ(result, "");
+    }
+}
+
 TEST(leaving_rank_ends_waiting_kernels) {
     const fake::PeerDevice device;
     const auto results = run_ranks(2, [](int rank) -> std::string {
@@ -107,10 +139,14 @@ TEST(nccl_group_uses_peer_memory_for_small_sums) {
             small.as<float>()[999] = large.as<float>()[1 << 18] = float(rank + 1);
             group.AllReduce(small);
             group.AllReduce(large);
-            return small.as<float>()[999] == 3 && large.as<float>()[1 << 18] == 3 ? "" : "wrong";
+            const bool is_right = small.as<float>()[999] == 3 && large.as<float>()[1 << 18] == 3;
+            if (group.AllReduceAdd(large, large) || group.AllReduceAdd(small, small) != is_linked) {
+                return "wrong choice";
+            }
+            return is_right && small.as<float>()[999] == (is_linked ? 9 : 3) ? "" : "wrong";
         });
         CHECK_EQ(results[0], "");
         CHECK_EQ(results[1], "");
-        CHECK_EQ(fake::peer_counts().all_reduces.load(), is_linked ? 2 : 0);
+        CHECK_EQ(fake::peer_counts().all_reduces.load(), is_linked ? 4 : 0);
     }
 }

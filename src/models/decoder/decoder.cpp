@@ -528,6 +528,9 @@ void DecoderModel::add_product(const device::Stream &stream, ops::Residual *resi
     } else {
         parallel::row_parallel_linear(stream, *group_, scratch, in, weight, bias, false);
         ops::apply_lora(stream, lora, in, {&scratch}); // A x is this rank's term of a sum
+        if (!norms_output && scale == 1.0f && group_->AllReduceAdd(residual->sum, scratch)) {
+            return norm_residual();
+        }
         group_->AllReduce(scratch);
     }
     if (norms_output) {

@@ -196,6 +196,9 @@ void MoeLayers::run(const device::Stream &stream, size_t layer, const ops::Norm 
         ops::add(stream, buffers.sum, buffers.sum, buffers.shared_out);
     }
     if (group_->size() > 1) {
+        if (scale == 1.0f && group_->AllReduceAdd(residual->sum, buffers.sum)) {
+            return;
+        }
         group_->AllReduce(buffers.sum);
     }
     if (scale != 1.0f) {

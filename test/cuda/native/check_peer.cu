@@ -147,6 +147,48 @@ void check_sum(Ranks &ranks, DType dtype, int64_t count, ReduceOpType op, int64_
                     ranks.world, (long long)wrong));
 }
 
+// Sums of the terms, which are at an offset, added to an f32 row of 1, 2, 3 ..
+template <typename T> void check_add(Ranks &ranks, DType dtype, int64_t count, int64_t offset) {
+    std::vector<std::vector<std::byte>> in;
+    std::vector<float *> sums;
+    std::vector<float> before(static_cast<size_t>(count));
+    for (int64_t i = 0; i < count; ++i) {
+        before[size_t(i)] = float(i % 512 + 1);
+    }
+    for (int rank = 0; rank < ranks.world; ++rank) {
+        in.push_back(random_bytes<T>(count, uint32_t(rank * 17 + count)));
+        ranks.put(rank, in.back(), offset);
+        void *sum = nullptr;
+        LLAISYS_CUDA(cudaMalloc(&sum, size_t(count) * 4 + 64));
+        sums.push_back(static_cast<float *>(sum) + offset);
+        LLAISYS_CUDA(
+            cudaMemcpy(sums.back(), before.data(), size_t(count) * 4, cudaMemcpyHostToDevice));
+    }
+    LLAISYS_CUDA(cudaDeviceSynchronize());
+    for (int rank = 0; rank < ranks.world; ++rank) {
+        cuda_peer_kernels().all_reduce_add(*ranks.streams[size_t(rank)], ranks.of[size_t(rank)],
+                                           sums[size_t(rank)], ranks.data[size_t(rank)] + offset,
+                                           count, dtype);
+    }
+    ranks.wait();
+    int64_t wrong = 0;
+    for (int rank = 0; rank < ranks.world; ++rank) {
+        std::vector<float> found(static_cast<size_t>(count));
+        LLAISYS_CUDA(cudaMemcpy(found.data(), sums[size_t(rank)], size_t(count) * 4,
+                                cudaMemcpyDeviceToHost));
+        LLAISYS_CUDA(cudaFree(sums[size_t(rank)] - offset));
+        for (int64_t i = 0; i < count; ++i) {
+            const float want =
+                before[size_t(i)] + check::host_float(reduced<T>(in, i, ReduceOpType::kSum));
+            wrong += found[size_t(i)] != want;
+        }
+    }
+    check::report(wrong == 0,
+                  check::line("all_reduce_add %s, %lld elements, offset %lld, %d ranks: %lld wrong",
+                              llaisys::name_of(dtype), (long long)count, (long long)offset,
+                              ranks.world, (long long)wrong));
+}
+
 void check_exchange(Ranks &ranks, int64_t bytes, int from) {
     Ranks &r = ranks;
     std::vector<std::vector<std::byte>> in;
@@ -221,11 +263,15 @@ void check_all(bool is_small) {
             check_sum<check::f16>(ranks, LLAISYS_DTYPE_F16, count, ReduceOpType::kAvg, 0);
             check_sum<int32_t>(ranks, LLAISYS_DTYPE_I32, count, ReduceOpType::kMin, 4);
             check_sum<int64_t>(ranks, LLAISYS_DTYPE_I64, count, ReduceOpType::kSum, 0);
+            check_add<float>(ranks, LLAISYS_DTYPE_F32, count, 4);
+            check_add<check::bf16>(ranks, LLAISYS_DTYPE_BF16, count, 0);
+            check_add<check::f16>(ranks, LLAISYS_DTYPE_F16, count, 2);
         }
         if (!is_small) { // two-shot from three ranks on
             check_sum<check::bf16>(ranks, LLAISYS_DTYPE_BF16, kPeerChunk / 2, ReduceOpType::kSum,
                                    0);
             check_sum<float>(ranks, LLAISYS_DTYPE_F32, kPeerChunk / 4 - 3, ReduceOpType::kSum, 4);
+            check_add<check::bf16>(ranks, LLAISYS_DTYPE_BF16, kPeerChunk / 2 - 1, 0);
         }
         check_exchange(ranks, 4097, -1);
         check_exchange(ranks, 64, world - 1);
