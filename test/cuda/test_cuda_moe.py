@@ -294,6 +294,40 @@ def test_few_tokens_are_routed_as_in_exact_mode(name: str, tmp_path: Path) -> No
     assert 0 < np.median(distance) < 0.02  # rounding selects another expert for a few tokens
 
 
+# Sizes that are no multiple of a pipeline stage or of the SMs, more experts than SMs, shared
+# experts, biases, groups.
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("qwen3_moe", {"hidden_size": 520, "moe_intermediate_size": 72}),
+        ("qwen3_moe", {"hidden_size": 264, "moe_intermediate_size": 1160, "num_experts": 5}),
+        ("qwen3_moe", {"hidden_size": 2120, "moe_intermediate_size": 40, "num_experts": 150,
+                       "num_experts_per_tok": 17, "num_hidden_layers": 1}),
+        ("qwen2_moe", {"hidden_size": 264, "moe_intermediate_size": 136}),
+        ("gpt_oss", {"hidden_size": 264, "intermediate_size": 200}),
+        ("glm4_moe", {"hidden_size": 264, "moe_intermediate_size": 72}),
+    ],
+)  # fmt: skip
+def test_experts_of_one_token_match_exact_mode(
+    name: str, sizes: dict[str, Any], tmp_path: Path
+) -> None:
+    """One token has norm, router, routing and experts in one kernel, unless exact."""
+    directory = save(make_moe_model(name, head_dim=64, **sizes), tmp_path)
+    tokens = random_tokens(40, VOCAB)
+    found = []
+    for exact in (False, False, True):
+        size = {"kv_cache_capacity_tokens": 4 * BLOCK, "max_model_len": 60, "exact": exact}
+        with opened(directory, device="cuda", dtype="bf16", **size) as adapter:
+            parts = [run_block(adapter, [Piece(0, tokens[:8], 0)], {0: [2, 0, 1, 3]})]
+            for at in range(8, 40):
+                piece = Piece(0, tokens[at : at + 1], at)
+                parts.append(run_block(adapter, [piece], {0: [2, 0, 1, 3]}))
+            found.append(np.concatenate(parts[1:]))
+    np.testing.assert_array_equal(found[0], found[1])
+    distance = np.linalg.norm(found[0] - found[2], axis=1) / np.linalg.norm(found[2], axis=1)
+    assert 0 < np.median(distance) < 0.03  # rounding selects another expert for a few tokens
+
+
 # DeepSeek-V2-Lite, and heads that are no multiple of a tile.
 @pytest.mark.parametrize("heads", [16, 20])
 def test_latent_attention_of_real_head_sizes(heads: int, tmp_path: Path) -> None:

@@ -175,14 +175,19 @@ void MoeLayers::run(const device::Stream &stream, size_t layer, const ops::Norm 
                     const Buffers &buffers, float scale, ops::Residual *residual) const {
     const Layer &weights = layers_[layer];
     const Tensor &normed = norm.normed;
-    route(stream, layer, norm, buffers, residual);
     const bool has_shared = meta_.shared_di > 0;
+    const bool adds = stream.type() != LLAISYS_DEVICE_CPU && group_->size() == 1 && scale == 1.0f;
+    const bool is_added = adds && run_token(stream, layer, norm, residual);
+    if (!is_added) {
+        route(stream, layer, norm, buffers, residual);
+    }
     if (has_shared) {
         run_shared_input(stream, weights, normed, buffers);
     }
-    const bool adds = stream.type() != LLAISYS_DEVICE_CPU && group_->size() == 1 && scale == 1.0f;
     if (adds) {
-        run_experts(stream, layer, normed, buffers, residual->sum, true);
+        if (!is_added) {
+            run_experts(stream, layer, normed, buffers, residual->sum, true);
+        }
         if (has_shared) {
             ops::linear_add(stream, residual->sum, buffers.shared_gate, weights.shared_down.weight,
                             nullptr);
@@ -207,17 +212,55 @@ void MoeLayers::run(const device::Stream &stream, size_t layer, const ops::Norm 
     residual->addend = buffers.sum;
 }
 
-void MoeLayers::route(const device::Stream &stream, size_t layer, const ops::Norm &norm,
-                      const Buffers &buffers, ops::Residual *residual) const {
-    const ops::LinearWeight &router = layers_[layer].router.weight;
-    const Tensor *router_bias = tensor_at(weights_->moe_router_b, layer);
-    const Tensor *score_bias = tensor_at(weights_->moe_score_b, layer);
+ops::MoeRouting MoeLayers::routing() const {
     ops::MoeRouting routing;
     routing.is_sigmoid = meta_.moe_is_sigmoid != 0;
     routing.is_renormalised = meta_.moe_is_renormalised != 0;
     routing.n_groups = meta_.moe_groups != 0 ? meta_.moe_groups : 1;
     routing.n_top_groups = meta_.moe_top_groups != 0 ? meta_.moe_top_groups : routing.n_groups;
     routing.scale = meta_.moe_scale != 0 ? meta_.moe_scale : 1.0f;
+    return routing;
+}
+
+template <typename Use> void MoeLayers::use_experts(size_t layer, const Use &use) const {
+    const Layer &weights = layers_[layer];
+    const int64_t count = int64_t(meta_.n_experts);
+    const Tensor gate_bias = stacked(tensor_at(weights_->moe_gate_b, layer), count);
+    const Tensor up_bias = stacked(tensor_at(weights_->moe_up_b, layer), count);
+    const Tensor down_bias = group_->rank() == 0 // added once
+                                 ? stacked(tensor_at(weights_->moe_down_b, layer), count)
+                                 : Tensor();
+    use(ops::ExpertMlp{&weights.gate.experts, &weights.up.experts, &weights.down.experts,
+                       or_null(gate_bias), or_null(up_bias), or_null(down_bias), meta_.moe_limit,
+                       meta_.moe_alpha});
+}
+
+bool MoeLayers::run_token(const device::Stream &stream, size_t layer, const ops::Norm &norm,
+                          ops::Residual *residual) const {
+    if (norm.kind != ops::NormKind::rms) {
+        return false;
+    }
+    const ops::RouterInput input{ops::settle(stream, residual),
+                                 norm.weight,
+                                 norm.epsilon,
+                                 norm.normed,
+                                 &layers_[layer].router.weight,
+                                 tensor_at(weights_->moe_router_b, layer),
+                                 meta_.shared_di > 0};
+    bool is_done = false;
+    use_experts(layer, [&](const ops::ExpertMlp &mlp) {
+        is_done = ops::moe_token(stream, input, tensor_at(weights_->moe_score_b, layer), routing(),
+                                 mlp, experts_per_token());
+    });
+    return is_done;
+}
+
+void MoeLayers::route(const device::Stream &stream, size_t layer, const ops::Norm &norm,
+                      const Buffers &buffers, ops::Residual *residual) const {
+    const ops::LinearWeight &router = layers_[layer].router.weight;
+    const Tensor *router_bias = tensor_at(weights_->moe_router_b, layer);
+    const Tensor *score_bias = tensor_at(weights_->moe_score_b, layer);
+    const ops::MoeRouting routing = this->routing();
     const Tensor &sum = ops::settle(stream, residual);
     if (norm.kind == ops::NormKind::rms &&
         ops::moe_norm_route(stream, buffers.experts, buffers.weights,
@@ -233,18 +276,10 @@ void MoeLayers::route(const device::Stream &stream, size_t layer, const ops::Nor
 
 void MoeLayers::run_experts(const device::Stream &stream, size_t layer, const Tensor &normed,
                             const Buffers &buffers, const Tensor &out, bool adds) const {
-    const Layer &weights = layers_[layer];
-    const int64_t count = int64_t(meta_.n_experts);
-    const Tensor gate_bias = stacked(tensor_at(weights_->moe_gate_b, layer), count);
-    const Tensor up_bias = stacked(tensor_at(weights_->moe_up_b, layer), count);
-    const Tensor down_bias = group_->rank() == 0 // added once
-                                 ? stacked(tensor_at(weights_->moe_down_b, layer), count)
-                                 : Tensor();
-    const ops::ExpertMlp mlp{&weights.gate.experts, &weights.up.experts, &weights.down.experts,
-                             or_null(gate_bias),    or_null(up_bias),    or_null(down_bias),
-                             meta_.moe_limit,       meta_.moe_alpha};
-    ops::moe_mlp(stream, out, adds, normed, buffers.experts, buffers.weights, mlp,
-                 {buffers.gate, buffers.up, buffers.out, buffers.sorted});
+    use_experts(layer, [&](const ops::ExpertMlp &mlp) {
+        ops::moe_mlp(stream, out, adds, normed, buffers.experts, buffers.weights, mlp,
+                     {buffers.gate, buffers.up, buffers.out, buffers.sorted});
+    });
 }
 
 void MoeLayers::run_shared_input(const device::Stream &stream, const Layer &layer,

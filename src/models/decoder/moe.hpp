@@ -67,6 +67,13 @@ private:
         runtime::PackedWeight shared_gate, shared_up, shared_down, shared_scale;
     };
 
+    ops::MoeRouting routing() const;
+    // Calls use(ops::ExpertMlp) with the experts of a layer.
+    template <typename Use> void use_experts(size_t layer, const Use &use) const;
+    // The whole of run() without shared experts for one token; writes norm.normed if they need it.
+    // False where the device has no kernel; nothing is written then.
+    bool run_token(const device::Stream &stream, size_t layer, const ops::Norm &norm,
+                   ops::Residual *residual) const;
     // Writes norm.normed, and experts and weights of the buffers.
     void route(const device::Stream &stream, size_t layer, const ops::Norm &norm,
                const Buffers &buffers, ops::Residual *residual) const;

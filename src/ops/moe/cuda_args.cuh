@@ -5,6 +5,8 @@
 
 namespace llaisys::ops::cuda {
 
+constexpr int kMoeMaxExperts = 512;
+
 // The experts' MLPs and the token pairs of a launch. Pair p = t * top_k + j is choice j of token t.
 template <typename T> struct MoeArgs {
     const T *x; // [n, hs]

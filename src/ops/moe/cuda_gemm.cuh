@@ -22,7 +22,6 @@ constexpr int kMoeThreads = kMoeWarps * kWarpSize;
 constexpr int kMoeTileM = 32 * kMoeWarps; // weight rows
 constexpr int kMoeTileK = 64;
 constexpr uint32_t kMoeRowBytes = kMoeTileK * 2;
-constexpr int kMoeMaxExperts = 512;
 
 __host__ __device__ constexpr int moe_stages(int tile_n) { return tile_n >= 128 ? 3 : 4; }
 __host__ __device__ constexpr uint32_t moe_stage_bytes(int tile_n) {

@@ -22,15 +22,14 @@ struct RouteEntry {
 };
 
 // The largest value of the warp, the lowest index on a tie.
-__device__ __forceinline__ RouteEntry warp_best(RouteEntry best) {
-    for (int step = 16; step > 0; step >>= 1) {
-        const float value = __shfl_xor_sync(kFullMask, best.value, step);
-        const int index = __shfl_xor_sync(kFullMask, best.index, step);
-        if (value > best.value || (value == best.value && index < best.index)) {
-            best = {value, index};
-        }
-    }
-    return best;
+__device__ __forceinline__ RouteEntry warp_best(const RouteEntry &own) {
+    const uint32_t bits = __float_as_uint(own.value + 0.0f);           // one zero
+    const uint32_t key = bits >> 31 != 0 ? ~bits : bits | 0x80000000u; // in the order of the values
+    const uint32_t best = __reduce_max_sync(kFullMask, key);
+    const int index =
+        int(__reduce_min_sync(kFullMask, key == best ? uint32_t(own.index) : UINT32_MAX));
+    const uint32_t value = best >> 31 != 0 ? best & 0x7fffffffu : ~best;
+    return {__uint_as_float(value), index};
 }
 
 // Selects k experts for one row of logits by one warp. PerLane: experts of a lane; expert e belongs
@@ -135,7 +134,9 @@ __device__ __forceinline__ void route_row(int32_t *experts, float *weights, cons
         sum += score;
         if (lane == 0) {
             experts[j] = best.index;
-            weights[j] = score;
+            if (j >= kWarpSize) {
+                weights[j] = score;
+            }
         }
         weight = lane == j ? score : weight;
     }

@@ -68,6 +68,19 @@ void check_routing(const MoeRouting &routing, int64_t n_experts, int64_t k) {
     require(std::isfinite(routing.scale), "moe_route: scale must be finite, got ", routing.scale);
 }
 
+void check_mlp(const Checks &check, const ExpertMlp &mlp, int64_t count, int64_t hidden,
+               int64_t inner) {
+    check_experts(check, "gate", mlp.gate, inner, hidden);
+    check_experts(check, "up", mlp.up, inner, hidden);
+    check_experts(check, "down", mlp.down, hidden, inner);
+    require(mlp.gate->count == count && mlp.up->count == count && mlp.down->count == count,
+            check.op, ": gate, up and down must have ", count, " experts, got ", mlp.gate->count,
+            ", ", mlp.up->count, " and ", mlp.down->count);
+    check_bias(check, "gate_bias", mlp.gate_bias, count, inner);
+    check_bias(check, "up_bias", mlp.up_bias, count, inner);
+    check_bias(check, "down_bias", mlp.down_bias, count, hidden);
+}
+
 } // namespace
 
 ExpertWeights ExpertWeights::pack(const device::Stream &stream, const Tensor &weight,
@@ -135,6 +148,24 @@ bool moe_norm_route(const device::Stream &stream, const Tensor &experts, const T
     return false;
 }
 
+bool moe_token(const device::Stream &stream, const RouterInput &input, const Tensor *bias,
+               const MoeRouting &routing, const ExpertMlp &mlp, int64_t k) {
+    const Checks check{"moe_token", stream};
+    const int64_t hidden = input.residual.size(1), inner = mlp.gate->out_features;
+    const int64_t count = input.router->out_features;
+    check_routing(routing, count, k);
+    if (bias != nullptr) {
+        check.vector("bias", *bias, LLAISYS_DTYPE_F32, count);
+    }
+    check_mlp(check, mlp, count, hidden, inner);
+#if defined(LLAISYS_HAVE_CUDA)
+    if (stream.type() == LLAISYS_DEVICE_NVIDIA) {
+        return moe_token_cuda(stream, input, bias, routing, mlp, k);
+    }
+#endif
+    return false;
+}
+
 void moe_mlp(const device::Stream &stream, const Tensor &out, bool adds, const Tensor &in,
              const Tensor &experts, const Tensor &weights, const ExpertMlp &mlp,
              const MoeBuffers &buffers) {
@@ -147,16 +178,8 @@ void moe_mlp(const device::Stream &stream, const Tensor &out, bool adds, const T
         fail(LLAISYS_ERROR_INVALID, "moe_mlp: gate: got none, expected experts");
     }
     const int64_t inner = mlp.gate->out_features;
-    check_experts(check, "gate", mlp.gate, inner, hidden);
-    check_experts(check, "up", mlp.up, inner, hidden);
-    check_experts(check, "down", mlp.down, hidden, inner);
     const int64_t count = mlp.gate->count;
-    require(mlp.up->count == count && mlp.down->count == count,
-            "moe_mlp: gate, up and down must have as many experts, got ", count, ", ",
-            mlp.up->count, " and ", mlp.down->count);
-    check_bias(check, "gate_bias", mlp.gate_bias, count, inner);
-    check_bias(check, "up_bias", mlp.up_bias, count, inner);
-    check_bias(check, "down_bias", mlp.down_bias, count, hidden);
+    check_mlp(check, mlp, count, hidden, inner);
     check.real_output("out", out, 2);
     check.shape("out", out, {n, hidden});
     if (adds) {

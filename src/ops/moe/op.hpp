@@ -32,6 +32,7 @@ struct RouterInput {
     const Tensor &normed;       // [n, hs], written
     const LinearWeight *router; // [E, hs]
     const Tensor *router_bias;  // [E] real; null: none
+    bool needs_normed = true;   // false: moe_token does not write it
 };
 
 // moe_route after the norm and the product with the router, in one kernel. False where the device has
@@ -80,6 +81,12 @@ int64_t moe_sorted_size(int64_t n_pairs, int64_t n_experts);
 void moe_mlp(const device::Stream &stream, const Tensor &out, bool adds, const Tensor &in,
              const Tensor &experts, const Tensor &weights, const ExpertMlp &mlp,
              const MoeBuffers &buffers);
+
+// input.residual (f32, one row) += the weighted MLPs of k experts, with the norm, the router and
+// the routing in one kernel. False where the device has none for these arguments; nothing is
+// written then.
+bool moe_token(const device::Stream &stream, const RouterInput &input, const Tensor *bias,
+               const MoeRouting &routing, const ExpertMlp &mlp, int64_t k);
 
 // rows[t] *= sigmoid(logits[t]); rows [n, d] real strided, logits f32 [n, 1].
 void sigmoid_scale(const device::Stream &stream, const Tensor &rows, const Tensor &logits);
