@@ -1,6 +1,7 @@
 // Selects the kernels of a mixture of experts:
 //
 //   moe_route      cuda_route.cuh; up to 32 tokens with the norm and the router in one kernel
+//   moe_token      cuda_token.cuh: routing and experts of one token in one kernel
 //   moe_mlp        16-bit activations of one dtype
 //                  weights of that dtype, hs and di multiples of 8
 //     1 to 4 tokens    cuda_gemv.cuh
@@ -23,6 +24,7 @@
 #include "ops/moe/cuda_quant.cuh"
 #include "ops/moe/cuda_reference.cuh"
 #include "ops/moe/cuda_route.cuh"
+#include "ops/moe/cuda_sort.cuh"
 
 #include <algorithm>
 #include <cmath>
@@ -31,60 +33,7 @@ namespace llaisys::ops {
 
 namespace {
 
-constexpr int kSortThreads = 1024;
 constexpr int kThreads = 256;
-
-// Block e writes offset e and the pairs of expert e in ascending order. Each thread counts a range
-// of adjacent pairs.
-__global__ void __launch_bounds__(kSortThreads)
-    sort_kernel(int32_t *sorted, const int32_t *experts, int n_pairs, int n_experts) {
-    constexpr int kWarps = kSortThreads / cuda::kWarpSize;
-    __shared__ int warp_lower[kWarps], warp_equal[kWarps];
-    cuda::launch_dependents();
-    cuda::grid_dependency_wait();
-    const int expert = int(blockIdx.x);
-    const int lane = threadIdx.x % cuda::kWarpSize, warp = threadIdx.x / cuda::kWarpSize;
-    const int each = (n_pairs + int(blockDim.x) - 1) / int(blockDim.x);
-    const int begin = min(int(threadIdx.x) * each, n_pairs), end = min(begin + each, n_pairs);
-    int lower = 0, equal = 0;
-    for (int p = begin; p < end; ++p) {
-        const int e = experts[p];
-        lower += e < expert ? 1 : 0;
-        equal += e == expert ? 1 : 0;
-    }
-    int before = equal; // inclusive
-#pragma unroll
-    for (int step = 1; step < cuda::kWarpSize; step *= 2) {
-        const int other = __shfl_up_sync(cuda::kFullMask, before, step);
-        before += lane >= step ? other : 0;
-    }
-    for (int step = 16; step > 0; step >>= 1) {
-        lower += __shfl_xor_sync(cuda::kFullMask, lower, step);
-    }
-    if (lane == cuda::kWarpSize - 1) {
-        warp_equal[warp] = before;
-        warp_lower[warp] = lower;
-    }
-    __syncthreads();
-    const int warps = int(blockDim.x) / cuda::kWarpSize;
-    int start = 0, earlier = 0;
-    for (int w = 0; w < warps; ++w) {
-        start += warp_lower[w];
-        earlier += w < warp ? warp_equal[w] : 0;
-    }
-    if (threadIdx.x == 0) {
-        sorted[expert] = start;
-        if (expert == n_experts - 1) {
-            sorted[n_experts] = n_pairs;
-        }
-    }
-    int32_t *to = sorted + n_experts + 1 + start + earlier + before - equal;
-    for (int p = begin; p < end && equal > 0; ++p) {
-        if (experts[p] == expert) {
-            *to++ = p;
-        }
-    }
-}
 
 // out[t] (+)= sum over j of weights[t, j] * pairs[t * k + j], eight columns per thread.
 template <typename T>
@@ -155,9 +104,9 @@ __global__ void sigmoid_scale_kernel(cuda::Reals rows, int64_t ld, const float *
 template <typename T>
 void sort_pairs(const device::CudaStream &stream, const cuda::MoeArgs<T> &args, int32_t *sorted) {
     const int pairs = args.n * args.top_k;
-    const int threads = std::min(kSortThreads, std::max(128, (pairs + 31) / 32 * 32));
-    cuda::launch(stream, sort_kernel, unsigned(args.n_experts), unsigned(threads), 0, true, sorted,
-                 args.experts, pairs, args.n_experts);
+    const int threads = std::min(cuda::kSortThreads, std::max(128, (pairs + 127) / 128 * 32));
+    cuda::launch(stream, cuda::sort_kernel, unsigned(args.n_experts), unsigned(threads), 0, true,
+                 sorted, args.experts, pairs, args.n_experts);
 }
 
 template <typename T>
@@ -225,13 +174,14 @@ bool has_plain_kernels(DType dtype, const ExpertMlp &mlp) {
            is_16_byte_aligned(gate) && is_16_byte_aligned(up) && is_16_byte_aligned(down);
 }
 
-bool is_fast(const Tensor &in, const ExpertMlp &mlp, const MoeBuffers &buffers) {
+bool is_fast(const Tensor &in, const Tensor &experts, const ExpertMlp &mlp,
+             const MoeBuffers &buffers) {
     const DType dtype = in.dtype();
     return dtype != LLAISYS_DTYPE_F32 && buffers.gate.dtype() == dtype &&
            buffers.out.dtype() == dtype && mlp.gate->in_features % 8 == 0 &&
            mlp.gate->out_features % 8 == 0 && in.stride(0) % 8 == 0 && is_16_byte_aligned(in) &&
-           is_16_byte_aligned(buffers.gate) && is_16_byte_aligned(buffers.out) &&
-           mlp.gate->count <= cuda::kMoeMaxExperts &&
+           is_16_byte_aligned(experts) && is_16_byte_aligned(buffers.gate) &&
+           is_16_byte_aligned(buffers.out) && mlp.gate->count <= cuda::kMoeMaxExperts &&
            (has_plain_kernels(dtype, mlp) || has_quant_kernels(mlp));
 }
 
@@ -316,7 +266,7 @@ void moe_mlp_cuda(const device::Stream &stream, const Tensor &out, bool adds, co
     device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     const int n = int(in.size(0)), top_k = int(experts.size(1));
     const int hs = int(in.size(1)), di = int(mlp.gate->out_features);
-    if (!is_fast(in, mlp, buffers)) {
+    if (!is_fast(in, experts, mlp, buffers)) {
         cuda::MoeReference args{};
         args.x = cuda::reals(in);
         args.gate = matrix_of(*mlp.gate);

@@ -6,12 +6,14 @@
 // B operand. Two consumer warpgroups hold two m64n128 accumulators each: 64 rows of gate and the same
 // 64 of up, or 128 rows of down. One thread is the TMA producer. A pipeline stage is 64 values of k:
 // 32 KB of weights and 16 KB of pairs, four stages. Rows past the end of the expert's weights or
-// pairs are computed and not stored.
+// pairs are computed and not stored. Blocks are persistent: the next tile is loaded while the sums of
+// the last one are stored.
 //
 // Bound: L2 to SM bandwidth (85 FLOP per loaded byte), then tensor cores.
 #pragma once
 
 #include "ops/cuda/mbarrier.cuh"
+#include "ops/cuda/swiglu_rows.cuh"
 #include "ops/cuda/tma.cuh"
 #include "ops/moe/cuda_gemm.cuh"
 
@@ -27,6 +29,7 @@ constexpr uint32_t kMoeSm90SubBytes = kMoeSm90SubRows * kTmaRowBytes;
 constexpr uint32_t kMoeSm90WeightBytes = 4 * kMoeSm90SubBytes;
 constexpr uint32_t kMoeSm90Stage = kMoeSm90WeightBytes + kMoeSm90TileN * kTmaRowBytes;
 constexpr int kMoeSm90Smem = 1024 + int(kMoeSm90Stages * kMoeSm90Stage) + 2 * kMoeSm90Stages * 8;
+constexpr int kMoeSm90OwnSmem = 4 << 10; // upper bound of the static shared memory
 constexpr int kMoeGatherThreads = 256;
 
 // to[s] = x of sorted pair s; one warp per pair.
@@ -59,14 +62,32 @@ __global__ void __launch_bounds__(kMoeGatherThreads) moe_gather_kernel(MoeArgs<T
     }
 }
 
-// sums of both halves of the warpgroup's rows over all stages, 2 N columns of pairs.
+// Position in the pipeline, continued from tile to tile.
+struct MoeStage {
+    int index = 0;
+    uint32_t parity = 0; // of its current round
+    __device__ __forceinline__ void next() {
+        if (++index == kMoeSm90Stages) {
+            index = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// sums of both halves of the warpgroup's rows over k_tiles stages, 2 N columns of pairs.
 template <typename T, int N>
 __device__ __forceinline__ void multiply_moe_tiles(float (&sums)[2][N], int k_tiles, int group,
-                                                   uint32_t buffer, uint32_t full, uint32_t empty) {
+                                                   uint32_t buffer, uint32_t full, uint32_t empty,
+                                                   MoeStage *stage) {
+    int previous = 0;
+    const auto release = [&] {
+        if (threadIdx.x % kMoeSm90Group == 0) {
+            mbarrier_arrive(empty + previous * 8);
+        }
+    };
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-        const int stage = k_tile % kMoeSm90Stages;
-        mbarrier_wait_parity(full + stage * 8, (k_tile / kMoeSm90Stages) & 1);
-        const uint32_t at = buffer + uint32_t(stage) * kMoeSm90Stage;
+        mbarrier_wait_parity(full + stage->index * 8, stage->parity);
+        const uint32_t at = buffer + uint32_t(stage->index) * kMoeSm90Stage;
         const uint64_t of_x = k_major_descriptor(at + kMoeSm90WeightBytes);
         const uint64_t of_w = k_major_descriptor(at + uint32_t(2 * group) * kMoeSm90SubBytes);
         wgmma_fence();
@@ -82,17 +103,83 @@ __device__ __forceinline__ void multiply_moe_tiles(float (&sums)[2][N], int k_ti
         wgmma_commit_group();
         if (k_tile > 0) { // the previous group of wgmma has completed
             wgmma_wait_group<1>();
-            if (threadIdx.x % kMoeSm90Group == 0) {
-                mbarrier_arrive(empty + (k_tile - 1) % kMoeSm90Stages * 8);
-            }
+            release();
         }
+        previous = stage->index;
+        stage->next();
     }
     wgmma_wait_group<0>();
+    release();
     fence_operands(sums[0]);
     fence_operands(sums[1]);
 }
 
-// first: map of gate or down; second: map of up.
+// Stores the sums of a warpgroup, 2 N columns of pairs. A lane holds two pairs of an output;
+// movmatrix and a transpose of four registers leave eight adjacent outputs of a pair.
+template <typename T, bool IsDown, int N>
+__device__ __forceinline__ void store_moe_sums(const MoeArgs<T> &args, const MoeTile &tile,
+                                               const float (&sums)[2][N], int first_out,
+                                               int group) {
+    const int lane = int(threadIdx.x) % kWarpSize;
+    const int warp = int(threadIdx.x) / kWarpSize % 4; // of the warpgroup
+    const int n_out = IsDown ? args.hs : args.di;
+    const int row = first_out + group * (IsDown ? 128 : 64) + warp * 16;
+    const int32_t *pairs = args.sorted + args.n_experts + 1 + tile.first;
+    const auto bias = [&](const Reals &values, int output) {
+        return values.data != nullptr && output < n_out
+                   ? values.load(int64_t(tile.expert) * n_out + output)
+                   : 0.0f;
+    };
+    float first_bias[2], second_bias[2]; // of rows lane / 4 and lane / 4 + 8
+#pragma unroll
+    for (int high = 0; high < 2; ++high) {
+        const int output = row + lane / 4 + 8 * high;
+        first_bias[high] = bias(IsDown ? args.down_bias : args.gate_bias, output);
+        second_bias[high] = IsDown ? bias(args.down_bias, output + 64) : bias(args.up_bias, output);
+    }
+    // Blocks of 8 outputs and 8 pairs; four of them at a time.
+    const auto block = [&](int j, int high, bool is_second) {
+        const float *a = sums[0] + 4 * j + 2 * high, *b = sums[1] + 4 * j + 2 * high;
+        float low, next;
+        if constexpr (IsDown) {
+            low = is_second ? b[0] + second_bias[high] : a[0] + first_bias[high];
+            next = is_second ? b[1] + second_bias[high] : a[1] + first_bias[high];
+        } else {
+            const float2 gate = make_float2(a[0] + first_bias[high], a[1] + first_bias[high]);
+            const float2 up = make_float2(b[0] + second_bias[high], b[1] + second_bias[high]);
+            if (args.limit > 0) {
+                low = moe_activation(gate.x, up.x, args.limit, args.alpha);
+                next = moe_activation(gate.y, up.y, args.limit, args.alpha);
+            } else {
+                const float2 silu = silu_pair(gate.x, gate.y);
+                low = up.x * silu.x;
+                next = up.y * silu.y;
+            }
+        }
+        return movmatrix_trans(pack_pair<T>(low, next));
+    };
+    const int q = lane % 4;
+    constexpr int kStep = IsDown ? 1 : 2; // columns of blocks
+#pragma unroll
+    for (int j = 0; j < N / 4; j += kStep) {
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            words[i] = IsDown ? block(j, i % 2, i >= 2) : block(j + i / 2, i % 2, false);
+        }
+        transpose_quad(words); // this lane has block q
+        const int column = (IsDown ? j : j + q / 2) * 8 + lane / 4;
+        const int output = row + 8 * (q % 2) + (IsDown ? q / 2 * 64 : 0);
+        if (column < tile.count && output < n_out) {
+            const int64_t to = IsDown ? pairs[column] : tile.first + column;
+            *reinterpret_cast<uint4 *>((IsDown ? args.expert_out : args.hidden) + to * n_out +
+                                       output) = make_uint4(words[0], words[1], words[2], words[3]);
+        }
+    }
+}
+
+// Persistent: block b computes tiles b, b + blocks, ... first: map of gate or down; second: map of
+// up.
 template <typename T, bool IsDown>
 __global__ void __launch_bounds__(kMoeSm90Threads, 1)
     moe_gemm_sm90_kernel(const __grid_constant__ CUtensorMap x,
@@ -101,6 +188,7 @@ __global__ void __launch_bounds__(kMoeSm90Threads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     constexpr int kTileOut = IsDown ? 256 : 128;
     extern __shared__ __align__(1024) unsigned char dynamic[];
+    __shared__ int32_t offsets[kMoeMaxExperts + 1];
     const uint32_t buffer = (smem_address(dynamic) + 1023u) & ~1023u;
     const uint32_t full = buffer + kMoeSm90Stages * kMoeSm90Stage;
     const uint32_t empty = full + kMoeSm90Stages * 8;
@@ -114,98 +202,68 @@ __global__ void __launch_bounds__(kMoeSm90Threads, 1)
         fence_mbarrier_init();
     }
     grid_dependency_wait();
-    const MoeTile tile = find_moe_tile<kMoeSm90TileN>(args.sorted, args.n_experts, int(blockIdx.y));
-    if (tile.expert < 0) {
-        return;
+    for (int i = int(threadIdx.x); i <= args.n_experts; i += kMoeSm90Threads) {
+        offsets[i] = args.sorted[i];
     }
     __syncthreads();
     const int n_out = IsDown ? args.hs : args.di;
     const int k = IsDown ? args.di : args.hs;
     const int k_tiles = (k + kTmaTileK - 1) / kTmaTileK;
-    const int first_out = int(blockIdx.x) * kTileOut;
-    const int64_t expert_row = int64_t(tile.expert) * n_out;
+    const int out_tiles = (n_out + kTileOut - 1) / kTileOut;
+    const auto tile_at = [&](int t) {
+        return find_moe_tile<kMoeSm90TileN>(offsets, args.n_experts, t / out_tiles);
+    };
+    MoeStage stage;
     if (group == 2) {
         setmaxnreg_dec<40>();
-        if (threadIdx.x == kMoeSm90Consumers) {
-            const int row = int(expert_row) + first_out;
-            for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-                const int stage = k_tile % kMoeSm90Stages;
-                if (k_tile >= kMoeSm90Stages) {
-                    mbarrier_wait_parity(empty + stage * 8, (k_tile / kMoeSm90Stages - 1) & 1);
-                }
-                const uint32_t to = buffer + uint32_t(stage) * kMoeSm90Stage;
-                const uint32_t barrier = full + stage * 8;
-                const int column = k_tile * kTmaTileK;
-                mbarrier_arrive_expect_tx(barrier, kMoeSm90Stage);
-#pragma unroll
-                for (int sub = 0; sub < 4; ++sub) {
-                    const int from = row + (IsDown ? sub : sub / 2) * kMoeSm90SubRows;
-                    tma_load(to + sub * kMoeSm90SubBytes,
-                             !IsDown && sub % 2 == 1 ? &second : &first, column, from, barrier);
-                }
-                tma_load(to + kMoeSm90WeightBytes, &x, column, tile.first, barrier);
-            }
+        if (threadIdx.x >= kMoeSm90Consumers + kWarpSize) {
+            return;
         }
-        return;
+        bool is_first_round = true;
+        for (int t = int(blockIdx.x);; t += int(gridDim.x)) {
+            const MoeTile tile = tile_at(t);
+            if (tile.expert < 0) {
+                return;
+            }
+            const int row = tile.expert * n_out + t % out_tiles * kTileOut;
+            for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+                if (threadIdx.x == kMoeSm90Consumers) {
+                    if (!is_first_round) {
+                        mbarrier_wait_parity(empty + stage.index * 8, stage.parity ^ 1);
+                    }
+                    const uint32_t to = buffer + uint32_t(stage.index) * kMoeSm90Stage;
+                    const uint32_t barrier = full + stage.index * 8;
+                    const int column = k_tile * kTmaTileK;
+                    mbarrier_arrive_expect_tx(barrier, kMoeSm90Stage);
+#pragma unroll
+                    for (int sub = 0; sub < 4; ++sub) {
+                        const int from = row + (IsDown ? sub : sub / 2) * kMoeSm90SubRows;
+                        tma_load(to + sub * kMoeSm90SubBytes,
+                                 !IsDown && sub % 2 == 1 ? &second : &first, column, from, barrier);
+                    }
+                    tma_load(to + kMoeSm90WeightBytes, &x, column, tile.first, barrier);
+                }
+                stage.next();
+                is_first_round = is_first_round && stage.index != 0;
+            }
+            __syncwarp();
+        }
     }
     setmaxnreg_inc<232>();
-    float sums[2][64];
-    if (tile.count > 64) {
-        multiply_moe_tiles<T>(sums, k_tiles, group, buffer, full, empty);
-    } else { // half of the columns
-        float halves[2][32];
-        multiply_moe_tiles<T>(halves, k_tiles, group, buffer, full, empty);
-#pragma unroll
-        for (int i = 0; i < 32; ++i) {
-            sums[0][i] = halves[0][i];
-            sums[1][i] = halves[1][i];
-            sums[0][i + 32] = sums[1][i + 32] = 0;
+    for (int t = int(blockIdx.x);; t += int(gridDim.x)) {
+        const MoeTile tile = tile_at(t);
+        if (tile.expert < 0) {
+            return;
         }
-    }
-    named_barrier_sync<1, kMoeSm90Consumers>(); // all stages have been read
-
-    // Transpose through shared memory: [128 pairs][kTileOut], then rows of 16-byte units.
-    constexpr int kStride = kTileOut + 8;
-    static_assert(kMoeSm90TileN * kStride * 2 <= kMoeSm90Stages * int(kMoeSm90Stage));
-    T *tile_out = reinterpret_cast<T *>(dynamic + (buffer - smem_address(dynamic)));
-    const int lane = int(threadIdx.x) % kWarpSize;
-    const int warp = int(threadIdx.x) / kWarpSize % 4; // of the warpgroup
-    const auto bias = [&](const Reals &values, int row) {
-        const int output = first_out + row;
-        return values.data != nullptr && output < n_out ? values.load(expert_row + output) : 0.0f;
-    };
-#pragma unroll
-    for (int high = 0; high < 2; ++high) { // accumulator rows l / 4 and l / 4 + 8
-        const int row = (IsDown ? group * 128 : group * 64) + warp * 16 + lane / 4 + 8 * high;
-        const float first_bias = bias(IsDown ? args.down_bias : args.gate_bias, row);
-        const float second_bias = IsDown ? bias(args.down_bias, row + 64) : bias(args.up_bias, row);
-#pragma unroll
-        for (int j = 0; j < 16; ++j) {
-#pragma unroll
-            for (int c = 0; c < 2; ++c) {
-                const int column = j * 8 + lane % 4 * 2 + c;
-                const float a = sums[0][4 * j + 2 * high + c] + first_bias;
-                const float b = sums[1][4 * j + 2 * high + c] + second_bias;
-                if constexpr (IsDown) {
-                    tile_out[column * kStride + row] = from_float<T>(a);
-                    tile_out[column * kStride + row + 64] = from_float<T>(b);
-                } else {
-                    tile_out[column * kStride + row] =
-                        from_float<T>(moe_activation(a, b, args.limit, args.alpha));
-                }
-            }
-        }
-    }
-    named_barrier_sync<1, kMoeSm90Consumers>();
-    constexpr int kUnits = kTileOut / 8;
-    const int32_t *pairs = args.sorted + args.n_experts + 1;
-    for (int i = int(threadIdx.x); i < tile.count * kUnits; i += kMoeSm90Consumers) {
-        const int row = i / kUnits, column = i % kUnits * 8;
-        if (first_out + column < n_out) {
-            const int64_t to = IsDown ? pairs[tile.first + row] : tile.first + row;
-            T *out = (IsDown ? args.expert_out : args.hidden) + to * n_out + first_out + column;
-            *reinterpret_cast<uint4 *>(out) =
-                *reinterpret_cast<const uint4 *>(tile_out + row * kStride + column);
+        const int first_out = t % out_tiles * kTileOut;
+        if (tile.count > 64) {
+            float sums[2][64];
+            multiply_moe_tiles<T>(sums, k_tiles, group, buffer, full, empty, &stage);
+            store_moe_sums<T, IsDown>(args, tile, sums, first_out, group);
+        } else { // half of the columns
+            float sums[2][32];
+            multiply_moe_tiles<T>(sums, k_tiles, group, buffer, full, empty, &stage);
+            store_moe_sums<T, IsDown>(args, tile, sums, first_out, group);
         }
     }
 #endif
@@ -213,15 +271,13 @@ __global__ void __launch_bounds__(kMoeSm90Threads, 1)
 
 // Whether this build and device support the kernels.
 inline bool has_moe_gemm_sm90(const device::CudaStream &stream) {
-    return has_wgmma(stream) && stream.max_shared_bytes >= kMoeSm90Smem &&
+    return has_wgmma(stream) && stream.max_shared_bytes >= kMoeSm90Smem + kMoeSm90OwnSmem &&
            encode_tensor_map() != nullptr;
 }
 
 // expert_out holds the gathered rows of x until the second product overwrites it.
 template <typename T> void moe_gemm_sm90(const device::CudaStream &stream, const MoeArgs<T> &args) {
     const int64_t pairs = int64_t(args.n) * args.top_k;
-    const unsigned tiles =
-        unsigned(std::min<int64_t>(pairs, args.n_experts) + pairs / kMoeSm90TileN);
     const int64_t hs = args.hs, di = args.di, count = args.n_experts;
     const auto weights = [](const T *data, int64_t rows, int64_t columns) {
         return make_tensor_map<T, 2>(data, {columns, rows}, {columns}, {kMoeSm90SubRows});
@@ -235,12 +291,12 @@ template <typename T> void moe_gemm_sm90(const device::CudaStream &stream, const
     set_max_dynamic_smem(second, size_t(kMoeSm90Smem));
     launch(stream, moe_gather_kernel<T>, ceil_div(pairs, kMoeGatherThreads / kWarpSize),
            kMoeGatherThreads, 0, true, args, args.expert_out);
-    launch(stream, first, dim3(ceil_div(di, 128), tiles), kMoeSm90Threads, size_t(kMoeSm90Smem),
-           true, rows(args.expert_out, hs), weights(args.gate, count * di, hs),
+    launch(stream, first, unsigned(stream.n_sms), kMoeSm90Threads, size_t(kMoeSm90Smem), true,
+           rows(args.expert_out, hs), weights(args.gate, count * di, hs),
            weights(args.up, count * di, hs), args);
     const CUtensorMap down = weights(args.down, count * hs, di);
-    launch(stream, second, dim3(ceil_div(hs, 256), tiles), kMoeSm90Threads, size_t(kMoeSm90Smem),
-           true, rows(args.hidden, di), down, down, args);
+    launch(stream, second, unsigned(stream.n_sms), kMoeSm90Threads, size_t(kMoeSm90Smem), true,
+           rows(args.hidden, di), down, down, args);
 }
 
 } // namespace llaisys::ops::cuda
