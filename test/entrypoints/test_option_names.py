@@ -172,7 +172,7 @@ def test_benchmarks_accept_the_names_of_vllm() -> None:
     [
         (["serv"], "unknown command 'serv'; did you mean 'serve'?"),
         (["bench", "throughputt"], "unknown command 'throughputt'; did you mean 'throughput'?"),
-        (["zzz"], "unknown command 'zzz'; known: serve, generate, chat"),
+        (["zzz"], "unknown command 'zzz'; known: serve, route, generate, chat"),
         (["bench", "serve", "--endpoint", "chats"], "unknown value 'chats'; did you mean 'chat'?"),
     ],
 )

@@ -312,7 +312,7 @@ class SamplingParams:
     )  # fmt: skip
     prompt_logprobs: int | None = plain(
         None, Integer(ALL_LOGPROBS),
-        "Logprobs of the prompt tokens and of the k most likely ones there; -1: of all",
+        "Logprobs of the prompt tokens and of the k most likely ones; -1: of all",
     )  # fmt: skip
     pooling: str | None = plain(
         None, Choice((*POOLINGS, SCORE)), "Return an embedding with this pooling method, no text"
