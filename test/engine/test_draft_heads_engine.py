@@ -148,7 +148,7 @@ def test_drafts_equal_those_of_a_head_with_one_prefill(
         return drafts
 
     monkeypatch.setattr(drafter, "draft", watching)
-    for index, length in enumerate((30, 3)):
+    for index, length in enumerate((35, 3)):  # the last chunk is not computed before the draft
         prompt = [(index + 5) * k % VOCAB for k in range(1, length + 1)]
         engine.submit(prompt, greedy(9, ignore_eos=True), f"r{index}")
     run_all(engine)

@@ -117,7 +117,7 @@ def test_many_requests_leave_no_state() -> None:
         blocks._cached,
         blocks._tables,
         blocks._prefix_keys,
-        blocks._nodes._buckets,
+        blocks.nodes._buckets,
         blocks._waits_for,
         sampling.penalised,
         sampling._bias,

@@ -54,6 +54,7 @@ PLAN = SchedulerOutputs(
     lora_loads=[LoraLoad(3, 8)],
     num_prefill_tokens=3,
     num_decode_tokens=2,
+    prefill_position=12,
 )
 
 

@@ -146,6 +146,8 @@ def test_limits_are_exact(client: httpx.Client, path: str, field: str, cap: int,
     for number in above:
         error = error_of(client.post(path, json={**base, field: make(number)}), 400)
         assert field in error["message"] or error["param"] == field
+        if "logprobs" in field and number >= 1 << 31:  # above any value of --max-logprobs
+            continue
         assert str(cap) in error["message"], error
 
 
