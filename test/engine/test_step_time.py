@@ -176,6 +176,19 @@ def test_a_slow_machine_still_makes_progress() -> None:
     assert bound.fitting_tokens(0) == MIN_TOKENS
 
 
+@pytest.mark.parametrize(("decode", "expected"), [(0.02, 90), (0.15, 25), (0.3, MIN_TOKENS)])
+def test_a_high_estimate_is_corrected_by_small_steps(decode: float, expected: int) -> None:
+    """Also where a step without prefill alone takes longer than the bound."""
+    bound = StepTimeBound(0.25)
+    bound.observe(0, 0, decode)
+    bound.observe(1, 5000, decode + 1.0)  # another program had the processor
+    for _ in range(40):
+        bound.open_step(1, 2048)
+        count = bound.fitting_tokens(5000)
+        bound.observe(count, 5000, decode + count * TOKEN)
+    assert count == pytest.approx(expected, rel=0.15)
+
+
 def test_one_stalled_step_is_forgotten() -> None:
     bound = StepTimeBound(0.25)
 

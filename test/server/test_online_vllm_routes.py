@@ -60,6 +60,10 @@ def test_batch_rejects_fields_of_one_conversation(
 ) -> None:
     error = error_of(client.post(BATCH, json=chat(**{"messages": CONVERSATIONS, **fields})), 400)
     assert error["param"] == param
+    if "messages" not in fields:
+        assert (
+            error["message"] == f"{param} is given; it must be left out in a batch of conversations"
+        )
 
 
 def test_invocations_choose_the_route_by_field(client: httpx.Client) -> None:

@@ -11,7 +11,7 @@ HEADROOM = 0.8  # of the bound: steps that take longer than estimated
 IDLE_FACTOR = 4  # no stream waits for the step: only requests that have not arrived yet
 DECODE_FACTOR = 1.75  # a step that many streams wait for, in steps without prefill
 WEIGHT = 0.3  # of the latest step in the moving averages
-WEIGHT_UP = 0.5  # of a step that took longer than the average
+WEIGHT_UP = 0.5  # of a step whose prefill tokens took longer than the average
 
 
 class StepTimeBound:
@@ -39,13 +39,17 @@ class StepTimeBound:
         """Record the time of a step with `num_prefill` prefill tokens; `position`: their mean."""
         decode = self._decode_seconds
         if not num_prefill:
-            self._decode_seconds = _average(decode, seconds)
+            self._decode_seconds = _average(decode, seconds, WEIGHT)
         else:
-            # The time of few tokens is lost in the noise: half a step at most.
-            least = 0.1 * seconds if num_prefill >= MIN_TOKENS else 0.5 * decode
-            measured = max(seconds - decode, least) / num_prefill
+            # Beside a long prompt no step without prefill corrects an average that is too high.
+            self._decode_seconds = decode = min(decode, seconds)
+            measured = max(seconds - decode, 0.1 * seconds) / num_prefill
+            if num_prefill < MIN_TOKENS:  # the time of few tokens is lost in the noise
+                measured = max(measured, 0.5 * self._cost(position))
             key = _key(position)
-            self._last_cost = self._costs[key] = _average(self._costs.get(key, 0.0), measured)
+            old = self._costs.get(key, 0.0)
+            weight = WEIGHT_UP if measured > old else WEIGHT
+            self._last_cost = self._costs[key] = _average(old, measured, weight)
             self._most = max(self._most, 2 * num_prefill)
 
     def open_step(self, num_streams: int, max_tokens: int) -> None:
@@ -99,7 +103,6 @@ def _key(position: int) -> int:
     return max(position, FLAT_POSITIONS - 1).bit_length()
 
 
-def _average(old: float, new: float) -> float:
+def _average(old: float, new: float, weight: float) -> float:
     """Return the moving average after a measurement; `old` is 0 before the first."""
-    weight = WEIGHT_UP if new > old else WEIGHT
     return old + weight * (new - old) if old else new

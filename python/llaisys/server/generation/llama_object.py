@@ -32,6 +32,8 @@ def settings_object(
         "seed": -1 if seed is None else seed,
         "typical_p": params.typical_p,
         "typ_p": params.typical_p,
+        "adaptive_target": -1.0,  # off: there is no adaptive-p sampler
+        "adaptive_decay": 0.9,
         "repeat_penalty": params.repetition_penalty,
         "dry_sequence_breakers": list(
             DRY_BREAKERS if params.dry_sequence_breakers is None else params.dry_sequence_breakers

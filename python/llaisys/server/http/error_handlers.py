@@ -39,6 +39,7 @@ FIELD = re.compile(r"[a-z_][a-z0-9_]*")
 # A plausible value of a choice field that cannot be a secret or a name.
 WORD = re.compile(r"(?=.{1,24}$)[A-Za-z]+([_-][A-Za-z]+)*[0-9]{0,3}")
 TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict", "none", "body"})
+OWN_WORDS = ("given", "true", "false", "left out", "forced")  # values in `conflicting_field`
 MAX_MESSAGE = 300  # characters
 MAX_VALUE = 60  # characters of a repeated value
 
@@ -122,7 +123,7 @@ def validation_error(errors: Sequence[Any], known: Iterable[str] = ()) -> ApiErr
 
 def error_message(error: InvalidInputError) -> str:
     """Return the message of an InvalidInputError, with the value as `format_value` shows it."""
-    if error.limit is None or type(error.value) in (int, float):
+    if error.limit is None or type(error.value) in (int, float) or error.value in OWN_WORDS:
         return str(error)[:MAX_MESSAGE]
     value = format_value(error.value, error.is_choice)
     return f"{error.field} is {value}; it must be {error.limit}"[:MAX_MESSAGE]
