@@ -113,9 +113,7 @@ class RouterApp:
             problem = None
             try:
                 async with asyncio.timeout(max(self._interval, MIN_PROBE_TIMEOUT)):
-                    answer = await replica.upstream.send(
-                        "GET", b"/ready", [(b"host", b"localhost")], b""
-                    )
+                    answer = await replica.upstream.send("GET", b"/ready", PROBE_HEADERS, b"")
                     async for _ in answer.body():
                         pass
                 if answer.status != 200:
