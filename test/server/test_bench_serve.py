@@ -239,8 +239,8 @@ def test_options_are_checked_by_name(field: str, value: float) -> None:
 
 def test_urls() -> None:
     assert Endpoint.of("https://h/v1/").port == 443 and Endpoint.of("h:81").port == 81
-    request = Endpoint.of("http://[::1]:9/base/v1").request("GET", "/v1/models", {}, b"")
-    assert request == b"GET /base/v1/models HTTP/1.1\r\nHost: [::1]:9\r\n\r\n"
+    nested = Endpoint.of("http://[::1]:9/base/v1")
+    assert (nested.path, nested.authority) == ("/base", "[::1]:9")
     for url in ("ftp://h", "http://", "http://h:99999", "unix:///x"):
         with pytest.raises(InvalidInputError):
             Endpoint.of(url)

@@ -55,7 +55,7 @@ def test_500_clients_complete_without_leaks(tmp_path: Path) -> None:
         try:
             return await asyncio.gather(*[stream_tokens(pool, i) for i in range(CLIENTS)])
         finally:
-            await pool.close()
+            pool.close()
 
     with ServerProcess("mock", real=True, session_file=tmp_path / "s.db") as server:
         server.wait_ready()

@@ -16,8 +16,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from llaisys.bench.http_client import ConnectionPool, Endpoint, HttpError
+from llaisys.bench.http_client import ConnectionPool, Endpoint
 from llaisys.common.errors import LlaisysError
+from llaisys.common.http_client import HttpError
 from llaisys.common.progress import report
 from llaisys.common.validation import invalid_value
 
@@ -347,7 +348,7 @@ async def _run(options: ServeOptions) -> ServeResult:
         await load.prepare()
         return summarise(load, await load.run())
     finally:
-        await load.pool.close()
+        load.pool.close()
 
 
 def run_serve(options: ServeOptions) -> ServeResult:

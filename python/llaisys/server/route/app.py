@@ -10,26 +10,29 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import ssl
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from starlette.types import Receive, Scope, Send
 
+from llaisys.common.http_client import Exchange, Header, HttpClient, HttpError
 from llaisys.common.logs import log_event
 from llaisys.server.errors import ApiError
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.http.security import error_object, header, respond_error
 from llaisys.server.metrics import CONTENT_TYPE, PREFIX
 from llaisys.server.replicas.router import PrefixRouter, Route
-from llaisys.server.route.config import RouteConfig
+from llaisys.server.route.config import RouteConfig, parse_url
 from llaisys.server.route.prompts import SESSION_HEADER, Prompt, prompt_of
-from llaisys.server.route.upstream import Exchange, Header, Upstream, UpstreamError
 
 logger = logging.getLogger("llaisys.server.route")
 
 BLOCK_UNITS = 64  # compared at once; see `prompts`
 MIN_PROBE_TIMEOUT = 2.0  # seconds
+CONNECT_TIMEOUT = 3.0  # seconds
+MAX_IDLE = 256  # pooled connections of a replica
 PROBE_HEADERS = ((b"host", b"localhost"),)
 # Of one connection (RFC 9110, 7.6.1), or written anew.
 HOP_HEADERS = frozenset(
@@ -42,7 +45,9 @@ class Replica:
     def __init__(self, index: int, url: str) -> None:
         self.index = index
         self.url = url
-        self.upstream = Upstream(url)
+        is_tls, host, port = parse_url(url)
+        tls = ssl.create_default_context() if is_tls else None
+        self.client = HttpClient(host, port, tls, CONNECT_TIMEOUT, MAX_IDLE)
         self.problem: str | None = "not probed yet"
 
 
@@ -84,7 +89,7 @@ class RouterApp:
             task.cancel()
         await asyncio.gather(*self._probes, return_exceptions=True)
         for replica in self.replicas:
-            replica.upstream.close()
+            replica.client.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
@@ -113,12 +118,12 @@ class RouterApp:
             problem = None
             try:
                 async with asyncio.timeout(max(self._interval, MIN_PROBE_TIMEOUT)):
-                    answer = await replica.upstream.send("GET", b"/ready", PROBE_HEADERS, b"")
+                    answer = await replica.client.send("GET", b"/ready", PROBE_HEADERS, b"")
                     async for _ in answer.body():
                         pass
                 if answer.status != 200:
                     problem = f"/ready answers {answer.status}"
-            except (UpstreamError, TimeoutError) as error:
+            except (HttpError, TimeoutError) as error:
                 problem = str(error) or "no answer"
             self._set_problem(replica, problem)
             await asyncio.sleep(self._interval)
@@ -130,7 +135,7 @@ class RouterApp:
             event = "replica up" if problem is None else "replica down"
             log_event(logger, logging.INFO, event, replica=replica.url, reason=problem)
         if problem is not None and was_up:
-            replica.upstream.close()
+            replica.client.close()
 
     def _assign(self, prompt: Prompt | None, owner: str, allowed: Collection[int]) -> Route:
         if prompt is None:  # state such as sessions is on the home of an API key
@@ -183,7 +188,7 @@ class RouterApp:
             tried.add(route.replica)
             self._requests.labels(str(replica.index)).inc()
             try:
-                answer = await replica.upstream.send(
+                answer = await replica.client.send(
                     scope["method"], target_of(scope), request_headers(scope), body
                 )
                 if answer.status == 503:
@@ -193,7 +198,7 @@ class RouterApp:
                     continue
                 await self._pass_on(scope, send, answer, on_token)
                 return
-            except UpstreamError as error:
+            except HttpError as error:
                 self._failures.labels(str(replica.index)).inc()
                 self._set_problem(replica, str(error))
             finally:
@@ -219,7 +224,7 @@ class RouterApp:
                     on_token()
                     on_token = None
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
-        except UpstreamError as error:
+        except HttpError as error:
             log_event(logger, logging.ERROR, "response lost", path=scope["path"], reason=str(error))
             if not is_stream:
                 raise ConnectionAbortedError("a replica ended within its response") from None

@@ -1,4 +1,4 @@
-"""HTTP/1.1 client of one replica: pooled connections, response bodies as they arrive."""
+"""HTTP/1.1 client of one server: pooled connections, response bodies as they arrive."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from dataclasses import dataclass, field
 import httptools
 
 from llaisys.common.errors import LlaisysError
-from llaisys.server.route.config import parse_url
 
 Header = tuple[bytes, bytes]
 
-CONNECT_TIMEOUT = 3.0  # seconds
 READ_BYTES = 64 << 10
-MAX_IDLE = 256  # pooled connections
 
 
-class UpstreamError(LlaisysError, RuntimeError):
-    """No connection, or the replica broke it or the protocol."""
+class HttpError(LlaisysError, RuntimeError):
+    """No connection, or the server broke it or the protocol."""
 
 
 @dataclass(slots=True)
@@ -59,10 +56,10 @@ class Response:
 class Exchange:
     """A response whose header has arrived. The caller reads `body` to its end or calls `close`."""
 
-    def __init__(self, upstream: Upstream, streams: Streams, response: Response) -> None:
+    def __init__(self, client: HttpClient, streams: Streams, response: Response) -> None:
         self.status = response.status
         self.headers = response.headers
-        self._upstream = upstream
+        self._client = client
         self._streams = streams
         self._response = response
 
@@ -74,10 +71,10 @@ class Exchange:
             if response.is_complete:
                 break
             await receive(self._streams, response)
-        self._upstream.release(self._streams, response.keep_alive)
+        self._client.release(self._streams, response.keep_alive)
 
     def close(self) -> None:
-        """Close the connection unless the body was read; the replica then ends the request."""
+        """Close the connection unless the body was read; the server then ends the request."""
         if not self._response.is_complete or self._response.pieces:
             self._streams[1].transport.abort()
 
@@ -86,7 +83,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def receive(streams: Streams, response: Response) -> None:
-    """Read and parse a part of the response. Raises UpstreamError when there is none."""
+    """Read and parse a part of the response. Raises HttpError when there is none."""
     try:
         data = await streams[0].read(READ_BYTES)
         if data:
@@ -94,27 +91,33 @@ async def receive(streams: Streams, response: Response) -> None:
             return
     except (OSError, httptools.HttpParserError) as error:
         streams[1].transport.abort()
-        raise UpstreamError(f"connection lost: {error}") from None
+        is_lost = isinstance(error, OSError)
+        raise HttpError(
+            f"connection lost: {error}" if is_lost else "not an HTTP response"
+        ) from None
     streams[1].transport.abort()
     framed = {name for name, _ in response.headers} & {b"content-length", b"transfer-encoding"}
     if not response.status or framed:
-        raise UpstreamError("the connection was closed")
+        raise HttpError("the connection was closed")
     response.is_complete = True  # a body without a length
 
 
-class Upstream:
-    """Connections to one replica."""
+@dataclass(slots=True)
+class HttpClient:
+    """Connections to one server."""
 
-    def __init__(self, url: str) -> None:
-        is_tls, self._host, self._port = parse_url(url)
-        self._tls = ssl.create_default_context() if is_tls else None
-        self._idle: list[Streams] = []
+    host: str
+    port: int
+    tls: ssl.SSLContext | None = None
+    connect_timeout: float | None = None  # seconds
+    max_idle: int = 1 << 16  # pooled connections
+    _idle: list[Streams] = field(default_factory=list)
 
     async def send(
         self, method: str, target: bytes, headers: Sequence[Header], body: bytes
     ) -> Exchange:
         """Send a request and return when the response header has arrived. A pooled connection that
-        the replica closed is replaced once. Raises UpstreamError."""
+        the server closed is replaced once. Raises HttpError."""
         lines = [method.encode() + b" " + target + b" HTTP/1.1"]
         lines += [name + b": " + value for name, value in headers]
         if body or method == "POST":
@@ -123,19 +126,20 @@ class Upstream:
         while self._idle:
             streams = self._idle.pop()
             if not streams[0].at_eof() and not streams[1].is_closing():
-                with contextlib.suppress(UpstreamError):
+                with contextlib.suppress(HttpError):
                     return await self._exchange(streams, request)
                 break
         return await self._exchange(await self._connect(), request)
 
     async def _connect(self) -> Streams:
         try:
-            async with asyncio.timeout(CONNECT_TIMEOUT):
+            async with asyncio.timeout(self.connect_timeout):
                 return await asyncio.open_connection(
-                    self._host, self._port, ssl=self._tls, limit=READ_BYTES
+                    self.host, self.port, ssl=self.tls, limit=READ_BYTES
                 )
         except (OSError, TimeoutError) as error:
-            raise UpstreamError(f"no connection: {error}") from None
+            reason = getattr(error, "reason", None) or error.strerror or "no connection"
+            raise HttpError(f"cannot connect: {reason}") from None
 
     async def _exchange(self, streams: Streams, request: bytes) -> Exchange:
         response = Response()
@@ -146,14 +150,14 @@ class Upstream:
                 await receive(streams, response)
         except OSError as error:
             streams[1].transport.abort()
-            raise UpstreamError(f"connection lost: {error}") from None
+            raise HttpError(f"connection lost: {error}") from None
         except asyncio.CancelledError:
             streams[1].transport.abort()
             raise
         return Exchange(self, streams, response)
 
     def release(self, streams: Streams, keep_alive: bool) -> None:
-        if keep_alive and len(self._idle) < MAX_IDLE:
+        if keep_alive and len(self._idle) < self.max_idle:
             self._idle.append(streams)
         else:
             streams[1].close()
