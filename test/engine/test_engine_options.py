@@ -33,7 +33,7 @@ from llaisys.models.native import PARALLEL_FIELDS
 # A value for every option that is not its default.
 OTHER: dict[str, Any] = {
     "model": "somewhere", "model_type": "qwen2", "device": "cuda", "dtype": "bf16",
-    "quantization": "int8",
+    "quantization": "int8", "generation_config": "none",
     "max_model_len": 77, "n_threads": 3, "seed": 5, "step_timeout": 2.5, "warmup": False,
     "speculative_config": {"prompt_lookup_min": 3}, "pooling": "mean", "async_scheduling": "on",
     "exact": True,

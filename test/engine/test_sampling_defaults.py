@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from engine_fakes import FakeTokenizer, adapter_of, make_engine
 
-from llaisys.common.errors import InvalidInputError
+from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.common.sampling import DEFAULT_SAMPLING, NEUTRAL, SamplingParams, sampling_defaults
 from llaisys.common.types import ModelInfo
 from llaisys.engine.input_processor import InputProcessor
 from llaisys.entrypoints.cli import build_parser
+from llaisys.entrypoints.llm import LLM
 from llaisys.server.config import ServerConfig
 from llaisys.server.options import config_from_args
 
@@ -74,6 +75,25 @@ def test_parameters_reach_the_sampler():
     engine.step()
     numbers = adapter_of(engine).last_sampling.numbers
     assert {name: round(float(values[0]), 6) for name, values in numbers.items()} == OURS
+
+
+def test_generation_config_selects_the_defaults(tmp_path):
+    def defaults(setting):
+        with LLM("mock", generation_config=setting) as llm:
+            return llm.default_sampling
+
+    assert defaults("auto") == OURS
+    assert defaults("none") == defaults("vllm") == NEUTRAL
+    with pytest.raises(ModelLoadError, match=r"generation_config\.json"):
+        defaults(str(tmp_path))
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"temperature": 0.3, "top_k": 9, "eos_token_id": 2}')
+    assert defaults(str(tmp_path)) == {"temperature": 0.3, "top_k": 9}
+    file.write_text('{"temperature": -1}')
+    with pytest.raises(ModelLoadError, match="temperature"):
+        defaults(str(tmp_path))
+    options = build_parser().parse_args(["serve", "mock", "--generation-config", "vllm"])
+    assert config_from_args(options).engine.generation_config == "vllm"
 
 
 def test_serve_accepts_them_as_flags():

@@ -311,6 +311,12 @@ class EngineConfig:
         None, Integer(0, (1 << 64) - 1), "Seed for requests that set none",
         group="sampling", default_text="random",
     )  # fmt: skip
+    generation_config: str = option(
+        "auto", Text(), "Sampling defaults: auto, none, or a directory", group="sampling",
+        metavar="auto|none|DIR",
+        more="`auto`: those of the model's files, or those that its publisher recommends; `none` "
+        "(also `vllm`): temperature 1 without truncation; a directory: its generation_config.json.",
+    )  # fmt: skip
     step_timeout: float | None = option(
         None, Number(0, above_low=True), "Time limit of a step",
         group="scheduling", metavar="SECONDS",

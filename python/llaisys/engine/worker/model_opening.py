@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llaisys.common.cgroup import cpu_quota
@@ -17,6 +18,7 @@ from llaisys.common.machine_memory import available_memory
 from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.parallel import ParallelConfig
 from llaisys.common.progress import report
+from llaisys.common.sampling import NEUTRAL
 from llaisys.common.types import ModelInfo
 from llaisys.common.validation import check_int, invalid_value
 from llaisys.engine.config import EngineConfig, SpeculativeConfig
@@ -250,6 +252,17 @@ def _open_checkpoint(config: EngineConfig) -> tuple[str, str, Checkpoint | None]
     return str(path), found, checkpoint
 
 
+def _generation_defaults(setting: str, checkpoint: Any) -> dict[str, Any]:
+    """The sampling defaults that the option `generation_config` selects."""
+    from llaisys.models.loading.json_config import read_generation
+
+    if setting in ("none", "vllm"):
+        return dict(NEUTRAL)
+    if setting != "auto":
+        return read_generation(Path(setting))
+    return {} if checkpoint is None else dict(checkpoint.config.generation)
+
+
 def describe(opened: OpenedModel, adapter: ModelAdapter, config: EngineConfig) -> ModelInfo:
     """Return the description of a loaded model. InvalidInputError: no KV block fits."""
     checkpoint, block_size = opened.checkpoint, config.cache.block_size
@@ -269,7 +282,7 @@ def describe(opened: OpenedModel, adapter: ModelAdapter, config: EngineConfig) -
         is_encoder=adapter.is_encoder,
         scores_pairs=adapter.score_head is not None,
         judges_pairs=adapter.score_head is not None and adapter.score_head.is_judge,
-        generation_defaults={} if checkpoint is None else {**checkpoint.config.generation},
+        generation_defaults=_generation_defaults(config.generation_config, checkpoint),
         device=config.device,
         tokenizer_source=getattr(checkpoint, "tokenizer_source", None),
         max_loras=0 if opened.loras is None else opened.loras.num_slots,

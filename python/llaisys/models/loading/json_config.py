@@ -64,6 +64,12 @@ def stored_dtype(fields: Fields) -> str:
     return DTYPES[name]
 
 
+def read_generation(directory: Path) -> dict[str, float | int]:
+    """The sampling defaults of the generation_config.json in a directory."""
+    path = directory / "generation_config.json"
+    return parse_generation(Fields(read_json_object(path), str(path)))
+
+
 def parse_generation(fields: Fields) -> dict[str, float | int]:
     """Sampling defaults of generation_config.json: fields of SamplingParams that a model may set.
     `do_sample: false` means temperature 0; a top_p of 0 is ignored."""
