@@ -35,7 +35,7 @@ def products() -> None:
                     f"AMX {AMX:3s} {dtype:5s} {timing.rows:4d} rows {timing.seconds * 1e6:8.1f} us"
                     f" {timing.n_bytes / timing.seconds / 1e9:6.1f} GB/s"
                     f" {timing.operations / timing.seconds / 1e9:8.1f} GOP/s"
-                    f" {100 * timing.against(machine).fraction:3.0f} % of the floor",
+                    f" {100 * timing.against(machine)['fraction']:3.0f} % of the floor",
                     flush=True,
                 )
 

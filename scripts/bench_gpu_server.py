@@ -110,7 +110,7 @@ def run_client(load: ServeOptions) -> ClientResult:
             await generator.prepare()
             result = summarise(generator, await generator.run())
         finally:
-            await generator.pool.close()
+            generator.pool.close()
         good = [sample for sample in generator.samples if sample.error is None]
         times = [time for sample in generator.samples for time in (sample.start, sample.end)]
         return ClientResult(

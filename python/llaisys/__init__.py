@@ -18,30 +18,21 @@ __all__ = [
     "__version__",
     "register_family",
 ]
+_MODULES = {
+    "LLM": "llaisys.entrypoints.llm",
+    "BeamSearchParams": "llaisys.engine.beam_search",
+    "SamplingParams": "llaisys.common.sampling",
+    "StructuredOutputs": "llaisys.common.structured",
+    "register_family": "llaisys.models.families",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name == "LLM":
-        from llaisys.entrypoints.llm import LLM
+    if name not in _MODULES:
+        raise AttributeError(f"module 'llaisys' has no attribute {name!r}")
+    from importlib import import_module
 
-        return LLM
-    if name == "SamplingParams":
-        from llaisys.common.sampling import SamplingParams
-
-        return SamplingParams
-    if name == "StructuredOutputs":
-        from llaisys.common.structured import StructuredOutputs
-
-        return StructuredOutputs
-    if name == "BeamSearchParams":
-        from llaisys.engine.beam_search import BeamSearchParams
-
-        return BeamSearchParams
-    if name == "register_family":
-        from llaisys.models.families import register_family
-
-        return register_family
-    raise AttributeError(f"module 'llaisys' has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,27 +29,6 @@ from llaisys.models.synthetic import write_shape_model
 
 BLOCK = 16  # slots per KV block
 FIRST_PROMPT = 16  # prompt tokens of the time-to-first-token measurement
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyResult:
-    model: str
-    dtype: str
-    kv_cache_dtype: str
-    threads: int  # CPU threads; 0 on a GPU
-    load_s: float  # opening the files and packing the weights
-    ttft_s: float  # load_s + the first token of a 16-token prompt
-    prefill_tok_s: float
-    decode_tok_s: float
-    bandwidth_fraction: float  # bytes of weights per second / measured bandwidth
-    weights_mb: float  # in memory
-    kv_cache_mb: float
-    rss_mb: float  # of the process after the first token
-    base_rss_mb: float  # of the process before the load
-    peak_rss_mb: float
-    prompt_tokens: int
-    new_tokens: int
-    stage_ms_per_token: dict[str, float]  # per model stage, while decoding
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,30 +82,29 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
         stages = adapter.profile()  # of the last decode
     finally:
         adapter.close()
-    return asdict(
-        LatencyResult(
-            model=options.shape or str(engine.model or path.name),
-            dtype=dtype,
-            kv_cache_dtype=kv_dtype,
-            threads=threads,
-            load_s=round(load_s, 3),
-            ttft_s=round(ttft_s, 3),
-            prefill_tok_s=round(options.prompt_tokens / prefill, 2),
-            decode_tok_s=round(options.new_tokens / decode, 2),
-            bandwidth_fraction=round(read * options.new_tokens / decode / bandwidth, 4),
-            weights_mb=round(weights / 1e6, 1),
-            kv_cache_mb=round(kv_bytes / 1e6, 1),
-            rss_mb=round(rss / 1e6, 1),
-            base_rss_mb=round(base_rss / 1e6, 1),
-            peak_rss_mb=round(peak_rss / 1e6, 1),
-            prompt_tokens=options.prompt_tokens,
-            new_tokens=options.new_tokens,
-            stage_ms_per_token={
-                stage: round(1e3 * seconds / options.new_tokens, 4)
-                for stage, (seconds, _) in stages.items()
-            },
-        )
-    )
+    return {
+        "model": options.shape or str(engine.model or path.name),
+        "dtype": dtype,
+        "kv_cache_dtype": kv_dtype,
+        "threads": threads,  # CPU threads; 0 on a GPU
+        "load_s": round(load_s, 3),  # opening the files and packing the weights
+        "ttft_s": round(ttft_s, 3),  # load_s + the first token of a 16-token prompt
+        "prefill_tok_s": round(options.prompt_tokens / prefill, 2),
+        "decode_tok_s": round(options.new_tokens / decode, 2),
+        # bytes of weights per second / measured bandwidth
+        "bandwidth_fraction": round(read * options.new_tokens / decode / bandwidth, 4),
+        "weights_mb": round(weights / 1e6, 1),  # in memory
+        "kv_cache_mb": round(kv_bytes / 1e6, 1),
+        "rss_mb": round(rss / 1e6, 1),  # of the process after the first token
+        "base_rss_mb": round(base_rss / 1e6, 1),  # of the process before the load
+        "peak_rss_mb": round(peak_rss / 1e6, 1),
+        "prompt_tokens": options.prompt_tokens,
+        "new_tokens": options.new_tokens,
+        "stage_ms_per_token": {  # per model stage, while decoding
+            stage: round(1e3 * seconds / options.new_tokens, 4)
+            for stage, (seconds, _) in stages.items()
+        },
+    }
 
 
 def resident_bytes() -> int:

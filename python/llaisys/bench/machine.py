@@ -4,23 +4,11 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from llaisys.bench.target import BenchTarget
 from llaisys.libllaisys.handles import Stream, describe_devices
 from llaisys.libllaisys.library import lib
 from llaisys.libllaisys.types import QUANTISED_DTYPES
-
-
-class Limits(Protocol):
-    """Limits that kernels are compared with."""
-
-    @property
-    def read_bandwidth(self) -> float:  # bytes/s
-        ...
-
-    def peak_of(self, op: str, dtype: str) -> tuple[float, str]:
-        """(operations/s with weights of this dtype, name of the unit for 1e9 of them)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +26,7 @@ class Machine:
     parallel_region: float  # seconds per empty parallel region
 
     def peak_of(self, op: str, dtype: str) -> tuple[float, str]:
+        """(operations/s with weights of this dtype, name of the unit for 1e9 of them)."""
         if dtype in QUANTISED_DTYPES and self.i8 > 0:
             return self.i8, "GOP/s"
         is_tiled = op == "linear" and dtype == "bf16" and self.bf16 > 0
@@ -57,7 +46,10 @@ class Gpu:
         return self.bf16 if dtype in ("bf16", "f16") and self.bf16 > 0 else self.f32, "GFLOP/s"
 
 
-def measure(target: BenchTarget) -> Machine | Gpu:
+Limits = Machine | Gpu  # that kernels are compared with
+
+
+def measure(target: BenchTarget) -> Limits:
     stream = target.stream
     if target.device != "cpu":
         return Gpu(
@@ -79,7 +71,7 @@ def measure(target: BenchTarget) -> Machine | Gpu:
     )
 
 
-def probe_again(machine: Machine | Gpu, stream: Stream) -> Machine | Gpu:
+def probe_again(machine: Limits, stream: Stream) -> Limits:
     """Probe again and keep the maximum of each limit.
 
     Other load on a shared machine makes a probe read low. A GPU is not shared and not probed again.
@@ -95,7 +87,7 @@ def probe_again(machine: Machine | Gpu, stream: Stream) -> Machine | Gpu:
     )
 
 
-def describe_machine(machine: Machine | Gpu) -> str:
+def describe_machine(machine: Limits) -> str:
     """The limits, one per line."""
     if isinstance(machine, Gpu):
         lines = [machine.gpu]

@@ -12,13 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llaisys.bench.machine import Limits
-from llaisys.bench.target import BenchTarget
+from llaisys.bench.machine import Limits, measure, probe_again
+from llaisys.bench.target import BenchTarget, open_target
+from llaisys.common.progress import report
+from llaisys.common.validation import check_choice
 from llaisys.libllaisys.handles import (
     LinearWeight,
     Tensor,
@@ -26,7 +29,7 @@ from llaisys.libllaisys.handles import (
     handle_array,
     linear_weight_bytes,
 )
-from llaisys.libllaisys.library import check, lib
+from llaisys.libllaisys.library import check, choose_library, lib
 from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
 from llaisys.models.native import kv_head_bytes
 
@@ -97,19 +100,6 @@ WORKLOADS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    op: str
-    dtype: str
-    shape: str
-    rows: int
-    microseconds: float
-    value: float
-    unit: str  # of value and limit
-    limit: float
-    fraction: float  # of the roofline
-
-
-@dataclass(frozen=True, slots=True)
 class Timing:
     """Measured time of one kernel, and its bytes and operations."""
 
@@ -121,23 +111,53 @@ class Timing:
     n_bytes: float
     operations: float
 
-    def against(self, machine: Limits) -> Result:
+    def against(self, machine: Limits) -> dict[str, Any]:
+        """The result for reports; `fraction`: of the roofline."""
         peak, unit = machine.peak_of(self.op, self.dtype)
         is_memory_bound = self.n_bytes / machine.read_bandwidth >= self.operations / peak
         work, limit = (
             (self.n_bytes, machine.read_bandwidth) if is_memory_bound else (self.operations, peak)
         )
-        return Result(
-            op=self.op,
-            dtype=self.dtype,
-            shape=self.shape,
-            rows=self.rows,
-            microseconds=round(self.seconds * 1e6, 3),
-            value=round(work / self.seconds / 1e9, 3),
-            unit="GB/s" if is_memory_bound else unit,
-            limit=round(limit / 1e9, 3),
-            fraction=round(work / limit / self.seconds, 4),
-        )
+        return {
+            "op": self.op,
+            "dtype": self.dtype,
+            "shape": self.shape,
+            "rows": self.rows,
+            "microseconds": round(self.seconds * 1e6, 3),
+            "value": round(work / self.seconds / 1e9, 3),
+            "unit": "GB/s" if is_memory_bound else unit,  # of value and limit
+            "limit": round(limit / 1e9, 3),
+            "fraction": round(work / limit / self.seconds, 4),
+        }
+
+
+_PLAIN = ["f32", "bf16", "f16"]
+KNOWN_DTYPES = {
+    "cpu": [*_PLAIN, *(dtype for dtype in QUANTISED_DTYPES if dtype != "f8_g128")],
+    "cuda": [*_PLAIN, *QUANTISED_DTYPES],
+}
+
+
+def run_ops(
+    device: str, threads: int, models: list[str] | None, dtypes: list[str] | None, quick: bool
+) -> tuple[Limits, list[Timing]]:
+    """Time the selected cases, each reported as progress, and probe the machine in between."""
+    workload = WORKLOADS[check_choice("device", device, list(WORKLOADS))]
+    models, dtypes = models or list(workload.models), dtypes or list(workload.dtypes)
+    for model in models:
+        check_choice("model", model, list(LINEAR_SHAPES))
+    for dtype in dtypes:
+        check_choice("dtype", dtype, KNOWN_DTYPES[device])
+    choose_library(device)
+    with open_target(device, threads) as target:
+        machine = measure(target)
+        timings: list[Timing] = []
+        for timing in time_ops(target, models, dtypes, quick):
+            if not timings or timing.shape != timings[-1].shape:
+                report(f"timing {timing.op} {timing.dtype} {timing.shape}")
+                machine = probe_again(machine, target.stream)
+            timings.append(timing)
+    return machine, timings
 
 
 def time_ops(
@@ -154,10 +174,13 @@ def time_ops(
         if dtype in QUANTISED_DTYPES:
             continue
         for context, sequences in workload.attention.decode:
-            yield _attention(target, workload.attention, dtype, context, sequences)
+            ends = np.full(sequences, context)
+            yield _attention(target, workload.attention, dtype, sequences, context, ends)
         # On a GPU runs of tokens over 8 bits need extents that the C API does not pass.
         if target.device == "cpu" or dtype not in EIGHT_BITS:
-            yield _prefill(target, workload.attention, dtype, quick)
+            tokens = workload.attention.prefill // (4 if quick else 1)
+            ends = np.arange(1, tokens + 1)
+            yield _attention(target, workload.attention, dtype, 1, tokens, ends)
     yield from _row_ops(target, target.activations(dtypes[0]))
 
 
@@ -198,40 +221,6 @@ def time_linear(
             yield Timing("linear", dtype, name, rows, seconds, moved, operations)
 
 
-def _attention(
-    target: BenchTarget, cases: AttentionCases, dtype: str, context: int, sequences: int
-) -> Timing:
-    """Decode attention: one query token per sequence over `context` keys."""
-    ends = np.full(sequences, context)
-    seconds = _attention_seconds(target, cases, dtype, sequences, context, ends)
-    return Timing(
-        "attention decode",
-        dtype,
-        f"{context} keys, {cases.heads}/{cases.kv_heads} heads of {cases.dim}",
-        sequences,
-        seconds,
-        2 * cases.kv_heads * context * sequences * kv_head_bytes(dtype, cases.dim),
-        4.0 * cases.heads * cases.dim * context * sequences,
-    )
-
-
-def _prefill(target: BenchTarget, cases: AttentionCases, dtype: str, quick: bool) -> Timing:
-    """Causal prefill attention of one prompt."""
-    tokens = cases.prefill // 4 if quick else cases.prefill
-    ends = np.arange(1, tokens + 1)
-    seconds = _attention_seconds(target, cases, dtype, 1, tokens, ends)
-    visible = tokens * (tokens + 1) / 2
-    return Timing(
-        "attention prefill",
-        dtype,
-        f"{tokens} tokens, {cases.heads}/{cases.kv_heads} heads of {cases.dim}",
-        tokens,
-        seconds,
-        2 * cases.kv_heads * tokens * kv_head_bytes(dtype, cases.dim),
-        4.0 * cases.heads * cases.dim * visible,
-    )
-
-
 def _random_kv(
     target: BenchTarget, cases: AttentionCases, slots: int, dtype: str, seed: int
 ) -> Tensor:
@@ -250,10 +239,11 @@ def _random_kv(
     return target.tensor(cache.reshape(slots, cases.kv_heads, -1), EIGHT_BITS[dtype])
 
 
-def _attention_seconds(
+def _attention(
     target: BenchTarget, cases: AttentionCases, dtype: str, sequences: int, context: int, ends: Any
-) -> float:
-    """Seconds per call; decoding cycles over KV caches that exceed the last-level cache."""
+) -> Timing:
+    """Decoding, one query token per sequence, or the prefill of one prompt. Query i sees keys
+    [0, ends[i]). Decoding cycles over KV caches that exceed the last-level cache."""
     blocks = -(-context // cases.block)
     slots = sequences * blocks * cases.block
     n = len(ends)
@@ -286,7 +276,12 @@ def _attention_seconds(
             for k, v in handles:
                 check(function(*head, k, v, *tail, n, cases.block, scale))
 
-        return target.seconds(one_pass, len(handles))
+        seconds = target.seconds(one_pass, len(handles))
+    op, keys = ("attention decode", "keys") if decodes else ("attention prefill", "tokens")
+    shape = f"{context} {keys}, {cases.heads}/{cases.kv_heads} heads of {cases.dim}"
+    moved = 2 * cases.kv_heads * sequences * context * kv_head_bytes(dtype, cases.dim)
+    operations = 4.0 * cases.heads * cases.dim * float(ends.sum())
+    return Timing(op, dtype, shape, n, seconds, moved, operations)
 
 
 # Element-wise and row operators: name, columns, activations and f32 values moved per element.
@@ -308,7 +303,9 @@ def _row_ops(target: BenchTarget, dtype: str) -> Iterator[Timing]:
         bytes_per_value = activations * DTYPE_BYTES[dtype] + floats * 4
         rows = -(-cold_bytes() // (bytes_per_value * columns))
         with ExitStack() as stack:
-            call = _row_op(stack.enter_context, target, name, rows, columns, dtype)
+            function, arguments = _row_op(stack.enter_context, target, name, (rows, columns), dtype)
+            given = [a.handle if isinstance(a, Tensor) else a for a in arguments]
+            call = partial(function, target.stream.handle, *given)
             check(call())
             seconds = target.seconds(lambda call=call: check(call()), 1)  # type: ignore[misc]
         moved = bytes_per_value * rows * columns
@@ -320,46 +317,40 @@ def _row_op(
     keep: Callable[[Tensor], Tensor],
     target: BenchTarget,
     name: str,
-    rows: int,
-    columns: int,
+    size: tuple[int, int],
     dtype: str,
-) -> Callable[[], int]:
-    """A call of one operator on new tensors of this size; activations have dtype `dtype`."""
-    native, on = lib(), target.stream.handle
-    shape = (rows, columns)
-    if name == "rms_norm":
-        x, y = keep(target.random(shape)), keep(target.empty(shape, dtype))
-        weight = keep(target.random((columns,)))
-        return lambda: int(native.llaisysRmsNorm(on, y.handle, x.handle, weight.handle, 1e-6))
-    if name == "add_rms_norm":
-        x, y = keep(target.random(shape, dtype)), keep(target.empty(shape, dtype))
-        weight, residual = keep(target.random((columns,))), keep(target.random(shape))
-        return lambda: int(
-            native.llaisysAddRmsNorm(on, y.handle, residual.handle, x.handle, weight.handle, 1e-6)
-        )
-    if name == "swiglu":
-        x, up = keep(target.random(shape, dtype)), keep(target.random(shape, dtype))
-        y = keep(target.empty(shape, dtype))
-        return lambda: int(native.llaisysSwiGLU(on, y.handle, x.handle, up.handle))
-    if name == "rope":
-        shape_3 = (rows, columns // ROPE_DIM, ROPE_DIM)
-        x, y = keep(target.random(shape_3, dtype)), keep(target.empty(shape_3, dtype))
-        positions = keep(target.tensor(np.arange(rows, dtype=np.int64), "i64"))
-        frequencies = keep(target.random((ROPE_DIM // 2,)))
-        return lambda: int(
-            native.llaisysRope(on, y.handle, x.handle, positions.handle, frequencies.handle)
-        )
-    if name == "embedding":
-        table, y = keep(target.random(shape, dtype)), keep(target.empty(shape, "f32"))
-        order = np.random.default_rng(0).permutation(rows).astype(np.int64)
-        index = keep(target.tensor(order, "i64"))
-        return lambda: int(native.llaisysEmbedding(on, y.handle, index.handle, table.handle))
-    x = keep(target.random(shape))
-    if name == "softmax":
-        y = keep(target.empty(shape, "f32"))
-        return lambda: int(native.llaisysSoftmax(on, y.handle, x.handle))
-    if name == "argmax":
-        index, value = keep(target.empty((rows,), "i64")), keep(target.empty((rows,), "f32"))
-        return lambda: int(native.llaisysArgmax(on, index.handle, value.handle, x.handle))
-    index, value = keep(target.empty((rows, 50), "i32")), keep(target.empty((rows, 50), "f32"))
-    return lambda: int(native.llaisysTopK(on, index.handle, value.handle, x.handle))
+) -> tuple[Callable[..., int], tuple[Tensor | float, ...]]:
+    """The function and its arguments, new tensors of this size; activations have `dtype`."""
+    native, (rows, columns) = lib(), size
+
+    def random(shape: tuple[int, ...] = size, of: str = "f32") -> Tensor:
+        return keep(target.random(shape, of))
+
+    def empty(shape: tuple[int, ...] = size, of: str = "f32") -> Tensor:
+        return keep(target.empty(shape, of))
+
+    def integers(values: Any) -> Tensor:
+        return keep(target.tensor(np.asarray(values, np.int64), "i64"))
+
+    match name:
+        case "rms_norm":
+            return native.llaisysRmsNorm, (empty(size, dtype), random(), random((columns,)), 1e-6)
+        case "add_rms_norm":
+            tensors = random(), random(size, dtype), random((columns,))
+            return native.llaisysAddRmsNorm, (empty(size, dtype), *tensors, 1e-6)
+        case "swiglu":
+            inputs = random(size, dtype), random(size, dtype)
+            return native.llaisysSwiGLU, (empty(size, dtype), *inputs)
+        case "rope":
+            heads = (rows, columns // ROPE_DIM, ROPE_DIM)
+            inputs = random(heads, dtype), integers(np.arange(rows))
+            return native.llaisysRope, (empty(heads, dtype), *inputs, random((ROPE_DIM // 2,)))
+        case "embedding":
+            index = integers(np.random.default_rng(0).permutation(rows))
+            return native.llaisysEmbedding, (empty(), index, random(size, dtype))
+        case "softmax":
+            return native.llaisysSoftmax, (empty(), random())
+        case "argmax":
+            return native.llaisysArgmax, (empty((rows,), "i64"), empty((rows,)), random())
+        case _:
+            return native.llaisysTopK, (empty((rows, 50), "i32"), empty((rows, 50)), random())

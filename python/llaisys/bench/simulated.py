@@ -9,35 +9,19 @@ random weights may give other tokens without drafts.
 from __future__ import annotations
 
 import random
-import statistics
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
+from llaisys.bench.decoding import Decoding, decode, fixed_length, request_names
 from llaisys.common.progress import report
 from llaisys.common.request import Request
-from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.common.validation import invalid_value
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.engine.speculative import Proposer, Speculator
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedRun:
-    concurrency: int
-    drafts_per_step: int  # per request
-    acceptance: float  # acceptance rate
-    plain_step_ms: float
-    step_ms: float  # with drafts for every request
-    step_cost: float  # step_ms / plain_step_ms
-    tokens_per_step: float  # per request
-    speedup: float
-    same_tokens: bool
 
 
 class ReplayProposer(Proposer):
@@ -84,14 +68,6 @@ class AlwaysDraft(Speculator):
             self._count(len(draft), max(0, len(output.sampled.get(seq_id, ())) - 1))
 
 
-@dataclass(slots=True)
-class _Timing:
-    tokens: dict[str, list[int]] = field(default_factory=dict)
-    steps: list[float] = field(default_factory=list)  # seconds of steps in which all decode
-    tokens_decoded: int = 0  # in those steps
-    seconds: float = 0.0  # sum of those steps
-
-
 def run_simulated(
     model: str,
     options: dict[str, Any],  # engine options by name
@@ -106,7 +82,7 @@ def run_simulated(
     given = {"num_speculative_tokens": 4, **(options.pop("speculative_config", None) or {})}
     given |= {"method": "ngram", "disable_by_batch_size": 1 << 16}
     config = EngineConfig.of(model=model, **options)
-    plain: dict[int, _Timing] = {}
+    plain: dict[int, Decoding] = {}
     prompts: dict[int, list[list[int]]] = {}
     engine = LLMEngine(config)
     try:
@@ -130,58 +106,40 @@ def run_simulated(
             proposer.answers = {}
             engine.core.speculator = AlwaysDraft(speculative.config, proposer, vocab_size)
             _timed(engine, prompts[count], 8)  # fills the prefix cache
-            answers = _timed(engine, prompts[count], new_tokens).tokens
+            answers = _timed(engine, prompts[count], new_tokens).answers
             proposer.answers = {
                 name: [*prompt, *answers[name]]
-                for name, prompt in zip(_names(count), prompts[count], strict=True)
+                for name, prompt in zip(request_names(count), prompts[count], strict=True)
             }
             every = engine.core.speculator = AlwaysDraft(speculative.config, proposer, vocab_size)
             drafted = _timed(engine, prompts[count], new_tokens)
-            counts = every.stats.num_accepted_tokens, every.stats.num_draft_tokens
-            results.append(asdict(_summary(count, drafts, plain[count], drafted, counts)))
+            results.append(_summary(count, drafts, plain[count], drafted, every))
         return results
     finally:
         engine.close()
 
 
-def _names(count: int) -> list[str]:
-    return [f"r{index}" for index in range(count)]
-
-
-def _timed(engine: LLMEngine, prompts: list[list[int]], new_tokens: int) -> _Timing:
-    params = SamplingParams(
-        max_tokens=new_tokens, ignore_eos=True, temperature=0.0, detokenize=False
-    )
-    for name, prompt in zip(_names(len(prompts)), prompts, strict=True):
-        engine.submit(prompt, params, name, stream=True)
-    timed = _Timing({name: [] for name in _names(len(prompts))})
-    while engine.has_unfinished():
-        is_decoding = all(timed.tokens.values())
-        begin = time.perf_counter()
-        outputs = engine.step()
-        seconds = time.perf_counter() - begin
-        for output in outputs:
-            timed.tokens[output.request_id] += output.token_ids
-        if is_decoding and {o.request_id for o in outputs if o.token_ids} == set(timed.tokens):
-            timed.steps.append(seconds)
-            timed.tokens_decoded += sum(len(output.token_ids) for output in outputs)
-            timed.seconds += seconds
-    return timed
+def _timed(engine: LLMEngine, prompts: list[list[int]], new_tokens: int) -> Decoding:
+    """With the steps in which every request decodes."""
+    params = fixed_length(new_tokens)
+    found = decode(engine, [(prompt, params) for prompt in prompts])
+    found.steps = [step for step in found.steps if step.is_full]
+    return found
 
 
 def _summary(
-    count: int, drafts: int, plain: _Timing, drafted: _Timing, counts: tuple[int, int]
-) -> SimulatedRun:
-    before, after = statistics.median(plain.steps), statistics.median(drafted.steps)
-    speeds = [run.tokens_decoded / run.seconds for run in (plain, drafted)]
-    return SimulatedRun(
-        concurrency=count,
-        drafts_per_step=drafts,
-        acceptance=round(counts[0] / max(1, counts[1]), 3),
-        plain_step_ms=round(1e3 * before, 4),
-        step_ms=round(1e3 * after, 4),
-        step_cost=round(after / before, 4),
-        tokens_per_step=round(drafted.tokens_decoded / (count * len(drafted.steps)), 3),
-        speedup=round(speeds[1] / speeds[0], 3),
-        same_tokens=plain.tokens == drafted.tokens,
-    )
+    count: int, drafts: int, plain: Decoding, drafted: Decoding, speculator: Speculator
+) -> dict[str, Any]:
+    tokens = sum(step.tokens for step in drafted.steps)
+    stats = speculator.stats
+    return {
+        "concurrency": count,
+        "drafts_per_step": drafts,  # per request
+        "acceptance": round(stats.num_accepted_tokens / max(1, stats.num_draft_tokens), 3),
+        "plain_step_ms": round(plain.step_ms, 4),
+        "step_ms": round(drafted.step_ms, 4),  # with drafts for every request
+        "step_cost": round(drafted.step_ms / plain.step_ms, 4),
+        "tokens_per_step": round(tokens / (count * len(drafted.steps)), 3),  # per request
+        "speedup": round(drafted.tok_s() / plain.tok_s(), 3),
+        "same_tokens": plain.answers == drafted.answers,
+    }

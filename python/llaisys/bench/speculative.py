@@ -3,13 +3,13 @@ in one process, and the acceptance."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
 
+from llaisys.bench.decoding import Decoding, Work, decode, fixed_length
 from llaisys.common.progress import report
 from llaisys.common.sampling import SamplingParams
 from llaisys.entrypoints.llm import LLM
@@ -53,30 +53,12 @@ RANDOM_WORK: dict[str, dict[str, Any]] = {
 }
 RANDOM_PROMPT = 128  # tokens
 
-_Prompt = tuple[list[int], SamplingParams]
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculativeRun:
-    work: str
-    concurrency: int
-    tok_s: float
-    plain_tok_s: float
-    speedup: float
-    same_tokens: bool
-    drafts: int
-    draft_tokens: int
-    accepted_tokens: int
-    mean_accepted_length: float
-
 
 @dataclass(frozen=True, slots=True)
 class _Timing:
     tok_s: float
     tokens: list[list[int]]
-    drafts: int
-    draft_tokens: int
-    accepted_tokens: int
+    counts: dict[str, int]  # drafts, draft_tokens, accepted_tokens
 
 
 def run_speculative(
@@ -102,11 +84,11 @@ def run_speculative(
             else:
                 batches = [_prompts(plain, text, concurrency, new_tokens) for text in WORK[work]]
             pairs = [(_timed(plain, batches), _timed(drafted, batches)) for _ in range(repeats)]
-            results.append(asdict(_summary(work, concurrency, pairs)))
+            results.append(_summary(work, concurrency, pairs))
     return results
 
 
-def _prompts(llm: LLM, text: str, count: int, new_tokens: int) -> list[_Prompt]:
+def _prompts(llm: LLM, text: str, count: int, new_tokens: int) -> list[Work]:
     """Prompts with distinct beginnings, so that none waits for the prefix of another. EOS ends an
     answer: text after a copied passage is not a copy."""
     params = SamplingParams(max_tokens=new_tokens, temperature=0.0, detokenize=False)
@@ -116,64 +98,41 @@ def _prompts(llm: LLM, text: str, count: int, new_tokens: int) -> list[_Prompt]:
     ]
 
 
-def _random_prompts(llm: LLM, work: str, count: int, new_tokens: int) -> list[_Prompt]:
+def _random_prompts(llm: LLM, work: str, count: int, new_tokens: int) -> list[Work]:
     vocab_size = llm.model_info.vocab_size
     prompts = np.random.default_rng(count).integers(0, vocab_size, (count, RANDOM_PROMPT))
-    common = {
-        "max_tokens": new_tokens,
-        "ignore_eos": True,
-        "detokenize": False,
-        **RANDOM_WORK[work],
-    }
-    return [(p, SamplingParams(seed=seed, **common)) for seed, p in enumerate(prompts.tolist())]
-
-
-def _timed(llm: LLM, batches: list[list[_Prompt]]) -> _Timing:
-    before = llm.stats()
-    tokens: list[list[int]] = []
-    decoded, seconds = 0, 0.0
-    for prompts in batches:
-        count, took = _decoded(llm, prompts, tokens)
-        decoded, seconds = decoded + count, seconds + took
-    after = llm.stats()
-    counts = [
-        after[f"spec_decode_num_{name}"] - before[f"spec_decode_num_{name}"]
-        for name in ("drafts", "draft_tokens", "accepted_tokens")
+    return [
+        (prompt, fixed_length(new_tokens, seed=seed, **RANDOM_WORK[work]))
+        for seed, prompt in enumerate(prompts.tolist())
     ]
-    return _Timing(decoded / seconds if decoded else 0.0, tokens, *counts)
 
 
-def _decoded(llm: LLM, prompts: list[_Prompt], tokens: list[list[int]]) -> tuple[int, float]:
-    """(tokens, seconds) of decoding after all prompts are computed; appends the answers to
-    `tokens`."""
-    names = [llm.submit(prompt, params, stream=True) for prompt, params in prompts]
-    started: set[str] = set()
-    begin, decoded = time.perf_counter(), 0
-    while llm.has_unfinished():
-        is_decoding = len(started) == len(prompts)
-        outputs = llm.step()
-        if is_decoding:
-            decoded += sum(len(output.token_ids) for output in outputs)
-        else:
-            begin = time.perf_counter()
-        started.update(output.request_id for output in outputs if output.token_ids)
-    seconds = time.perf_counter() - begin
-    finished = [llm.collect(name) for name in names]
-    tokens += [output.token_ids for output in finished if output is not None]
-    return decoded, seconds
+def _timed(llm: LLM, batches: list[list[Work]]) -> _Timing:
+    before = llm.stats()
+    whole = Decoding({})
+    tokens: list[list[int]] = []
+    for work in batches:
+        found = decode(llm, work)
+        whole.steps += found.steps
+        tokens += found.answers.values()
+    after = llm.stats()
+    counts = {
+        name: after[f"spec_decode_num_{name}"] - before[f"spec_decode_num_{name}"]
+        for name in ("drafts", "draft_tokens", "accepted_tokens")
+    }
+    return _Timing(whole.tok_s(), tokens, counts)
 
 
-def _summary(work: str, concurrency: int, pairs: list[tuple[_Timing, _Timing]]) -> SpeculativeRun:
-    last = pairs[-1][1]
-    return SpeculativeRun(
-        work=work,
-        concurrency=concurrency,
-        tok_s=round(statistics.median(drafted.tok_s for _, drafted in pairs), 2),
-        plain_tok_s=round(statistics.median(plain.tok_s for plain, _ in pairs), 2),
-        speedup=round(statistics.median(d.tok_s / (p.tok_s or 1.0) for p, d in pairs), 3),
-        same_tokens=all(plain.tokens == drafted.tokens for plain, drafted in pairs),
-        drafts=last.drafts,
-        draft_tokens=last.draft_tokens,
-        accepted_tokens=last.accepted_tokens,
-        mean_accepted_length=round(1 + last.accepted_tokens / max(1, last.drafts), 3),
-    )
+def _summary(work: str, concurrency: int, pairs: list[tuple[_Timing, _Timing]]) -> dict[str, Any]:
+    counts = pairs[-1][1].counts
+    accepted = counts["accepted_tokens"] / max(1, counts["drafts"])
+    return {
+        "work": work,
+        "concurrency": concurrency,
+        "tok_s": round(median(drafted.tok_s for _, drafted in pairs), 2),
+        "plain_tok_s": round(median(plain.tok_s for plain, _ in pairs), 2),
+        "speedup": round(median(d.tok_s / (p.tok_s or 1.0) for p, d in pairs), 3),
+        "same_tokens": all(plain.tokens == drafted.tokens for plain, drafted in pairs),
+        **counts,
+        "mean_accepted_length": round(1 + accepted, 3),
+    }

@@ -5,30 +5,18 @@ from __future__ import annotations
 
 import statistics
 import time
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from llaisys.bench.decoding import decode, fixed_length
 from llaisys.common.progress import report
-from llaisys.common.sampling import SamplingParams
 from llaisys.common.validation import invalid_value
 from llaisys.entrypoints.llm import LLM
 
 SHARED_PREFIX = 512  # common prompt tokens in the prefix caching measurement
 OWN_TOKENS = 16
 PREFIX_REQUESTS = 32
-
-
-@dataclass(frozen=True, slots=True)
-class ThroughputRun:
-    concurrency: int
-    prompt_tokens: int
-    new_tokens: int
-    decode_tok_s: float  # in steps in which every request decodes
-    total_tok_s: float  # generated tokens over the whole time, including prompts
-    outside_native_ms_per_step: float
-    stage_ms_per_step: dict[str, float]  # per worker stage
 
 
 def run_throughput(
@@ -53,11 +41,11 @@ def run_throughput(
 def run_concurrencies(
     llm: LLM, concurrencies: list[int], prompt_tokens: int, new_tokens: int, repeats: int
 ) -> list[dict[str, Any]]:
-    """Medians of interleaved runs: a ThroughputRun as a dictionary per concurrency."""
+    """Medians of interleaved runs, per concurrency."""
     for concurrency in concurrencies:
         _check_room(llm, concurrency, prompt_tokens + new_tokens)
     rng = np.random.default_rng(0)
-    samples: dict[int, list[ThroughputRun]] = {n: [] for n in concurrencies}
+    samples: dict[int, list[dict[str, Any]]] = {n: [] for n in concurrencies}
     for done in range(repeats):
         for number, concurrency in enumerate(concurrencies):
             report("measuring", done * len(concurrencies) + number, repeats * len(concurrencies))
@@ -85,49 +73,34 @@ def _prompts(llm: LLM, rng: np.random.Generator, count: int, length: int) -> lis
 
 def _one(
     llm: LLM, rng: np.random.Generator, concurrency: int, prompt_tokens: int, new_tokens: int
-) -> ThroughputRun:
-    params = SamplingParams(
-        max_tokens=new_tokens, ignore_eos=True, temperature=0.0, detokenize=False
-    )
+) -> dict[str, Any]:
+    params = fixed_length(new_tokens)
     llm.profile(reset=True)
     start = time.perf_counter()
     prompts = _prompts(llm, rng, concurrency, prompt_tokens)
-    names = [llm.submit(prompt, params, stream=True) for prompt in prompts]
-    decode_seconds, decode_tokens = 0.0, 0
-    started: set[str] = set()  # requests whose prompt is done
-    while llm.has_unfinished():
-        is_decoding = len(started) == concurrency
-        before = time.perf_counter()
-        outputs = llm.step()
-        sampled = sum(len(output.token_ids) for output in outputs)
-        if is_decoding and sampled == concurrency:
-            decode_seconds += time.perf_counter() - before
-            decode_tokens += sampled
-        started.update(output.request_id for output in outputs if output.token_ids)
+    found = decode(llm, [(prompt, params) for prompt in prompts])
     seconds = time.perf_counter() - start
     profile = llm.profile()
-    for name in names:
-        llm.collect(name)
-    return ThroughputRun(
-        concurrency=concurrency,
-        prompt_tokens=prompt_tokens,
-        new_tokens=new_tokens,
-        decode_tok_s=decode_tokens / decode_seconds if decode_seconds else 0.0,
-        total_tok_s=concurrency * new_tokens / seconds,
-        outside_native_ms_per_step=profile["outside_native_ms_per_step"],
-        stage_ms_per_step={
+    return {
+        "concurrency": concurrency,
+        "prompt_tokens": prompt_tokens,
+        "new_tokens": new_tokens,
+        "decode_tok_s": found.tok_s(only_full=True),
+        "total_tok_s": concurrency * new_tokens / seconds,  # the time of prompts included
+        "outside_native_ms_per_step": profile["outside_native_ms_per_step"],
+        "stage_ms_per_step": {  # per worker stage
             stage: 1e3 * seconds / profile["steps"] for stage, seconds in profile["stages"].items()
         },
-    )
+    }
 
 
-def _median(runs: list[ThroughputRun]) -> dict[str, Any]:
-    result: dict[str, Any] = asdict(runs[0])
+def _median(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    result = dict(runs[0])
     for name in ("decode_tok_s", "total_tok_s", "outside_native_ms_per_step"):
-        result[name] = round(statistics.median(getattr(run, name) for run in runs), 3)
+        result[name] = round(statistics.median(run[name] for run in runs), 3)
     result["stage_ms_per_step"] = {
-        stage: round(statistics.median(run.stage_ms_per_step[stage] for run in runs), 4)
-        for stage in runs[0].stage_ms_per_step
+        stage: round(statistics.median(run["stage_ms_per_step"][stage] for run in runs), 4)
+        for stage in result["stage_ms_per_step"]
     }
     return result
 
@@ -152,7 +125,6 @@ def _prefix_cache(llm: LLM, rng: np.random.Generator) -> dict[str, float]:
 
 
 def _prefill_seconds(llm: LLM, prompts: list[list[int]]) -> float:
-    params = SamplingParams(max_tokens=1, ignore_eos=True, temperature=0.0, detokenize=False)
     start = time.perf_counter()
-    llm.generate(prompts, params)
+    llm.generate(prompts, fixed_length(1))
     return time.perf_counter() - start

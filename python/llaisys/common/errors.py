@@ -40,14 +40,7 @@ class InvalidInputError(LlaisysError, ValueError):
 
     def with_prefix(self, prefix: str) -> InvalidInputError:
         """Return a copy with `prefix` before the text."""
-        return InvalidInputError(
-            f"{prefix}{self}",
-            field=self.field,
-            code=self.code,
-            value=self.value,
-            limit=self.limit,
-            is_choice=self.is_choice,
-        )
+        return InvalidInputError(f"{prefix}{self}", **vars(self))
 
 
 # Codes used by several layers.

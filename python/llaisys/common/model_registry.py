@@ -10,53 +10,18 @@ from llaisys.common.validation import invalid_value
 if TYPE_CHECKING:
     from llaisys.models.base import ModelAdapter
 
-# model_type -> "module:class". Add a line per model (docs/internals/adding_a_model.md).
+# The decoder's model types. Add a name per model (docs/internals/adding_a_model.md).
+DECODERS = """
+    qwen2 llama qwen3 mistral mimo phi3 smollm3 granite olmo2 glm glm4 gemma gemma2 gemma3_text
+    cohere cohere2 starcoder2 stablelm qwen3_moe qwen2_moe mixtral olmoe granitemoe exaone4
+    ernie4_5 seed_oss helium olmo3 ministral vaultgemma cwm dots1 solar_open minimax_m2
+    exaone_moe ernie4_5_moe gpt_oss glm4_moe bert roberta xlm-roberta deepseek_v2 deepseek_v3
+    kimi_k2 glm4_moe_lite
+""".split()
+
+# model_type -> "module:class"
 MODEL_REGISTRY: dict[str, str] = {
-    "qwen2": "llaisys.models.decoder:DecoderAdapter",
-    "llama": "llaisys.models.decoder:DecoderAdapter",
-    "qwen3": "llaisys.models.decoder:DecoderAdapter",
-    "mistral": "llaisys.models.decoder:DecoderAdapter",
-    "mimo": "llaisys.models.decoder:DecoderAdapter",
-    "phi3": "llaisys.models.decoder:DecoderAdapter",
-    "smollm3": "llaisys.models.decoder:DecoderAdapter",
-    "granite": "llaisys.models.decoder:DecoderAdapter",
-    "olmo2": "llaisys.models.decoder:DecoderAdapter",
-    "glm": "llaisys.models.decoder:DecoderAdapter",
-    "glm4": "llaisys.models.decoder:DecoderAdapter",
-    "gemma": "llaisys.models.decoder:DecoderAdapter",
-    "gemma2": "llaisys.models.decoder:DecoderAdapter",
-    "gemma3_text": "llaisys.models.decoder:DecoderAdapter",
-    "cohere": "llaisys.models.decoder:DecoderAdapter",
-    "cohere2": "llaisys.models.decoder:DecoderAdapter",
-    "starcoder2": "llaisys.models.decoder:DecoderAdapter",
-    "stablelm": "llaisys.models.decoder:DecoderAdapter",
-    "qwen3_moe": "llaisys.models.decoder:DecoderAdapter",
-    "qwen2_moe": "llaisys.models.decoder:DecoderAdapter",
-    "mixtral": "llaisys.models.decoder:DecoderAdapter",
-    "olmoe": "llaisys.models.decoder:DecoderAdapter",
-    "granitemoe": "llaisys.models.decoder:DecoderAdapter",
-    "exaone4": "llaisys.models.decoder:DecoderAdapter",
-    "ernie4_5": "llaisys.models.decoder:DecoderAdapter",
-    "seed_oss": "llaisys.models.decoder:DecoderAdapter",
-    "helium": "llaisys.models.decoder:DecoderAdapter",
-    "olmo3": "llaisys.models.decoder:DecoderAdapter",
-    "ministral": "llaisys.models.decoder:DecoderAdapter",
-    "vaultgemma": "llaisys.models.decoder:DecoderAdapter",
-    "cwm": "llaisys.models.decoder:DecoderAdapter",
-    "dots1": "llaisys.models.decoder:DecoderAdapter",
-    "solar_open": "llaisys.models.decoder:DecoderAdapter",
-    "minimax_m2": "llaisys.models.decoder:DecoderAdapter",
-    "exaone_moe": "llaisys.models.decoder:DecoderAdapter",
-    "ernie4_5_moe": "llaisys.models.decoder:DecoderAdapter",
-    "gpt_oss": "llaisys.models.decoder:DecoderAdapter",
-    "glm4_moe": "llaisys.models.decoder:DecoderAdapter",
-    "bert": "llaisys.models.decoder:DecoderAdapter",
-    "roberta": "llaisys.models.decoder:DecoderAdapter",
-    "xlm-roberta": "llaisys.models.decoder:DecoderAdapter",
-    "deepseek_v2": "llaisys.models.decoder:DecoderAdapter",
-    "deepseek_v3": "llaisys.models.decoder:DecoderAdapter",
-    "kimi_k2": "llaisys.models.decoder:DecoderAdapter",
-    "glm4_moe_lite": "llaisys.models.decoder:DecoderAdapter",
+    **dict.fromkeys(DECODERS, "llaisys.models.decoder:DecoderAdapter"),
     "mock": "llaisys.models.mock:MockAdapter",
 }
 

@@ -45,23 +45,11 @@ FINISH_REASONS = {
     RequestStatus.FINISHED_TIMED_OUT: "timeout",
 }
 
-_ENDS = frozenset(
-    {
-        RequestStatus.FINISHED_STOPPED,
-        RequestStatus.FINISHED_LENGTH_CAPPED,
-        RequestStatus.FINISHED_ABORTED,
-        RequestStatus.FINISHED_ERROR,
-        RequestStatus.FINISHED_TIMED_OUT,
-    }
-)
-_EARLY_ENDS = frozenset(
-    {
-        RequestStatus.FINISHED_ABORTED,
-        RequestStatus.FINISHED_IGNORED,
-        RequestStatus.FINISHED_ERROR,
-        RequestStatus.FINISHED_TIMED_OUT,
-    }
-)
+_ENDS = frozenset(FINISH_REASONS) - {RequestStatus.FINISHED_IGNORED}
+_EARLY_ENDS = frozenset(FINISH_REASONS) - {
+    RequestStatus.FINISHED_STOPPED,
+    RequestStatus.FINISHED_LENGTH_CAPPED,
+}
 
 # A preempted request may still stop: its last result may arrive after the preemption.
 TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {

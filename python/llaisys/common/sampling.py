@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 from llaisys.common.options import (
@@ -334,7 +335,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         check_options(self)
-        put = _Setter(self)
+        put = partial(object.__setattr__, self)
         if self.top_k == -1:
             put("top_k", 0)
         for name in ("stop", "bad_words", "stop_token_ids"):
@@ -389,7 +390,7 @@ class SamplingParams:
         if not missing and chain is None:
             return self
         result = object.__new__(SamplingParams)
-        put = _Setter(result)
+        put = partial(object.__setattr__, result)
         for name in FIELDS:
             put(name, getattr(self, name))
         for name in missing:
@@ -422,16 +423,6 @@ class SamplingParams:
         """Validate and build; raises InvalidInputError."""
         params: SamplingParams = rebuilt(cls, values)
         return params
-
-
-class _Setter:
-    """Write a checked value into a frozen instance during construction."""
-
-    def __init__(self, target: SamplingParams) -> None:
-        self._target = target
-
-    def __call__(self, name: str, value: object) -> None:
-        object.__setattr__(self._target, name, value)
 
 
 def _as_id(key: object) -> object:

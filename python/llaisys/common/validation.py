@@ -36,12 +36,12 @@ def format_value(value: object) -> str:
 
 
 def invalid_value(
-    field: str, value: object, limit: str, *, code: str | None = None, label: str | None = None
+    field: str, value: object, limit: str, *, label: str | None = None, **more: Any
 ) -> InvalidInputError:
     """Return the error of an invalid value; `limit` follows "it must be". `label`: name in the
-    text, if not the field."""
+    text, if not the field; `more`: further fields of the error."""
     message = f"{label or field} is {format_value(value)}; it must be {limit}"
-    return InvalidInputError(message, field=field, code=code, value=value, limit=limit)
+    return InvalidInputError(message, field=field, value=value, limit=limit, **more)
 
 
 def invalid_count(
@@ -120,9 +120,7 @@ def check_text(name: str, value: object) -> str:
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in choices:
-        limit = f"one of {', '.join(choices)}"
-        message = f"{name} is {format_value(value)}; it must be {limit}"
-        raise InvalidInputError(message, field=name, value=value, limit=limit, is_choice=True)
+        raise invalid_value(name, value, f"one of {', '.join(choices)}", is_choice=True)
     return value
 
 

@@ -2,39 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
-from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import RequestOutput
 from llaisys.common.validation import invalid_count, invalid_value
 from llaisys.engine.beam_search import BeamSearch, BeamSearchParams
-from llaisys.entrypoints.prompts import Prompt, as_batch
+from llaisys.entrypoints.prompts import Prompt, PromptRunner, Work, as_batch
 
 
-class BeamSearchCalls(ABC):
+class BeamSearchCalls(PromptRunner):
     """Mixin of `LLM`."""
-
-    @property
-    @abstractmethod
-    def model_info(self) -> Any: ...
-
-    @property
-    @abstractmethod
-    def tokenizer(self) -> Any: ...
-
-    @abstractmethod
-    def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
-
-    @abstractmethod
-    def _run(
-        self,
-        work: list[tuple[Prompt, SamplingParams | None]],
-        cache_salt: str | None,
-        use_tqdm: bool,
-    ) -> list[RequestOutput]:
-        """Outputs in the order of `work`."""
 
     def beam_search(
         self,
@@ -58,10 +35,10 @@ class BeamSearchCalls(ABC):
                 raise invalid_count("prompts", count, "tokens with max_tokens", most)
             searches.append(BeamSearch(ids, params, stops))
         while active := [search for search in searches if search.beams]:
-            work = [
+            work: list[Work] = [
                 (prompt, search.step_params) for search in active for prompt in search.prompts()
             ]
-            outputs = iter(self._run(list(work), cache_salt, False))
+            outputs = iter(self._run(work, cache_salt, False))
             for search in active:
                 search.advance([next(outputs) for _ in search.beams])
 

@@ -55,9 +55,9 @@ def _finish(
 
 def run_ops(options: argparse.Namespace) -> int:
     from llaisys.bench.machine import describe_machine
+    from llaisys.bench.ops import run_ops as measure
     from llaisys.bench.plot import roofline_chart
     from llaisys.bench.report import format_table
-    from llaisys.bench.run_ops import run
     from llaisys.engine.executor.device_choice import resolve_device
 
     given = given_engine_options(options, only=OPS_OPTIONS, because=NO_ENGINE.format("operators"))
@@ -65,10 +65,10 @@ def run_ops(options: argparse.Namespace) -> int:
     cpu_reason = f"dtype {others[0]} is timed on the CPU only" if others else ""
     engine = resolve_device(EngineConfig.of(**given), cpu_reason=cpu_reason)
     with show_progress(sys.stderr):
-        machine, timings = run(
+        machine, timings = measure(
             *(engine.device, engine.n_threads, options.models, options.dtypes, options.quick)
         )
-    results = [asdict(timing.against(machine)) for timing in timings]
+    results = [timing.against(machine) for timing in timings]
     rows = [
         {
             **{name: result[name] for name in ("op", "dtype", "shape", "rows", "microseconds")},
@@ -279,30 +279,17 @@ def run_serve(options: argparse.Namespace) -> int:
     from llaisys.bench.serve import ServeOptions
     from llaisys.bench.serve import run_serve as measure
 
-    results = []
+    names = ("url", "model", "rate", "requests", "prompt_tokens", "new_tokens", "plain", "timeout")
+    given = {name: getattr(options, name) for name in (*names, "insecure", "seed")}
+    given["api_key"] = (
+        options.api_key or os.environ.get("LLAISYS_API_KEY", "").split(",")[0] or None
+    )
+    given["chat"] = options.endpoint == "chat"
     with show_progress(sys.stderr):
-        for concurrency in _concurrencies(options):
-            results.append(
-                measure(
-                    ServeOptions(
-                        url=options.url,
-                        api_key=options.api_key
-                        or os.environ.get("LLAISYS_API_KEY", "").split(",")[0]
-                        or None,
-                        model=options.model,
-                        chat=options.endpoint == "chat",
-                        concurrency=concurrency,
-                        rate=options.rate,
-                        requests=options.requests,
-                        prompt_tokens=options.prompt_tokens,
-                        new_tokens=options.new_tokens,
-                        plain=options.plain,
-                        timeout=options.timeout,
-                        insecure=options.insecure,
-                        seed=options.seed,
-                    )
-                )
-            )
+        results = [
+            measure(ServeOptions(concurrency=concurrency, **given))
+            for concurrency in _concurrencies(options)
+        ]
     parts = []
     for result in results:
         found = result.report

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 from llaisys.common.embedding import (
     EmbeddingFormat,
@@ -14,32 +12,15 @@ from llaisys.common.embedding import (
     pooling_params,
     score_of,
 )
-from llaisys.common.sampling import SCORE, SamplingParams
+from llaisys.common.sampling import SCORE
 from llaisys.common.types import RequestOutput
 from llaisys.common.validation import invalid_count
-from llaisys.entrypoints.prompts import Prompt, as_batch
+from llaisys.entrypoints.prompts import Prompt, PromptRunner, Work, as_batch
 from llaisys.tokenization.pair import judge_text
 
 
-class EmbeddingCalls(ABC):
+class EmbeddingCalls(PromptRunner):
     """Mixin of `LLM`."""
-
-    @property
-    @abstractmethod
-    def model_info(self) -> Any: ...
-
-    @property
-    @abstractmethod
-    def tokenizer(self) -> Any: ...
-
-    @abstractmethod
-    def _run(
-        self,
-        work: list[tuple[Prompt, SamplingParams | None]],
-        cache_salt: str | None,
-        use_tqdm: bool,
-    ) -> list[RequestOutput]:
-        """Outputs in the order of `work`."""
 
     def embed(
         self,
@@ -85,7 +66,7 @@ class EmbeddingCalls(ABC):
         return [cosine(a, b) for a, b in zip(left, vectors[len(first) :], strict=True)]
 
     def _scores(self, first: list[Prompt], second: list[Prompt], use_tqdm: bool) -> list[float]:
-        work: list[tuple[Prompt, SamplingParams | None]] = []
+        work: list[Work] = []
         for pair in zip(first, second, strict=True):
             if self.model_info.judges_pairs:
                 text = judge_text("text_1 + text_2", *pair)
@@ -110,7 +91,7 @@ class EmbeddingCalls(ABC):
     ) -> list[tuple[RequestOutput, Vector[float]]]:
         form.check(self.model_info)
         params = pooling_params(self.model_info.pooling if pooling is None else pooling)
-        work: list[tuple[Prompt, SamplingParams | None]] = [(p, params) for p in as_batch(prompts)]
+        work: list[Work] = [(p, params) for p in as_batch(prompts)]
         outputs = _finished(self._run(work, cache_salt, use_tqdm))
         return [(output, form.embedding(output)) for output in outputs]
 

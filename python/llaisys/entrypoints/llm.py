@@ -28,7 +28,7 @@ from llaisys.engine.llm_engine import LLMEngine
 from llaisys.entrypoints.beam_search import BeamSearchCalls
 from llaisys.entrypoints.embedding import EmbeddingCalls
 from llaisys.entrypoints.interrupts import deferred_interrupt, progress_bar
-from llaisys.entrypoints.prompts import Lora, Params, Prompt, as_batch, as_loras, as_params
+from llaisys.entrypoints.prompts import Lora, Params, Prompt, Work, as_batch, as_loras, as_params
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -306,7 +306,7 @@ class LLM(BeamSearchCalls, EmbeddingCalls, Closing):
 
     def _run(
         self,
-        work: list[tuple[Prompt, SamplingParams | None]],
+        work: list[Work],
         cache_salt: str | None,
         use_tqdm: bool,
         visible_ids: frozenset[int] = frozenset(),

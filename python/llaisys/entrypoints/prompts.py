@@ -1,13 +1,17 @@
-"""Normalisation of the prompt and parameter arguments of `LLM`."""
+"""Prompts and parameters of `LLM`, and what its parts use of it."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import RequestOutput
 from llaisys.common.validation import invalid_count, invalid_value
 
 Prompt = str | Sequence[int]
+Work = tuple[Prompt, SamplingParams | None]
 Params = SamplingParams | Sequence[SamplingParams | None] | None
 Lora = str | Sequence[str | None] | None
 
@@ -27,22 +31,39 @@ def as_batch(prompts: Prompt | Sequence[Prompt], name: str = "prompts") -> list[
 
 
 def as_params(params: Params, count: int) -> list[SamplingParams | None]:
-    """One entry per prompt; a single value applies to all."""
-    if params is None or isinstance(params, SamplingParams):
-        return [params] * count
-    if isinstance(params, (str, Mapping)) or not isinstance(params, Sequence):
-        raise invalid_value("sampling_params", params, "SamplingParams or a list")
-    if len(params) != count:
-        raise invalid_count("sampling_params", len(params), "entries", f"{count}, one per prompt")
-    return list(params)
+    limit = "SamplingParams or a list"
+    return _per_prompt("sampling_params", params, SamplingParams, count, limit)
 
 
 def as_loras(lora: Lora, count: int) -> list[str | None]:
-    """One entry per prompt; a single name applies to all."""
-    if lora is None or isinstance(lora, str):
-        return [lora] * count
-    if isinstance(lora, Mapping) or not isinstance(lora, Sequence):
-        raise invalid_value("lora", lora, "the name of an adapter, or a list")
-    if len(lora) != count:
-        raise invalid_count("lora", len(lora), "entries", f"{count}, one per prompt")
-    return list(lora)
+    return _per_prompt("lora", lora, str, count, "the name of an adapter, or a list")
+
+
+def _per_prompt(name: str, value: Any, one: type, count: int, limit: str) -> list[Any]:
+    """One entry per prompt; a single value applies to all."""
+    if value is None or isinstance(value, one):
+        return [value] * count
+    if isinstance(value, (str, Mapping)) or not isinstance(value, Sequence):
+        raise invalid_value(name, value, limit)
+    if len(value) != count:
+        raise invalid_count(name, len(value), "entries", f"{count}, one per prompt")
+    return list(value)
+
+
+class PromptRunner(ABC):
+    """What the parts of `LLM` use of it."""
+
+    @property
+    @abstractmethod
+    def model_info(self) -> Any: ...
+
+    @property
+    @abstractmethod
+    def tokenizer(self) -> Any: ...
+
+    @abstractmethod
+    def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
+
+    @abstractmethod
+    def _run(self, work: list[Work], cache_salt: str | None, use_tqdm: bool) -> list[RequestOutput]:
+        """Outputs in the order of `work`."""
