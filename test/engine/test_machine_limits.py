@@ -8,10 +8,16 @@ from pathlib import Path
 import pytest
 from engine_fakes import FakeAdapter, make_config
 
-from llaisys.common import cgroup, machine_cores, machine_memory
-from llaisys.common.cgroup import cpu_quota, memory_left
-from llaisys.common.machine_cores import cores_within, describe_cores, usable_cores
-from llaisys.common.machine_memory import available_memory, describe_memory
+from llaisys.common import machine_limits
+from llaisys.common.machine_limits import (
+    available_memory,
+    cores_within,
+    cpu_quota,
+    describe_cores,
+    describe_memory,
+    memory_left,
+    usable_cores,
+)
 from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.engine.worker import model_opening
@@ -53,10 +59,10 @@ def container(groups: FakeGroups, monkeypatch: pytest.MonkeyPatch) -> FakeGroups
     groups.write("memory.stat", f"anon 5\nactive_file {GIB // 8}\ninactive_file {GIB // 8}\n")
     groups.join("0::/\n")
     place = lambda read: lambda: read(groups.membership, groups.root)  # noqa: E731
-    monkeypatch.setattr(machine_cores, "cpu_quota", place(cpu_quota))
+    monkeypatch.setattr(machine_limits, "cpu_quota", place(cpu_quota))
     monkeypatch.setattr(model_opening, "cpu_quota", place(cpu_quota))
-    monkeypatch.setattr(machine_memory, "memory_left", place(memory_left))
-    monkeypatch.setattr(machine_memory, "_free_memory", lambda: 64 * GIB)
+    monkeypatch.setattr(machine_limits, "memory_left", place(memory_left))
+    monkeypatch.setattr(machine_limits, "_free_memory", lambda: 64 * GIB)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     return groups
@@ -126,7 +132,7 @@ def test_a_container_with_the_path_of_the_host_uses_the_root_of_the_mount(
 
 
 def test_this_process_can_be_read() -> None:
-    quota, left = cgroup.cpu_quota(), cgroup.memory_left()
+    quota, left = machine_limits.cpu_quota(), machine_limits.memory_left()
     assert (quota is None or quota > 0) and (left is None or left >= 0)
     assert 1 <= usable_cores() <= len(os.sched_getaffinity(0)) and available_memory() > 0
 

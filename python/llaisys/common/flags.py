@@ -13,9 +13,9 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from llaisys.common.nearest import unknown_name
 from llaisys.common.option_names import Row, deprecation, flag_of, spellings
 from llaisys.common.options import GROUPS, Choice, Names, Option, Switch, Toggle, options_of
+from llaisys.common.validation import unknown_name
 
 HELP_COLUMN = 38
 MAX_WIDTH = 100

@@ -81,9 +81,6 @@ class LoraModules(Names):
     def limits(self) -> str:
         return "`NAME=PATH`, or objects with `name` and `path`"
 
-    def json_schema(self) -> dict[str, Any]:
-        return {"type": ["string", "array", "object"]}
-
 
 def _module(field: str, item: Any) -> LoraModule:
     name: Any

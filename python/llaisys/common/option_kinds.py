@@ -44,6 +44,7 @@ class Kind:
         raise NotImplementedError
 
     def json_schema(self) -> dict[str, Any]:
+        """Of the kinds of request fields only."""
         raise NotImplementedError
 
     def limits(self) -> str:
@@ -102,9 +103,6 @@ class Bytes(Kind):
             whole = found[1].isdigit() and not found[2]
             value = int(found[1]) if whole else int(float(found[1]) * UNITS[found[2]])
         return check_int(name, value, self.low, self.high)
-
-    def json_schema(self) -> dict[str, Any]:
-        return {"type": ["integer", "string"], "minimum": self.low, "maximum": self.high}
 
     def limits(self) -> str:
         least = f", {self.shown(self.low)} or more" if self.low > 1 else ""
@@ -178,9 +176,6 @@ class FilePath(Kind):
     def check(self, name: str, value: Any) -> Path:
         return value if isinstance(value, Path) else Path(check_text(name, value))
 
-    def json_schema(self) -> dict[str, Any]:
-        return {"type": "string", "minLength": 1}
-
     def limits(self) -> str:
         return "path"
 
@@ -198,9 +193,6 @@ class Paths(Kind):
         given = value if isinstance(value, (list, tuple)) else [value]
         check_count(name, len(given), self.max_count, "paths")
         return tuple(FilePath().check(name, item) for item in given)
-
-    def json_schema(self) -> dict[str, Any]:
-        return {"type": ["string", "array"]}
 
     def limits(self) -> str:
         return "path or a list"
@@ -236,14 +228,6 @@ class TextOrFile(Kind):
         check_count(f"{name}{found}", len(text), self.max_chars, "characters")
         return text
 
-    def json_schema(self) -> dict[str, Any]:
-        return {"type": "string", "minLength": 1}
-
-
-def _braces(choices: tuple[str, ...]) -> str:
-    text = "{" + ",".join(choices) + "}"
-    return text if len(text) <= MAX_METAVAR else "NAME"
-
 
 @dataclass(frozen=True, slots=True)
 class Choice(Kind):
@@ -259,14 +243,15 @@ class Choice(Kind):
 
     @property
     def metavar(self) -> str:  # type: ignore[override]
-        return _braces(self.choices)
+        text = "{" + ",".join(self.choices) + "}"
+        return text if len(text) <= MAX_METAVAR else "NAME"
 
     def limits(self) -> str:
         return ", ".join(f"`{name}`" for name in self.choices)
 
 
 @dataclass(frozen=True, slots=True)
-class Toggle(Kind):
+class Toggle(Choice):
     """auto, on or off; true and false are on and off. On a command line, a flag without a value is
     on."""
 
@@ -276,16 +261,6 @@ class Toggle(Kind):
         if isinstance(value, bool):
             return "on" if value else "off"
         return check_choice(name, value, self.choices)
-
-    def json_schema(self) -> dict[str, Any]:
-        return {"enum": [*self.choices, True, False]}
-
-    @property
-    def metavar(self) -> str:  # type: ignore[override]
-        return _braces(self.choices)
-
-    def limits(self) -> str:
-        return ", ".join(f"`{name}`" for name in self.choices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,9 +336,6 @@ class Integers(Kind):
 
     def check(self, name: str, value: Any) -> tuple[int, ...]:
         return check_token_ids(name, value, self.max_count)
-
-    def json_schema(self) -> dict[str, Any]:
-        return {"type": "array", "items": Integer(0).json_schema(), "maxItems": self.max_count}
 
 
 def json_or_text(text: str) -> Any:

@@ -98,7 +98,7 @@ class Record(Kind):
     def limits(self) -> str:
         return f"object with the fields of {self.owner.__name__}"
 
-    def check(self, name: str, value: Any) -> dict[str, Any]:
+    def check(self, name: str, value: Any) -> Any:
         if not isinstance(value, Mapping):
             raise invalid_value(name, value, "an object (a mapping of names to values)")
         return changed(rebuilt_field(self.owner, name, value))
@@ -122,9 +122,6 @@ class JsonObject(Kind):
         if not isinstance(value, Mapping):
             raise invalid_value(name, value, "an object (a mapping of names to values)")
         return dict(value)
-
-    def json_schema(self) -> dict[str, Any]:
-        return {"type": "object"}
 
 
 @dataclass(frozen=True, slots=True)

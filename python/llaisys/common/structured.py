@@ -17,13 +17,12 @@ from typing import Any
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.options import (
     Kind,
+    Record,
     Strings,
     Switch,
     changed,
     check_options,
-    json_or_text,
     option,
-    options_of,
     rebuilt_field,
 )
 from llaisys.common.validation import check_count, check_text, invalid_count, invalid_value
@@ -159,10 +158,10 @@ CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar", "structural_
 
 
 @dataclass(frozen=True, slots=True)
-class Structured(Kind):
+class Structured(Record):
     """The kind of `SamplingParams.structured_outputs`: the record, or a mapping of its fields."""
 
-    parse = staticmethod(json_or_text)
+    owner: type[Any] = StructuredOutputs
 
     def limits(self) -> str:
         return f"object with one of {', '.join(f'`{name}`' for name in CONSTRAINTS)}"
@@ -176,10 +175,6 @@ class Structured(Kind):
         given.pop("disable_fallback", None)  # vLLM's: there is one backend here
         made: StructuredOutputs = rebuilt_field(StructuredOutputs, name, given)
         return made
-
-    def json_schema(self) -> dict[str, Any]:
-        fields = {n: about.kind.json_schema() for n, about, _ in options_of(StructuredOutputs)}
-        return {"type": "object", "properties": fields, "additionalProperties": False}
 
 
 def _read(name: str, text: str) -> Any:

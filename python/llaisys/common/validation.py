@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from numbers import Real
 from operator import index
 from struct import error
@@ -50,6 +51,12 @@ def invalid_count(
     """Return the error of an invalid count; `limit` follows "it must have"."""
     message = f"{field} has {count} {unit}; it must have {limit}"
     return InvalidInputError(message, field=field, code=code, value=count, limit=limit)
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
+    """Return "unknown WHAT NAME", with the nearest known name if there is one."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"unknown {what} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
 def check_int(

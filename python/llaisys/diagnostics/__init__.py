@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llaisys.common.errors import LlaisysError
-from llaisys.common.machine_cores import describe_cores
-from llaisys.common.machine_memory import describe_memory
+from llaisys.common.machine_limits import describe_cores, describe_memory
 from llaisys.common.numa import format_cpus, numa_nodes
 from llaisys.common.version import __version__
 

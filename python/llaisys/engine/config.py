@@ -15,7 +15,6 @@ from typing import Any
 
 from llaisys.common.flags import OptionParser, add_flags, given_flags
 from llaisys.common.lora import LoraModule, LoraModules
-from llaisys.common.nearest import unknown_name
 from llaisys.common.option_names import Row, spellings, with_field_names
 from llaisys.common.options import (
     Bytes,
@@ -36,7 +35,7 @@ from llaisys.common.options import (
 )
 from llaisys.common.parallel import ParallelConfig, normalize_parallel_config
 from llaisys.common.sampling import POOLINGS
-from llaisys.common.validation import invalid_value
+from llaisys.common.validation import invalid_value, unknown_name
 
 __all__ = [
     "CacheConfig",

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
-from llaisys.common.nearest import unknown_name
 from llaisys.common.repetition import CHAT_DETECTION, DETECTED
+from llaisys.common.validation import unknown_name
 from llaisys.entrypoints.chat_input import ask, edit_lines
 from llaisys.entrypoints.cli_options import (
     SEED,

@@ -16,7 +16,7 @@ from llaisys.chat.style import AUTO, NONE
 from llaisys.chat.tool_formats import TOOL_FORMATS
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.logs import FORMATS, LEVELS
-from llaisys.common.machine_cores import usable_cores
+from llaisys.common.machine_limits import usable_cores
 from llaisys.common.options import (
     Bytes,
     Choice,

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.nearest import unknown_name
 from llaisys.common.option_names import Row, spellings, warn_of_file, with_field_names
+from llaisys.common.validation import unknown_name
 
 
 def read_config_file(path: Path) -> dict[str, Any]:

@@ -11,10 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llaisys.common.cgroup import cpu_quota
 from llaisys.common.errors import InvalidInputError, ModelLoadError
-from llaisys.common.machine_cores import cores_within, usable_cores
-from llaisys.common.machine_memory import available_memory
+from llaisys.common.machine_limits import available_memory, cores_within, cpu_quota, usable_cores
 from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.parallel import ParallelConfig
 from llaisys.common.progress import report

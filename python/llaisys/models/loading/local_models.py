@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.nearest import unknown_name
+from llaisys.common.validation import unknown_name
 from llaisys.models.loading.cache import cache_directory
 from llaisys.models.loading.known_models import known_spec, split_short_name
 

@@ -18,9 +18,8 @@ from typing import Any
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.interpreter import child_environment, module_command
-from llaisys.common.nearest import unknown_name
 from llaisys.common.progress import report
-from llaisys.common.validation import invalid_value
+from llaisys.common.validation import invalid_value, unknown_name
 from llaisys.models.loading.cache import cache_directory
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.family import Family

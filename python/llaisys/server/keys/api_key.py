@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.nearest import unknown_name
 from llaisys.common.options import Integer, Kind, Switch, check_options, option, options_of
-from llaisys.common.validation import invalid_value
+from llaisys.common.validation import invalid_value, unknown_name
 
 MAX_KEY_CHARS = 512
 NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")

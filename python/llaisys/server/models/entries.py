@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.nearest import unknown_name
 from llaisys.common.option_names import spellings, warn_of_file, with_field_names
-from llaisys.common.validation import check_count, invalid_value
+from llaisys.common.validation import check_count, invalid_value, unknown_name
 from llaisys.engine.config import EngineConfig, engine_rows
 
 MAX_MODELS = 64

@@ -8,7 +8,7 @@ from dataclasses import replace
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from llaisys.common.machine_memory import available_memory
+from llaisys.common.machine_limits import available_memory
 from llaisys.server.collectors import EngineCollector, GpuCollector, KeyCollector, ReplicaCollector
 from llaisys.server.config import ModelLimits
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine

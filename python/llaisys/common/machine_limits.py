@@ -1,11 +1,13 @@
-"""CPU and memory limits of the control groups (cgroup v1 and v2) that this process is in.
+"""The cores and the memory that this process may use.
 
-A limit holds for a group and everything below it, so the groups from this one up to the root of the
-mount count. `src/device/cpu/usable_cores.cpp` reads the CPU quota in the same way.
+Limits of control groups (cgroup v1 and v2) count: a limit holds for a group and everything below
+it, so the groups of this process up to the root of the mount are read.
+`src/device/cpu/usable_cores.cpp` reads the CPU quota in the same way.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -78,3 +80,56 @@ def _text(path: Path) -> str:
 def _stat(path: Path) -> dict[str, int]:
     pairs = [line.split() for line in _text(path).splitlines()]
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def usable_cores() -> int:
+    """Whole cores for threads that compute all the time, at least 1: the CPUs in the affinity mask
+    of this thread, or fewer with a CPU quota of a control group."""
+    cores = len(os.sched_getaffinity(0))
+    return cores_within(cores, cpu_quota())
+
+
+def cores_within(cores: int, quota: float | None) -> int:
+    """`cores`, or fewer with a quota. A fraction of a core gets no thread."""
+    return cores if quota is None else max(1, min(cores, int(quota)))
+
+
+def describe_cores() -> str:
+    """The cores for `llaisys env`, with the limits that lower their number."""
+    online, allowed, quota = os.cpu_count() or 1, len(os.sched_getaffinity(0)), cpu_quota()
+    limits = []
+    if allowed < online:
+        limits.append(f"CPU affinity allows {allowed}")
+    if quota is not None:
+        limits.append(f"CPU quota of the control group: {quota:g}")
+    usable = cores_within(allowed, quota)
+    return f"{usable} of {online} ({', '.join(limits)})" if limits else str(usable)
+
+
+def available_memory() -> int:
+    """Bytes that can be allocated without swapping: of the machine, or less in a control group with
+    a memory limit."""
+    free, left = _free_memory(), memory_left()
+    return free if left is None else min(free, left)
+
+
+def describe_memory() -> str:
+    """The available memory for `llaisys env`, with the limit that lowers it."""
+    free, left = _free_memory(), memory_left()
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    text = f"{min(free, free if left is None else left) / 2**30:.1f} GiB available"
+    text += f" of {total / 2**30:.1f} GiB"
+    if left is not None and left < free:
+        text += " (memory limit of the control group)"
+    return text
+
+
+def _free_memory() -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
