@@ -19,6 +19,7 @@ PY_LAYERS: dict[str, list[str]] = {
     "chat":                   ["common"],
     "engine":                 ["engine", "tokenization", "common", "-engine/worker"],
     "engine/core":            ["engine", "common", "-engine/worker"],
+    "engine/admission":       ["engine/scheduler", "engine/structured", "common"],
     "engine/llm_engine":      ["engine", "common", "-engine/worker"],
     "engine/engine_client":   ["engine", "common", "-engine/worker"],
     "engine/input_processor":  ["engine/config", "tokenization", "common"],

@@ -6,11 +6,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from scheduler_helpers import make_scheduler
 
 from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.structured import StructuredOutputs
 from llaisys.common.types import ModelInfo
+from llaisys.engine.admission import Admission
 from llaisys.engine.structured import service as service_module
 from llaisys.engine.structured.requests import StructuredRequests
 from llaisys.engine.structured.service import MAX_PROCESSES, Grammar, GrammarService
@@ -173,14 +175,14 @@ def test_processes_are_limited_in_total_and_per_owner(processes: Processes) -> N
 def test_pending_requests_expire_and_free_their_compiler(processes: Processes) -> None:
     requests = StructuredRequests(INFO, 4)
     requests._service = open_service()
+    admission = Admission(make_scheduler(), [requests], requests.start)
     now = time.monotonic()
-    for number, deadline in enumerate((now + 1, now + 5, None)):
+    for number, deadline in enumerate((now - 1, now + 50, None)):
         params = SamplingParams(structured_outputs=spec(f"a{number}"))
-        requests.add([Request(f"r{number}", [1], params, owner="a")], deadline)
-    requests.poll()
+        admission.add([Request(f"r{number}", [1], params, owner="a")], deadline)
+    admission.poll()
     assert len(processes.started) == 2
-    expired = requests.expire(now + 2)
-    assert [r.request_id for p in expired for r in p.requests] == ["r0"]
-    assert requests.num_pending == 2 and not requests.expire(now + 2)
-    requests.poll()
+    assert [[r.request_id for r in prompt] for prompt in admission.expire()] == [["r0"]]
+    assert len(list(admission.pending(requests))) == 2 and not admission.expire()
+    admission.poll()
     assert [name_of(g) for g in processes.started] == ["a0", "a1", "a2"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+from scheduler_helpers import make_scheduler
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.common.lora import LoraState
 from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
+from llaisys.engine.admission import Admission
 from llaisys.engine.config import LoraConfig
 from llaisys.engine.lora_registry import LoraRegistry
 
@@ -20,25 +24,28 @@ class Workers:
         self.errors: dict[int, str] = {}
         self.dropped: list[int] = []
 
-    def open_lora(self, lora_id: int, path: str, read: bool) -> None:
+    def __call__(self, method: str, lora_id: int, *args: object) -> list[object]:
+        return [getattr(self, method)(lora_id, *args)]
+
+    def open(self, lora_id: int, path: str, read: bool) -> None:
         self.states[lora_id] = LoraState.READING
 
-    def read_lora(self, lora_id: int) -> None:
-        assert self.states[lora_id] is LoraState.ON_DISK
+    def read(self, lora_id: int) -> None:
+        assert self.states[lora_id] in (LoraState.ON_DISK, LoraState.FAILED)
         self.states[lora_id] = LoraState.READING
 
-    def evict_lora(self, lora_id: int) -> None:
+    def evict(self, lora_id: int) -> None:
         assert self.states[lora_id] is LoraState.READY
         self.states[lora_id] = LoraState.ON_DISK
 
-    def drop_lora(self, lora_id: int) -> None:
+    def drop(self, lora_id: int) -> None:
         del self.states[lora_id]
         self.dropped.append(lora_id)
 
-    def lora_state(self, lora_id: int) -> LoraState:
+    def state(self, lora_id: int) -> LoraState:
         return self.states[lora_id]
 
-    def lora_error(self, lora_id: int) -> str:
+    def error(self, lora_id: int) -> str:
         return self.errors[lora_id]
 
     def finish(self, state: LoraState = LoraState.READY) -> None:
@@ -77,9 +84,7 @@ def request(name: str) -> Request:
 def test_modules_have_ids_in_their_order() -> None:
     found = Fixture(3)
     first = request("m1")
-    adapter = found.registry.assign([first])
-    assert adapter is not None and first.lora_id == 2
-    assert found.registry.is_ready(adapter)
+    assert found.registry.begin([first]) is None and first.lora_id == 2
 
 
 def test_unknown_names_and_disabled_adapters_are_refused() -> None:
@@ -132,71 +137,67 @@ def test_a_failed_load_leaves_nothing() -> None:
 
 def test_requests_wait_until_their_adapter_is_read_again() -> None:
     found = Fixture(3, max_loras=1, max_cpu_loras=2)
-    waiting = request("m2")
-    adapter = found.registry.assign([waiting])
-    assert adapter is not None and not found.registry.is_ready(adapter)
-    found.registry.add([waiting], None, adapter)
+    adapter = found.registry.begin([request("m2")])
+    assert adapter is not None
     assert found.workers.states[1] is LoraState.ON_DISK  # the least recently used one
-    assert found.registry.poll() == ([], [])
+    assert not found.registry.is_ready(adapter)
     found.workers.finish()
-    ((pending,), failed) = found.registry.poll()
-    assert pending.requests == [waiting] and not failed and not found.registry.is_busy
+    assert found.registry.is_ready(adapter)
 
 
 def test_used_adapters_are_not_evicted() -> None:
     found = Fixture(3, max_loras=1, max_cpu_loras=2)
     found.used = {1, 2}
-    waiting = request("m2")
-    adapter = found.registry.assign([waiting])
+    adapter = found.registry.begin([request("m2")])
     assert adapter is not None
-    found.registry.add([waiting], None, adapter)
-    assert found.registry.poll() == ([], []) and found.workers.states[3] is LoraState.ON_DISK
+    assert not found.registry.is_ready(adapter) and found.workers.states[3] is LoraState.ON_DISK
     found.used = {2}
-    found.registry.poll()
+    assert not found.registry.is_ready(adapter)
     assert found.workers.states[1] is LoraState.ON_DISK
     assert found.workers.states[3] is LoraState.READING
 
 
-def test_a_file_that_cannot_be_read_again_fails_its_requests_only() -> None:
+def test_a_file_that_cannot_be_read_again_fails_its_requests_only(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     found = Fixture(2, max_loras=1, max_cpu_loras=1)
-    for _ in range(2):  # the next request tries again
-        waiting = request("m1")
-        adapter = found.registry.assign([waiting])
+    for number in range(1, 3):  # the next request tries again
+        adapter = found.registry.begin([request("m1")])
         assert adapter is not None
-        found.registry.add([waiting], None, adapter)
         found.workers.finish(LoraState.FAILED)
-        ready, ((pending, error),) = found.registry.poll()
-        assert pending.requests == [waiting] and "broken" in str(error) and not ready
-        found.workers.states[2] = LoraState.ON_DISK  # as LoraStore.read
+        for _ in range(2):  # two prompts that waited for one read
+            with pytest.raises(InvalidInputError, match="'m1' cannot be read"):
+                found.registry.is_ready(adapter)
+        assert "broken" in caplog.text and found.registry.num_failures == number
+        found.registry.poll()
     assert found.registry.names == ("m0", "m1")
 
 
 def test_pending_requests_are_cancelled_and_expire() -> None:
     found = Fixture(2, max_loras=1, max_cpu_loras=1)
+    admission = Admission(make_scheduler(), [found.registry], lambda _: None)
     first, second = request("m1"), request("m1")
     second.request_id = "second"
-    adapter = found.registry.assign([first, second])
-    assert adapter is not None
-    found.registry.add([first, second], 5.0, adapter)
-    assert found.registry.num_pending == 2
-    assert found.registry.cancel("r-m1") is first and found.registry.cancel("x") is None
-    assert found.registry.expire(4.0) == []
-    (expired,) = found.registry.expire(5.0)
-    assert list(expired.requests) == [second] and not found.registry.is_busy
+    admission.add([first, second], time.monotonic() + 50)
+    assert list(admission.pending(found.registry)) == [first, second]
+    assert admission.cancel("r-m1") and first.finished and not admission.cancel("x")
+    assert admission.expire() == []
+    admission._pending[0].deadline = 0.0
+    assert admission.expire() == [[second]] and second.finished and not admission.is_busy
 
 
 def test_a_request_waits_for_a_load_that_is_repeated() -> None:
     found = Fixture(max_loras=1)
     found.registry.load("a", "path")
-    waiting = request("a")
-    adapter = found.registry.assign([waiting])
-    assert adapter is not None and not found.registry.is_ready(adapter)
-    found.registry.add([waiting], None, adapter)
+    adapter = found.registry.begin([request("a")])
+    assert adapter is not None
     found.workers.finish(LoraState.FAILED)
-    ready, failed = found.registry.poll()
-    assert not ready and len(failed) == 1
+    with pytest.raises(InvalidInputError, match="cannot be read"):
+        found.registry.is_ready(adapter)
+    found.registry.poll()
     (result,) = found.registry.finished_loads()
     assert result.error is not None and found.registry.names == ()
+    assert found.registry.num_failures == 1
 
 
 def test_host_memory_is_bounded() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
+from scheduler_helpers import make_scheduler
 
 from llaisys import SamplingParams, StructuredOutputs
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.request import Request
 from llaisys.common.structured import MAX_SCHEMA_CHARS, MAX_SCHEMA_DEPTH
 from llaisys.common.types import ModelInfo
+from llaisys.engine.admission import Admission
 from llaisys.engine.structured.requests import GrammarFaultError, StructuredRequests
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -89,9 +91,10 @@ def test_grammar_process_fault_is_logged_with_its_requests(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     info = ModelInfo("p", "mock", 10, 64, (), 1, 16)  # no tokenizer: no process can be started
-    waiting = StructuredRequests(info, 4)
+    grammars = StructuredRequests(info, 4)
+    admission = Admission(make_scheduler(), [grammars], grammars.start)
     params = SamplingParams(structured_outputs={"choice": ["x"]})
-    waiting.add([Request("a", [1], params), Request("a#1", [1], params)], None)
-    ready, refused = waiting.poll()
-    assert not ready and isinstance(refused[0][1], GrammarFaultError)
+    admission.add([Request("a", [1], params), Request("a#1", [1], params)], None)
+    [(_, error)] = admission.poll()
+    assert isinstance(error, GrammarFaultError) and not admission.is_busy
     assert "requests ['a', 'a#1']: structured output: " in caplog.text

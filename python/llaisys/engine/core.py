@@ -9,15 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from heapq import heapify, heappop, heappush
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from llaisys.common.errors import InvalidInputError
 from llaisys.common.request import Request, RequestStatus
+from llaisys.common.step import TokenMasks
 from llaisys.common.types import SchedulerOutputs, StepRecord, TokenUpdate
+from llaisys.engine.admission import Admission, Rejected
 from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.context_window import context_length
@@ -26,7 +24,7 @@ from llaisys.engine.kv_transfer.transfer import KvTransfer, TransferStats
 from llaisys.engine.lora_registry import LoraRegistry
 from llaisys.engine.scheduler import RequestScheduler
 from llaisys.engine.speculative import SpeculativeStats, make_speculator
-from llaisys.engine.structured.requests import MaskFuture, StructuredRequests
+from llaisys.engine.structured.requests import StructuredRequests
 
 logger = logging.getLogger("llaisys.engine")
 
@@ -38,14 +36,12 @@ LORA_POLL_SECONDS = 0.001  # while a LoRA adapter is read and nothing else can r
 # Devices on which "auto" schedules asynchronously (docs/internals/measurements/).
 AUTO_ASYNC_DEVICES = frozenset({"cuda"})
 
-T = TypeVar("T")
-
 
 class _LaunchedStep(NamedTuple):
     plan: SchedulerOutputs
     start: float  # time.perf_counter() before it was scheduled
     queued: bool  # another step may be launched before it is collected
-    masks: MaskFuture | None  # of structured output
+    masks: Callable[[], TokenMasks] | None  # of structured output
 
 
 class EngineCore:
@@ -72,11 +68,14 @@ class EngineCore:
             num_lora_slots=info.max_loras,
         )
         self.loras = LoraRegistry(
-            config.lora, executor, self._used_lora_ids, self.scheduler.queues.loras.drop
+            config.lora, executor.call_lora, self._used_lora_ids, self.scheduler.queues.loras.drop
         )
         self.speculator = make_speculator(config.speculative, info.vocab_size, executor.draft)
         self.structured = StructuredRequests(self.model_info, config.scheduler.max_num_seqs)
         self.kv_transfer: KvTransfer | None = None  # see start_kv_transfer
+        self.admission = Admission(
+            self.scheduler, [self.loras, self.structured], self.structured.start
+        )
         self.is_async = self._can_schedule_async(config)
         stages = config.parallel.pipeline_parallel_size
         self._max_in_flight = MAX_IN_FLIGHT if self.is_async else stages
@@ -91,10 +90,7 @@ class EngineCore:
         self.num_steps = 0
         self.failed_steps = 0  # consecutive
         self._checked_idle = True
-        self._undelivered: list[TokenUpdate] = []  # of an interrupted step
-        # Heaps of (deadline, sequence id, request ids of one prompt): to start, and to finish.
-        self._deadlines: list[tuple[float, int, list[str]]] = []
-        self._timeouts: list[tuple[float, int, list[str]]] = []
+        self._updates: list[TokenUpdate] = []  # of this step, and of an interrupted one before it
 
     def _can_schedule_async(self, config: EngineConfig) -> bool:
         mode, stages = config.async_scheduling, config.parallel.pipeline_parallel_size
@@ -112,30 +108,47 @@ class EngineCore:
         )
         return False
 
+    # ---- steps ---------------------------------------------------------------------------------
+
     def step(self) -> list[TokenUpdate]:
         """Schedule and launch, then collect and apply the oldest step in flight. With asynchronous
         scheduling one more step stays in flight, in a pipeline one per other stage. A failed step
         ends its requests only. WorkerLostError: no step can follow."""
-        if self._undelivered:
-            updates, self._undelivered = self._undelivered, []
-            return updates
-        ended = self._end_timed_out()
-        if ended:
-            return self._checked(ended)
-        return self._checked(self._launch_and_collect())
-
-    def _launch_and_collect(self) -> list[TokenUpdate]:
-        """Launch up to the limit, then collect the oldest step. Behind a step with drafts, which is
-        in flight alone, the next one is launched before the result is returned."""
-        ended = self._launch_steps()
-        if ended or not self._in_flight:
-            return ended
-        has_drafts = bool(self._in_flight[0].plan.draft_token_ids)
-        updates = self._collect_oldest()
-        if self.is_async and has_drafts:
-            with self._deliver_if_interrupted(updates):
-                updates += self._launch_steps()
+        if not self._updates:
+            self._end_timed_out()
+        if not self._updates:
+            self._launch_steps()
+            if self._in_flight:
+                has_drafts = bool(self._in_flight[0].plan.draft_token_ids)
+                self._collect_oldest()
+                if has_drafts and self.is_async:  # they were in flight alone
+                    self._launch_steps()
+        self._check_idle()
+        updates, self._updates = self._updates, []
         return updates
+
+    def _launch_steps(self) -> None:
+        """Launch steps up to the limit. Drafts are proposed when nothing is in flight, and nothing
+        is launched behind them. A step that needs sync is also collected."""
+        running, speculator = self.scheduler.running, self.speculator
+        overlaps = self._max_in_flight > 1
+        while len(self._in_flight) < self._max_in_flight:
+            start = time.perf_counter()
+            if speculator is not None:
+                if not self._in_flight:
+                    speculator.propose(running)
+                elif self._in_flight[-1].plan.draft_token_ids or speculator.should_wait(running):
+                    return
+            plan = self._schedule()
+            if plan is None:
+                return
+            is_alone = overlaps and self._needs_sync(plan)
+            queued = overlaps and not is_alone and not plan.draft_token_ids
+            if not self._launch(plan, start, queued, is_alone):
+                return
+            if is_alone:
+                self._collect_oldest()
+                return
 
     def _schedule(self) -> SchedulerOutputs | None:
         """Return the next plan; None when no request can run."""
@@ -147,49 +160,6 @@ class EngineCore:
             raise RuntimeError(f"nothing can be scheduled: {self.scheduler.stats()}")
         return None
 
-    def _guarded(
-        self, plan: SchedulerOutputs, run: Callable[[], T]
-    ) -> tuple[T | None, list[TokenUpdate]]:
-        """Return the result of `run`, or None and the final updates of the step's requests."""
-        try:
-            return run(), []
-        except WorkerLostError:
-            raise
-        except Exception as error:
-            self.failed_steps += 1
-            logger.exception("step %d failed; its requests: %s", plan.step_id, plan.request_ids)
-            return None, self.scheduler.fail_step(plan.step_id, str(error))
-        except BaseException:  # KeyboardInterrupt: only the step is lost
-            self._undelivered += self.scheduler.fail_step(
-                plan.step_id, "interrupted", RequestStatus.FINISHED_ABORTED
-            )
-            raise
-
-    # ---- launch and collect --------------------------------------------------------------------
-
-    def _launch_steps(self) -> list[TokenUpdate]:
-        """Launch steps up to the limit. Drafts are proposed when nothing is in flight, and nothing
-        is launched behind them. Returns the updates of steps that failed or needed sync."""
-        running, speculator = self.scheduler.running, self.speculator
-        overlaps = self._max_in_flight > 1
-        while len(self._in_flight) < self._max_in_flight:
-            start = time.perf_counter()
-            if speculator is not None:
-                if not self._in_flight:
-                    speculator.propose(running)
-                elif self._in_flight[-1].plan.draft_token_ids or speculator.should_wait(running):
-                    break
-            plan = self._schedule()
-            if plan is None:
-                break
-            if overlaps and self._needs_sync(plan):
-                return self._run_alone(plan, start)
-            queued = overlaps and not plan.draft_token_ids
-            _, failed = self._guarded(plan, partial(self._launch, plan, start, queued))
-            if failed:
-                return failed
-        return []
-
     def _needs_sync(self, plan: SchedulerOutputs) -> bool:
         """Whether a step must run when no other step is in flight, and to its end."""
         if not self.is_async:  # stages: steps in flight share no sampling request, but grammars
@@ -200,33 +170,30 @@ class EngineCore:
             return bool(self._in_flight)
         return self.speculator is not None and self.speculator.needs_sync(plan)
 
-    def _run_alone(self, plan: SchedulerOutputs, start: float) -> list[TokenUpdate]:
-        """Collect all steps in flight, then launch and collect this one."""
-        updates, failed = self._guarded(plan, self._collect_all)
-        if updates is None:
-            return failed
-        with self._deliver_if_interrupted(updates):
-            start = max(start, self._last_collected)
-            is_launched, failed = self._guarded(plan, partial(self._launch, plan, start, False))
-            return updates + (self._collect_oldest() if is_launched else failed)
-
-    def _launch(self, plan: SchedulerOutputs, start: float, queued: bool) -> bool:
-        """`queued`: another step may be launched before this one is collected."""
-        masks = self.structured.request_masks(plan)
-        self.executor.execute_model(plan, queued)
+    def _launch(self, plan: SchedulerOutputs, start: float, queued: bool, is_alone: bool) -> bool:
+        """Launch a step; False when it failed. `queued`: another step may be launched before this
+        one is collected. `is_alone`: collect all others first."""
+        try:
+            while is_alone and self._in_flight:
+                self._collect_oldest()
+            masks = self.structured.request_masks(plan)
+            self.executor.execute_model(plan, queued)
+        except BaseException as error:
+            self._end_failed(plan, error)
+            return False
         if self._max_in_flight > 1:
             self.scheduler.note_launched(plan)
         self._in_flight.append(_LaunchedStep(plan, start, queued, masks))
         return True
 
-    def _collect_oldest(self) -> list[TokenUpdate]:
+    def _collect_oldest(self) -> None:
         launched = self._in_flight.popleft()
         plan = launched.plan
-        masks = None if launched.masks is None else launched.masks.result
-        collect = partial(self.executor.sample_tokens, plan.step_id, masks)
-        output, failed = self._guarded(plan, collect)
-        if output is None:
-            return failed
+        try:
+            output = self.executor.sample_tokens(plan.step_id, launched.masks)
+        except BaseException as error:
+            self._end_failed(plan, error)
+            return
         # The time of a queued step counts from the end of the step before it.
         is_timed = not launched.queued or launched.start < self._last_collected
         start = max(launched.start, self._last_collected)
@@ -234,7 +201,7 @@ class EngineCore:
             took = time.perf_counter() - start if is_timed else None
             self.speculator.observe(plan, output, took)
         self.failed_steps = 0
-        updates = self.scheduler.update_from_output(output)
+        self._updates += self.scheduler.update_from_output(output)
         self._publish_prompts()
         seconds = time.perf_counter() - start
         if is_timed:
@@ -243,7 +210,42 @@ class EngineCore:
             )
         self._record(plan, seconds)
         self._last_collected = time.perf_counter()
-        return updates
+
+    def _end_failed(self, plan: SchedulerOutputs, error: BaseException) -> None:
+        """End the requests of a step that raised. After an interrupt, which is raised again, only
+        this step is lost; after a WorkerLostError nothing can follow."""
+        if isinstance(error, WorkerLostError):
+            raise error
+        if not isinstance(error, Exception):
+            aborted = RequestStatus.FINISHED_ABORTED
+            self._updates += self.scheduler.fail_step(plan.step_id, "interrupted", aborted)
+            raise error
+        self.failed_steps += 1
+        logger.exception("step %d failed; its requests: %s", plan.step_id, plan.request_ids)
+        self._updates += self.scheduler.fail_step(plan.step_id, str(error))
+
+    def _record(self, plan: SchedulerOutputs, seconds: float) -> None:
+        self.num_steps += 1
+        record = StepRecord(
+            plan.step_id,
+            plan.batch_size,
+            plan.num_prefill_tokens,
+            plan.num_decode_tokens,
+            seconds,
+        )
+        self.steps.append(record)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("%s of %s", record, plan.request_ids)
+
+    def _check_idle(self) -> None:
+        """Check for leaked blocks when the last request ends; free unloaded adapters."""
+        self.loras.drop_retired()
+        if not self._checked_idle and not self.scheduler.has_unfinished():
+            self.structured.release_finished()
+            self.scheduler.check_idle()
+            self._checked_idle = True
+
+    # ---- KV transfer ---------------------------------------------------------------------------
 
     def start_kv_transfer(self, address: str, token: bytes) -> str:
         """Exchange KV blocks with other engines that know the token; return the address with its
@@ -253,6 +255,7 @@ class EngineCore:
             *(self.config, self.model_info, blocks, executor.host_files(), executor.copy_blocks),
             *(address, token),
         )
+        self.admission.stages.insert(1, self.kv_transfer)
         return self.kv_transfer.address
 
     def _publish_prompts(self) -> None:
@@ -261,173 +264,63 @@ class EngineCore:
             for request in exported:
                 self.kv_transfer.publish(request)
 
-    def _collect_all(self) -> list[TokenUpdate]:
-        updates: list[TokenUpdate] = []
-        with self._deliver_if_interrupted(updates):
-            while self._in_flight:
-                updates += self._collect_oldest()
-        return updates
-
-    @contextmanager
-    def _deliver_if_interrupted(self, updates: list[TokenUpdate]) -> Iterator[None]:
-        """Deliver `updates` with the next step when the block is interrupted."""
-        try:
-            yield
-        except BaseException:
-            self._undelivered[:0] = updates
-            raise
+    # ---- requests ------------------------------------------------------------------------------
 
     def add_requests(self, requests: Sequence[Request], deadline: float | None = None) -> None:
         """Queue the choices of a prompt, all or none; InvalidInputError when one can never fit.
-        `deadline`: time.monotonic() before which one of them must start. Requests are pending until
-        their LoRA adapter is in host memory and their grammar is compiled: see `poll`."""
-        adapter = self.loras.assign(requests)
-        if adapter is not None and not self.loras.is_ready(adapter):
-            self.scheduler.check(requests)
-            self.loras.add(requests, deadline, adapter)
-        else:
-            self._add(requests, deadline)
+        `deadline`: time.monotonic() before which one of them must start. Requests may be pending
+        first: see `poll`."""
+        self.admission.add(requests, deadline)
 
-    def _fetch(self, requests: Sequence[Request], deadline: float | None) -> bool:
-        """Start to receive the KV blocks of requests from another engine, if there is one."""
-        if self.kv_transfer is None or not requests[0].kv_source:
-            return False
-        self.scheduler.check(requests)
-        return self.kv_transfer.add(requests, deadline)
-
-    def _add(self, requests: Sequence[Request], deadline: float | None) -> None:
-        """Queue requests whose adapter is in host memory."""
-        if not self._fetch(requests, deadline):
-            self._compile(requests, deadline)
-
-    def _compile(self, requests: Sequence[Request], deadline: float | None) -> None:
-        """Queue requests whose KV blocks are received."""
-        if requests[0].sampling.structured_outputs is not None:
-            self.scheduler.check(requests)
-            self.structured.add(requests, deadline)
-        else:
-            self._queue(requests, deadline)
-
-    def poll(self, timeout: float = 0.0) -> list[tuple[Sequence[Request], Exception]]:
-        """Queue pending requests whose adapters and grammars are ready; return the rejected ones
-        with their errors. Waits at most `timeout` seconds for a grammar."""
-        rejected = self._poll_loras() + self._poll_kv_transfer()
-        ready, failed = self.structured.poll(timeout)
-        for pending in ready:
-            try:
-                self._queue(pending.requests, pending.deadline)
-                self.structured.start(pending)
-            except InvalidInputError as error:
-                self.structured.discard(pending)
-                rejected.append((pending.requests, error))
-        return rejected + [(pending.requests, error) for pending, error in failed]
-
-    def _poll_loras(self) -> list[tuple[Sequence[Request], Exception]]:
-        ready, failed = self.loras.poll()
-        rejected: list[tuple[Sequence[Request], Exception]] = []
-        for waiting in ready:
-            try:
-                self._add(waiting.requests, waiting.deadline)
-            except InvalidInputError as error:
-                rejected.append((waiting.requests, error))
-        for waiting, reason in failed:
-            text = f"the LoRA adapter {waiting.adapter.name!r} cannot be read"
-            logger.error("%s: %s", text, reason)
-            rejected.append((waiting.requests, InvalidInputError(text, field="lora")))
-        return rejected
-
-    def _poll_kv_transfer(self) -> list[tuple[Sequence[Request], Exception]]:
-        rejected: list[tuple[Sequence[Request], Exception]] = []
-        for received in self.kv_transfer.poll() if self.kv_transfer is not None else ():
-            try:
-                self._compile(received.requests, received.deadline)
-            except InvalidInputError as error:
-                rejected.append((received.requests, error))
-        return rejected
-
-    def _used_lora_ids(self) -> set[int]:
-        """The adapters of unfinished requests."""
-        used = {request.lora_id for request in self.scheduler.requests.values()}
-        if self.kv_transfer is not None:
-            used |= {request.lora_id for request in self.kv_transfer.pending_requests()}
-        return used | {request.lora_id for request in self.structured.pending_requests()}
+    def poll(self, timeout: float = 0.0) -> list[Rejected]:
+        """Queue pending requests that are ready (see `Admission`); return the rejected ones with
+        their errors. Waits at most `timeout` seconds for a grammar."""
+        return self.admission.poll(timeout)
 
     def wait_until_queued(self, requests: Sequence[Request]) -> None:
         """Wait until the grammar of `requests` is compiled; raises the error when they are
         rejected. No step runs meanwhile, so grammars of queued requests stay in use: their number
         has no limit."""
         self.structured.lift_process_limit()
-        while self.structured.is_pending(requests[0]):
+        while requests[0] in self.admission.pending(self.structured):
             for rejected, error in self.poll(timeout=1.0):
                 if rejected[0] is requests[0]:
                     raise error
                 failed = RequestStatus.FINISHED_ERROR  # another one, whose adapter is unreadable
-                self._undelivered += [
+                self._updates += [
                     TokenUpdate(r.request_id, [], failed, error=str(error)) for r in rejected
                 ]
 
-    def _queue(self, requests: Sequence[Request], deadline: float | None) -> None:
-        self.scheduler.add(requests)
-        first, names = requests[0], [request.request_id for request in requests]
-        if deadline is not None:
-            heappush(self._deadlines, (deadline, first.seq_id, names))
-        if first.sampling.timeout is not None:
-            until = first.arrival_time + first.sampling.timeout
-            heappush(self._timeouts, (until, first.seq_id, names))
-            self._prune_timeouts()
-
     def expire(self) -> list[list[Request]]:
         """End and return the prompts of which no choice started before the deadline."""
-        now = time.monotonic()
-        expired = []
-        for requests in (
-            *(pending.requests for pending in self.loras.expire(now)),
-            *(pending.requests for pending in self.structured.expire(now)),
-            *(p.requests for p in (self.kv_transfer.expire(now) if self.kv_transfer else ())),
-        ):
-            expired.append(list(requests))
-            for request in requests:
-                request.set_status(RequestStatus.FINISHED_ABORTED)
-        while self._deadlines and self._deadlines[0][0] <= now:
-            names = heappop(self._deadlines)[2]
-            queued = [r for name in names if (r := self.scheduler.requests.get(name)) is not None]
-            if queued and all(r.status is RequestStatus.WAITING for r in queued):
-                expired.append(queued)
-                for request in queued:
-                    self.finish_request(request.request_id)
+        expired = self.admission.expire()
+        self._check_idle()
         return expired
 
-    def _end_timed_out(self) -> list[TokenUpdate]:
-        """End the requests whose `timeout` has passed; return their last updates."""
-        found = []
-        while self._timeouts and self._timeouts[0][0] <= time.monotonic():
-            names = heappop(self._timeouts)[2]
-            found += [self.scheduler.finish(n, RequestStatus.FINISHED_TIMED_OUT) for n in names]
-        return [update for update in found if update is not None]
-
-    def _prune_timeouts(self) -> None:
-        """Remove the entries of finished requests when they are the majority."""
-        unfinished = self.scheduler.requests
-        if len(self._timeouts) > 64 + 2 * len(unfinished):
-            self._timeouts = [e for e in self._timeouts if any(n in unfinished for n in e[2])]
-            heapify(self._timeouts)
+    def _end_timed_out(self) -> None:
+        """End the requests whose `timeout` has passed."""
+        for name in self.admission.take_timed_out():
+            update = self.scheduler.finish(name, RequestStatus.FINISHED_TIMED_OUT)
+            if update is not None:
+                self._updates.append(update)
 
     def finish_request(
         self, request_id: str, status: RequestStatus = RequestStatus.FINISHED_ABORTED
     ) -> TokenUpdate | None:
         """End a request; None when it has already finished."""
-        for index, update in enumerate(self._undelivered):
+        for index, update in enumerate(self._updates):
             if update.request_id == request_id:
-                return self._undelivered.pop(index)
-        pending = self.loras.cancel(request_id) or self.structured.cancel(request_id)
-        if pending is None and self.kv_transfer is not None:
-            pending = self.kv_transfer.cancel(request_id)
-        if pending is not None:
-            pending.set_status(RequestStatus.FINISHED_ABORTED)
+                return self._updates.pop(index)
+        if self.admission.cancel(request_id):
             return TokenUpdate(request_id, [], RequestStatus.FINISHED_ABORTED)
         finished = self.scheduler.finish(request_id, status)
         self._check_idle()
         return finished
+
+    def _used_lora_ids(self) -> set[int]:
+        """The adapters of unfinished requests."""
+        used = {request.lora_id for request in self.scheduler.requests.values()}
+        return used | {request.lora_id for request in self.admission.pending()}
 
     def has_unfinished(self) -> bool:
         return self.can_step or self.has_pending
@@ -436,11 +329,11 @@ class EngineCore:
     def has_pending(self) -> bool:
         """Whether `poll` should be called soon."""
         is_receiving = self.kv_transfer is not None and self.kv_transfer.is_busy
-        return bool(self.structured.num_pending) or self.loras.is_busy or is_receiving
+        return self.admission.is_busy or self.loras.is_busy or is_receiving
 
     @property
     def can_step(self) -> bool:
-        return self.scheduler.has_unfinished() or bool(self._undelivered or self._in_flight)
+        return self.scheduler.has_unfinished() or bool(self._updates or self._in_flight)
 
     def stats(self) -> dict[str, Any]:
         """Counters for logs and metrics, by name."""
@@ -448,11 +341,8 @@ class EngineCore:
         executor = self.executor.stats
         drafts = SpeculativeStats() if self.speculator is None else self.speculator.stats
         scheduler = self.scheduler.stats()
-        scheduler["num_waiting"] += self.structured.num_pending + self.loras.num_pending
-        transfer = TransferStats()
-        if self.kv_transfer is not None:
-            transfer = self.kv_transfer.stats
-            scheduler["num_waiting"] += self.kv_transfer.num_pending
+        scheduler["num_waiting"] += len(list(self.admission.pending()))
+        transfer = TransferStats() if self.kv_transfer is None else self.kv_transfer.stats
         return {
             "num_steps": self.num_steps,
             **scheduler,
@@ -487,28 +377,3 @@ class EngineCore:
         if self.kv_transfer is not None:
             self.kv_transfer.close()
         self.executor.shutdown()
-
-    def _record(self, plan: SchedulerOutputs, seconds: float) -> None:
-        self.num_steps += 1
-        record = StepRecord(
-            plan.step_id,
-            plan.batch_size,
-            plan.num_prefill_tokens,
-            plan.num_decode_tokens,
-            seconds,
-        )
-        self.steps.append(record)
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("%s of %s", record, plan.request_ids)
-
-    def _checked(self, updates: list[TokenUpdate]) -> list[TokenUpdate]:
-        self._check_idle()
-        return updates
-
-    def _check_idle(self) -> None:
-        """Check for leaked blocks when the last request ends; free unloaded adapters."""
-        self.loras.drop_retired()
-        if not self._checked_idle and not self.scheduler.has_unfinished():
-            self.structured.release_finished()
-            self.scheduler.check_idle()
-            self._checked_idle = True

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.common.lora import LoraState, check_lora_name, unknown_lora
@@ -25,15 +25,8 @@ from llaisys.engine.config import LoraConfig
 logger = logging.getLogger("llaisys.engine")
 
 
-class LoraWorkers(Protocol):
-    """The methods of Executor that the registry uses."""
-
-    def open_lora(self, lora_id: int, path: str, read: bool) -> None: ...
-    def read_lora(self, lora_id: int) -> None: ...
-    def evict_lora(self, lora_id: int) -> None: ...
-    def drop_lora(self, lora_id: int) -> None: ...
-    def lora_state(self, lora_id: int) -> LoraState: ...
-    def lora_error(self, lora_id: int) -> str: ...
+# (method of LoraStore, adapter id, other arguments) -> the result of every rank
+LoraCall = Callable[..., list[Any]]
 
 
 @dataclass(slots=True, eq=False)
@@ -46,14 +39,6 @@ class LoraAdapter:
     state: LoraState
 
 
-class PendingLora(NamedTuple):
-    """The choices of a prompt whose adapter is not in host memory."""
-
-    requests: Sequence[Request]
-    deadline: float | None
-    adapter: LoraAdapter
-
-
 class LoadResult(NamedTuple):
     """The end of a load; `error` is None when the adapter can be used."""
 
@@ -63,12 +48,12 @@ class LoadResult(NamedTuple):
 
 
 class LoraRegistry:
-    """Owned by one engine core. No call blocks."""
+    """Owned by one engine core; a stage of `Admission`. No call blocks."""
 
     def __init__(
         self,
         config: LoraConfig,
-        workers: LoraWorkers,
+        call_workers: LoraCall,
         used_ids: Callable[[], set[int]],
         on_dropped: Callable[[int], None],
     ) -> None:
@@ -78,13 +63,13 @@ class LoraRegistry:
         self.num_reads = 0  # of files, in all
         self.num_failures = 0
         self._max_host = config.num_host
-        self._workers = workers
+        self._call = call_workers
         self._used_ids = used_ids
         self._on_dropped = on_dropped
         self._by_name: dict[str, LoraAdapter] = {}
         self._host: dict[int, LoraAdapter] = {}  # in host memory or being read, in LRU order
         self._loading: list[LoraAdapter] = []
-        self._pending: list[PendingLora] = []
+        self._failed: list[LoraAdapter] = []  # their next use reads them again
         self._retired: list[LoraAdapter] = []  # unloaded, maybe in use
         self._next_id = 1
         for module in config.lora_modules:  # the workers have them; see Worker._load_loras
@@ -111,17 +96,9 @@ class LoraRegistry:
         return len(self._host)
 
     @property
-    def num_pending(self) -> int:
-        """Requests that wait for their adapter."""
-        return sum(len(pending.requests) for pending in self._pending)
-
-    @property
     def is_busy(self) -> bool:
-        """Whether `poll` should be called soon."""
-        return bool(self._loading or self._pending)
-
-    def is_pending(self, request: Request) -> bool:
-        return any(request in pending.requests for pending in self._pending)
+        """Whether `finished_loads` should be called soon."""
+        return bool(self._loading)
 
     # ---- loads ---------------------------------------------------------------------------------
 
@@ -135,7 +112,7 @@ class LoraRegistry:
             self._check_free(name)
         adapter = self._new(name, path)
         has_room = self._make_room()
-        self._workers.open_lora(adapter.lora_id, path, has_room)
+        self._call("open", adapter.lora_id, path, has_room)
         if has_room:
             self._host[adapter.lora_id] = adapter
             self.num_reads += 1
@@ -182,64 +159,44 @@ class LoraRegistry:
             request.lora_id = adapter.lora_id
         return adapter
 
+    def begin(self, requests: Sequence[Request]) -> LoraAdapter | None:
+        adapter = self.assign(requests)
+        if adapter is None or self._use(adapter):
+            return None
+        self._start_read(adapter)
+        return adapter
+
+    def poll(self, timeout: float = 0.0) -> None:
+        """Free unloaded adapters; does not wait."""
+        self.drop_retired()
+        for adapter in self._failed:
+            adapter.state = LoraState.ON_DISK
+            self._host.pop(adapter.lora_id, None)
+        self._failed = []
+
     def is_ready(self, adapter: LoraAdapter) -> bool:
-        """Whether requests can be queued now; marks the adapter as used."""
+        """Whether the adapter is in host memory; InvalidInputError when it cannot be read."""
+        self._start_read(adapter)
+        self._update(adapter)
+        if adapter.state is LoraState.FAILED:
+            if adapter not in self._loading and adapter not in self._failed:
+                self._failed.append(adapter)
+            text = f"the LoRA adapter {adapter.name!r} cannot be read"
+            logger.error("%s: %s", text, self._error(adapter))
+            raise InvalidInputError(text, field="lora")
+        return self._use(adapter)
+
+    def end(self, adapter: LoraAdapter) -> None:
+        """Nothing to free: an adapter is evicted when no request uses it."""
+
+    def _use(self, adapter: LoraAdapter) -> bool:
+        """Whether the adapter is in host memory; makes it the most recently used one."""
         if adapter.state is not LoraState.READY:
             return False
         self._host[adapter.lora_id] = self._host.pop(adapter.lora_id)
         return True
 
-    def add(
-        self, requests: Sequence[Request], deadline: float | None, adapter: LoraAdapter
-    ) -> None:
-        """Keep requests until `poll` returns them."""
-        self._pending.append(PendingLora(requests, deadline, adapter))
-        self._start_reads()
-
-    def expire(self, now: float) -> list[PendingLora]:
-        """Remove and return the pending requests whose deadline has passed."""
-        expired = [p for p in self._pending if p.deadline is not None and p.deadline <= now]
-        self._pending = [p for p in self._pending if p not in expired]
-        return expired
-
-    def cancel(self, request_id: str) -> Request | None:
-        """Remove a pending request and return it; None: it is not pending."""
-        for index, pending in enumerate(self._pending):
-            for request in pending.requests:
-                if request.request_id == request_id:
-                    rest = [other for other in pending.requests if other is not request]
-                    replaced = [pending._replace(requests=rest)] if rest else []
-                    self._pending[index : index + 1] = replaced
-                    return request
-        return None
-
     # ---- progress ------------------------------------------------------------------------------
-
-    def poll(self) -> tuple[list[PendingLora], list[tuple[PendingLora, Exception]]]:
-        """Return (requests to queue, failed requests with their errors)."""
-        self.drop_retired()
-        if not self._pending:
-            return [], []
-        self._start_reads()
-        ready: list[PendingLora] = []
-        failed: list[tuple[PendingLora, Exception]] = []
-        for pending in tuple(self._pending):
-            adapter = pending.adapter
-            self._update(adapter)
-            if self.is_ready(adapter):
-                ready.append(pending)
-            elif adapter.state is LoraState.FAILED:
-                error = ModelLoadError(self._workers.lora_error(adapter.lora_id))
-                failed.append((pending, error))
-        done = [*ready, *(pending for pending, _ in failed)]
-        self._pending = [p for p in self._pending if p not in done]
-        for adapter in {pending.adapter for pending, _ in failed}:
-            if adapter in self._loading:
-                continue  # `finished_loads` ends it
-            self.num_failures += 1
-            adapter.state = LoraState.ON_DISK  # the next request tries again
-            del self._host[adapter.lora_id]
-        return ready, failed
 
     def finished_loads(self) -> list[LoadResult]:
         """Return the loads that ended since the last call."""
@@ -251,8 +208,7 @@ class LoraRegistry:
             self._loading.remove(adapter)
             error: Exception | None = None
             if adapter.state is LoraState.FAILED:
-                error = ModelLoadError(self._workers.lora_error(adapter.lora_id))
-                self.num_failures += 1
+                error = ModelLoadError(self._error(adapter))
                 self._drop(adapter)
             else:
                 before = self._by_name.pop(adapter.name, None)
@@ -265,17 +221,18 @@ class LoraRegistry:
 
     def _update(self, adapter: LoraAdapter) -> None:
         if adapter.state is LoraState.READING:
-            adapter.state = self._workers.lora_state(adapter.lora_id)
+            adapter.state = LoraState.of_ranks(self._call("state", adapter.lora_id))
+            self.num_failures += adapter.state is LoraState.FAILED
 
-    def _start_reads(self) -> None:
-        """Read the adapters of pending requests that fit into host memory, in order."""
-        for pending in self._pending:
-            adapter = pending.adapter
-            if adapter.state is not LoraState.ON_DISK:
-                continue
-            if not self._make_room():
-                return
-            self._workers.read_lora(adapter.lora_id)
+    def _error(self, adapter: LoraAdapter) -> str:
+        """Why an adapter has failed."""
+        found = self._call("error", adapter.lora_id)
+        return next((error for error in found if error), "it was not read")
+
+    def _start_read(self, adapter: LoraAdapter) -> None:
+        """Read an adapter that is on disk if it fits into host memory."""
+        if adapter.state is LoraState.ON_DISK and self._make_room():
+            self._call("read", adapter.lora_id)
             adapter.state = LoraState.READING
             self._host[adapter.lora_id] = adapter
             self.num_reads += 1
@@ -285,10 +242,10 @@ class LoraRegistry:
         False: all are used."""
         if len(self._host) < self._max_host:
             return True
-        used = self._used_ids() | {pending.adapter.lora_id for pending in self._pending}
+        used = self._used_ids()
         for adapter in self._host.values():
             if adapter.state is LoraState.READY and adapter.lora_id not in used:
-                self._workers.evict_lora(adapter.lora_id)
+                self._call("evict", adapter.lora_id)
                 adapter.state = LoraState.ON_DISK
                 del self._host[adapter.lora_id]
                 return True
@@ -300,7 +257,7 @@ class LoraRegistry:
         """Free the unloaded adapters that no request uses any more."""
         if not self._retired:
             return
-        used = self._used_ids() | {pending.adapter.lora_id for pending in self._pending}
+        used = self._used_ids()
         for adapter in tuple(self._retired):
             if adapter.lora_id not in used:
                 self._retired.remove(adapter)
@@ -309,4 +266,4 @@ class LoraRegistry:
 
     def _drop(self, adapter: LoraAdapter) -> None:
         self._host.pop(adapter.lora_id, None)
-        self._workers.drop_lora(adapter.lora_id)
+        self._call("drop", adapter.lora_id)

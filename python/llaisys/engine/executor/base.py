@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from llaisys.common.errors import ClosedError, LlaisysError
-from llaisys.common.lora import LoraState
 from llaisys.common.step import TokenMasks
 from llaisys.common.types import (
     BlockCopy,
@@ -187,27 +186,9 @@ class Executor(ABC):
         """Copy blocks to host slots or back on every rank, outside of a step."""
         self.collective_rpc("copy_blocks", args=(copies,))
 
-    # ---- LoRA adapters, on every rank; see LoraStore -------------------------------------------
-
-    def open_lora(self, lora_id: int, path: str, read: bool) -> None:
-        self.collective_rpc("open_lora", args=(lora_id, path), kwargs={"read": read})
-
-    def read_lora(self, lora_id: int) -> None:
-        self.collective_rpc("read_lora", args=(lora_id,))
-
-    def evict_lora(self, lora_id: int) -> None:
-        self.collective_rpc("evict_lora", args=(lora_id,))
-
-    def drop_lora(self, lora_id: int) -> None:
-        self.collective_rpc("drop_lora", args=(lora_id,))
-
-    def lora_state(self, lora_id: int) -> LoraState:
-        return LoraState.of_ranks(self.collective_rpc("lora_state", args=(lora_id,)))
-
-    def lora_error(self, lora_id: int) -> str:
-        """Why an adapter has failed."""
-        error: str = self._call_driver("lora_error", None, (lora_id,))
-        return error or "another rank could not read the adapter"
+    def call_lora(self, method: str, lora_id: int, *args: Any) -> list[Any]:
+        """Call a method of every rank's LoraStore."""
+        return self.collective_rpc("call_lora", args=(method, lora_id, *args))
 
     def profile(self, reset: bool = False) -> dict[str, Any]:
         """Return the times per stage of the driver rank."""

@@ -18,8 +18,7 @@ logger = logging.getLogger("llaisys.engine")
 
 METHODS = {
     "init_device", "open_model", "load_model", "warmup", "execute_model", "sample_tokens",
-    "profile", "gpu_usage", "check_health", "open_lora", "read_lora", "evict_lora",
-    "drop_lora", "lora_state", "store_tokens",
+    "profile", "gpu_usage", "check_health", "call_lora", "store_tokens",
 }  # fmt: skip
 UNANSWERED = ("execute_model", "store_tokens")
 
@@ -34,10 +33,7 @@ def answer_call(worker: Worker, call: Call) -> Answer | None:
         if call.plan is not None:
             plan = decode_plan(call.plan)
             args, names = [plan], plan.request_ids
-        if call.number is not None:
-            args.append(call.number)
-        if call.text is not None:
-            args.append(call.text)
+        args += call.args
         if call.masks is not None:
             args.append(partial(decode_masks, call.masks))
         if call.sampled is not None:
@@ -55,6 +51,6 @@ def answer_call(worker: Worker, call: Call) -> Answer | None:
         return None
     return Answer(
         call.serial,
-        number=result if isinstance(result, int) else 0,
+        result=result if isinstance(result, int | str) else None,
         sampled=getattr(result, "sampled", None),
     )

@@ -100,13 +100,8 @@ class DriverExecutor(Executor):
         timeout = self.config.step_timeout
         with self._counted():
             self._driver.wait_idle(timeout)
-            call = Call(
-                self._next_serial(),
-                "execute_model",
-                plan=encode_plan(outputs),
-                kwargs={"queued": queued},
-            )
-            self._send(call)
+            plan = encode_plan(outputs)
+            self._send(Call(self._next_serial(), "execute_model", (queued,), plan=plan))
             _, error = self._run_driver("execute_model", timeout, (outputs, queued), {})
             if error is not None:  # else the reply to `sample_tokens` reports other ranks' errors
                 self._check("execute_model", error, self._receive("execute_model"))
@@ -120,7 +115,7 @@ class DriverExecutor(Executor):
         timeout = self.config.step_timeout
         with self._counted():
             self._driver.wait_idle(timeout)
-            call = Call(self._next_serial(), "sample_tokens", number=step_id, masks=encoded)
+            call = Call(self._next_serial(), "sample_tokens", (step_id,), masks=encoded)
             self._send(call, self._samplers)
             args = (step_id,) if found is None else (step_id, lambda: found)
             output, error = self._run_driver("sample_tokens", timeout, args, {})
@@ -130,8 +125,8 @@ class DriverExecutor(Executor):
             self._check("sample_tokens", error, answers)
             self._check_tokens(output.sampled, answers)
             if self._upstream:
-                store = Call(self._next_serial(), "store_tokens", number=output.step_id)
-                store.sampled = output.sampled
+                serial, args = self._next_serial(), (output.step_id,)
+                store = Call(serial, "store_tokens", args, sampled=output.sampled)
                 self._send(store, self._upstream)
         self.stats.steps += 1
         return cast(StepOutput, output)
@@ -139,19 +134,16 @@ class DriverExecutor(Executor):
     def _call(
         self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
-        """Return the driver's result and the replies of the other ranks. While steps of a pipeline
+        """Return the results of the driver and of the other ranks. While steps of a pipeline
         are in flight, other stages may wait for this one: then only the driver is called."""
         self._driver.wait_idle(timeout)
         if self.worker.num_planned:
             return [self._call_driver(method, timeout, args, kwargs)]
-        number, text = (*args, None, None)[:2]
-        self._send(Call(self._next_serial(), method, number=number, text=text, kwargs=kwargs))
+        self._send(Call(self._next_serial(), method, args, kwargs))
         result, error = self._run_driver(method, timeout, args, kwargs)
         answers = self._receive(method)
         self._check(method, error, answers)
-        if method in ("open_model", "lora_state"):
-            return [result, *(answer.number for answer in answers)]
-        return [result, *answers]
+        return [result, *(answer.result for answer in answers)]
 
     def _run_driver(
         self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]

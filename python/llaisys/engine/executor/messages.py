@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -24,16 +25,14 @@ class RankSetup(Struct, forbid_unknown_fields=True):
 
 
 class Call(Struct, forbid_unknown_fields=True):
-    """A call of a worker method; its first argument is a plan, a number, or absent. A text or
-    masks or tokens may follow a number. A successful `execute_model` or `store_tokens` is not
-    answered."""
+    """A call of a worker method. Its arguments are a plan, `args`, masks and tokens, as far as they
+    are given. A successful `execute_model` or `store_tokens` is not answered."""
 
     serial: int
     method: str
-    plan: bytes | None = None  # wire.encode_plan
-    number: int | None = None
-    text: str | None = None
+    args: Sequence[int | str | bool | None] = ()
     kwargs: dict[str, bool] = {}
+    plan: bytes | None = None  # wire.encode_plan
     masks: bytes | None = None  # wire.encode_masks
     sampled: dict[int, list[int]] | None = None  # of `store_tokens`: sequence id -> tokens
 
@@ -44,7 +43,7 @@ class Answer(Struct, forbid_unknown_fields=True):
     serial: int  # of the call
     error: str = ""
     is_input_error: bool = False  # InvalidInputError, the same on every rank; nothing was done
-    number: int = 0  # result: of open_model KV blocks that fit on the rank, of lora_state
+    result: int | str | None = None
     sampled: dict[int, list[int]] | None = None  # of a step: sequence id -> tokens
 
     @property

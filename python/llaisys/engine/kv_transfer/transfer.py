@@ -1,4 +1,4 @@
-"""The KV transfer of one engine: requests that wait for blocks, and prompts that are published.
+"""The KV transfer of one engine: blocks that requests wait for, and prompts that are published.
 
 Owned by the engine core and used in its thread only; `KvServer` and `KvClient` own the threads.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llaisys.common.request import Request, RequestStatus
@@ -25,15 +25,6 @@ logger = logging.getLogger("llaisys.engine")
 
 
 @dataclass(slots=True)
-class PendingTransfer:
-    """The choices of a prompt whose blocks are being received."""
-
-    requests: Sequence[Request]
-    deadline: float | None
-    job: FetchJob
-
-
-@dataclass(slots=True)
 class TransferStats:
     """Counters since the start."""
 
@@ -45,7 +36,7 @@ class TransferStats:
 
 
 class KvTransfer:
-    """`copy_blocks`: executes copies between blocks and host slots at once."""
+    """A stage of `Admission`. `copy_blocks`: executes copies between blocks and host slots now."""
 
     def __init__(
         self,
@@ -64,7 +55,7 @@ class KvTransfer:
         layout = KvLayout.of(config, info, self._memory)
         self._client = KvClient(token, layout, self._memory)
         self._server = KvServer(address, token, layout, self._memory)
-        self._pending: list[PendingTransfer] = []
+        self._waiting: dict[FetchJob, Sequence[Request]] = {}  # jobs whose blocks are used
         self._num_jobs = 0  # not taken from the client
 
     @property
@@ -102,10 +93,12 @@ class KvTransfer:
 
     # ---- consumer ------------------------------------------------------------------------------
 
-    def add(self, requests: Sequence[Request], deadline: float | None) -> bool:
-        """Fetch the blocks of a prompt; `poll` returns the requests. False: there is nothing to
-        fetch or no host slot, and the requests can be queued."""
+    def begin(self, requests: Sequence[Request]) -> FetchJob | None:
+        """Fetch the blocks of a prompt, if another engine has computed it. None: there is nothing
+        to fetch or no host slot."""
         first = requests[0]
+        if not first.kv_source:
+            return None
         start, slots = 0, list[int]()
         if self._execute_copies():
             start, slots = reserve_prefix(self._blocks, first)
@@ -113,31 +106,42 @@ class KvTransfer:
         tokens = _to_wire(first.prompt_token_ids)
         fetch = Fetch(name, tokens, first.cache_salt, start, len(slots))
         job = FetchJob(source, fetch, slots, first.num_prompt_tokens, is_cancelled=not slots)
-        if slots:
-            for request in requests:
-                request.set_status(RequestStatus.WAITING_FOR_REMOTE_KVS)
-            self._pending.append(PendingTransfer(requests, deadline, job))
         self._num_jobs += 1
         self._client.start(job)
-        return bool(slots)
+        if not slots:
+            return None
+        for request in requests:
+            request.set_status(RequestStatus.WAITING_FOR_REMOTE_KVS)
+        self._waiting[job] = requests
+        return job
 
-    def poll(self) -> list[PendingTransfer]:
-        """Return the requests whose transfer has ended, with their blocks or without."""
+    def poll(self, timeout: float = 0.0) -> None:
+        """Take the results of transfers; does not wait."""
         for slots in self._server.take_finished():
             self._blocks.host.unlock(slots)
-        ready = []
         while self._num_jobs and (job := self._client.take_finished()) is not None:
             self._num_jobs -= 1
-            pending = next((p for p in self._pending if p.job is job), None)
-            if pending is None:  # cancelled, or nothing was fetched
+            requests = self._waiting.pop(job, None)
+            if requests is None:  # cancelled, or nothing was fetched
                 self._blocks.host.cancel(job.slots)
                 continue
-            self._pending.remove(pending)
-            self._finish(pending.requests[0], job)
-            for request in pending.requests:
+            self._finish(requests[0], job)
+            for request in requests:
                 request.set_status(RequestStatus.WAITING)
-            ready.append(pending)
-        return ready
+
+    def is_ready(self, job: FetchJob) -> bool:
+        """Whether the transfer has ended, with the blocks or without."""
+        return job not in self._waiting
+
+    def end(self, job: FetchJob) -> None:
+        """A cancelled job ends later, and `poll` frees its slots."""
+        job.is_cancelled = True
+        self._waiting.pop(job, None)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `poll` should be called soon."""
+        return self._num_jobs > 0
 
     def _finish(self, request: Request, job: FetchJob) -> None:
         used = insert_prefix(self._blocks, request, job.fetch.start, job.slots, job.num_tokens)
@@ -153,44 +157,6 @@ class KvTransfer:
                 request.num_prompt_tokens,
                 job.error or "the producer does not have its blocks",
             )
-
-    # ---- pending requests ----------------------------------------------------------------------
-
-    @property
-    def num_pending(self) -> int:
-        return sum(len(pending.requests) for pending in self._pending)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether `poll` should be called soon."""
-        return self._num_jobs > 0
-
-    def pending_requests(self) -> Iterator[Request]:
-        for pending in self._pending:
-            yield from pending.requests
-
-    def expire(self, now: float) -> list[PendingTransfer]:
-        """Remove and return the pending requests whose deadline has passed."""
-        expired = [p for p in self._pending if p.deadline is not None and p.deadline <= now]
-        for pending in expired:
-            self._drop(pending)
-        return expired
-
-    def cancel(self, request_id: str) -> Request | None:
-        """Remove and return a pending request; None when it is not pending."""
-        for pending in self._pending:
-            for request in pending.requests:
-                if request.request_id == request_id:
-                    pending.requests = [r for r in pending.requests if r is not request]
-                    if not pending.requests:
-                        self._drop(pending)
-                    return request
-        return None
-
-    def _drop(self, pending: PendingTransfer) -> None:
-        """The job ends later, and `poll` frees its slots."""
-        self._pending.remove(pending)
-        pending.job.is_cancelled = True
 
     def close(self) -> None:
         self._server.close()

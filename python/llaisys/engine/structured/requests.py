@@ -1,4 +1,4 @@
-"""Requests with structured output: pending ones until their grammar is compiled, then their masks.
+"""Requests with structured output: their grammars and the masks of their steps.
 
 The state of a matcher follows from the tokens of its request, also after a preemption, with drafts
 or with late results. The grammar process is sent the tokens that it has not seen.
@@ -6,11 +6,10 @@ or with late results. The grammar process is sent the tokens that it has not see
 
 from __future__ import annotations
 
-import logging
 import select
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,8 +21,6 @@ from llaisys.common.structured import FIELD, StructuredOutputs
 from llaisys.common.types import ModelInfo, SchedulerOutputs
 from llaisys.engine.structured.messages import Masks, Row
 from llaisys.engine.structured.service import Grammar, GrammarService
-
-logger = logging.getLogger("llaisys.engine")
 
 MASK_WAIT = 0.02  # seconds that a step waits for masks after the forward pass
 ALONE_MASK_WAIT = 1.0  # when every sampling sequence of the step needs a mask
@@ -45,100 +42,52 @@ class _GrammarUse:
     late: tuple[list[int], np.ndarray] | None = None
 
 
-@dataclass(slots=True)
-class PendingRequests:
-    """The choices of a prompt whose grammar is not ready."""
-
-    requests: Sequence[Request]
-    deadline: float | None
-    grammar: Grammar
-
-
 class StructuredRequests:
-    """Owned by one engine core. Only `poll` with a timeout and `MaskFuture.result` block."""
+    """A stage of `Admission`. Only `poll` with a timeout and `MaskFuture.result` block."""
 
     def __init__(self, info: ModelInfo, max_seqs: int) -> None:
         self._service = GrammarService(info, max_seqs)
-        self._pending: list[PendingRequests] = []
         self._uses: dict[int, _GrammarUse] = {}  # by seq id
 
     # ---- before a request runs -----------------------------------------------------------------
 
-    def add(self, requests: Sequence[Request], deadline: float | None) -> None:
-        """Keep requests until `poll` returns them."""
-        spec = requests[0].sampling.structured_outputs
+    def begin(self, requests: Sequence[Request]) -> Grammar | None:
+        return self._grammar(requests[0])
+
+    def _grammar(self, request: Request) -> Grammar | None:
+        """Return the grammar of a request, which becomes a user of it; None: it has none."""
+        spec = request.sampling.structured_outputs
+        if spec is None:
+            return None
         assert isinstance(spec, StructuredOutputs)
-        grammar = self._service.get(spec, requests[0].owner)
-        self._pending.append(PendingRequests(requests, deadline, grammar))
-
-    def expire(self, now: float) -> list[PendingRequests]:
-        """Remove and return the pending requests whose deadline has passed."""
-        expired = [p for p in self._pending if p.deadline is not None and p.deadline <= now]
-        for pending in expired:
-            self._pending.remove(pending)
-            self._service.release(pending.grammar)
-        return expired
-
-    @property
-    def num_pending(self) -> int:
-        return sum(len(pending.requests) for pending in self._pending)
-
-    def pending_requests(self) -> Iterator[Request]:
-        for pending in self._pending:
-            yield from pending.requests
-
-    def is_pending(self, request: Request) -> bool:
-        return any(request in pending.requests for pending in self._pending)
+        return self._service.get(spec, request.owner)
 
     def lift_process_limit(self) -> None:
         """Compile every pending grammar, however many are in use."""
         self._service.has_process_limit = False
 
-    def poll(
-        self, timeout: float = 0.0
-    ) -> tuple[list[PendingRequests], list[tuple[PendingRequests, Exception]]]:
-        """Return (requests to queue, rejected requests with their errors); waits at most `timeout`
-        seconds for a grammar."""
-        ready, rejected = [], []
-        if self._pending:
-            self._service.poll(timeout)
-        for pending in tuple(self._pending):
-            grammar = pending.grammar
-            if grammar.is_ready:
-                ready.append(pending)
-            elif grammar.error is not None:
-                rejected.append((pending, _error(grammar)))
-                if grammar.is_fault:
-                    names = [request.request_id for request in pending.requests]
-                    logger.error("requests %s: structured output: %s", names, grammar.error)
-                self._service.release(grammar)
-            else:
-                continue
-            self._pending.remove(pending)
-        return ready, rejected
+    def poll(self, timeout: float) -> None:
+        self._service.poll(timeout)
 
-    def start(self, pending: PendingRequests) -> None:
+    def is_ready(self, grammar: Grammar) -> bool:
+        """InvalidInputError: the grammar is rejected. GrammarFaultError."""
+        if grammar.error is None:
+            return grammar.is_ready
+        if grammar.is_fault:
+            raise GrammarFaultError(grammar.error)
+        name = f"{FIELD}.{grammar.spec.constraint}"
+        text = f"{name} cannot be used: {grammar.error}"
+        raise InvalidInputError(text, field=name, code="invalid_grammar", limit=grammar.error)
+
+    def end(self, grammar: Grammar) -> None:
+        self._service.release(grammar)
+
+    def start(self, requests: Sequence[Request]) -> None:
         """The requests are queued and have sequence ids."""
-        for request in pending.requests:
-            pending.grammar.users += 1
-            self._uses[request.seq_id] = _GrammarUse(request, pending.grammar)
-        self._service.release(pending.grammar)
-
-    def discard(self, pending: PendingRequests) -> None:
-        """The requests were rejected."""
-        self._service.release(pending.grammar)
-
-    def cancel(self, request_id: str) -> Request | None:
-        """Remove and return a pending request; None when it is not pending."""
-        for pending in tuple(self._pending):
-            for request in pending.requests:
-                if request.request_id == request_id:
-                    pending.requests = [r for r in pending.requests if r is not request]
-                    if not pending.requests:
-                        self._pending.remove(pending)
-                        self._service.release(pending.grammar)
-                    return request
-        return None
+        for request in requests:
+            grammar = self._grammar(request)
+            if grammar is not None:
+                self._uses[request.seq_id] = _GrammarUse(request, grammar)
 
     # ---- while it runs -------------------------------------------------------------------------
 
@@ -153,8 +102,9 @@ class StructuredRequests:
         """Whether a request of the step has a grammar."""
         return not self._uses.keys().isdisjoint(plan.seq_ids)
 
-    def request_masks(self, plan: SchedulerOutputs) -> MaskFuture | None:
-        """Request the masks of a step; None when it needs none."""
+    def request_masks(self, plan: SchedulerOutputs) -> Callable[[], TokenMasks] | None:
+        """Request the masks of a step; return a function that waits for them, or None when the step
+        needs none."""
         if not self._uses:
             return None
         self.release_finished()
@@ -171,7 +121,7 @@ class StructuredRequests:
             by_grammar.setdefault(use.grammar, []).append(use)
         for grammar, uses in by_grammar.items():
             self._request(grammar, uses, plan, future)
-        return future
+        return future.result
 
     def _request(
         self, grammar: Grammar, uses: list[_GrammarUse], plan: SchedulerOutputs, future: MaskFuture
@@ -221,7 +171,7 @@ class StructuredRequests:
                 use.late = (row.drafts, masks.copy())
 
     def close(self) -> None:
-        self._pending, self._uses = [], {}
+        self._uses = {}
         self._service.close()
 
 
@@ -322,11 +272,3 @@ def _matching(late: tuple[list[int], np.ndarray], drafts: list[int]) -> np.ndarr
     while same < min(len(known), len(drafts)) and known[same] == drafts[same]:
         same += 1
     return masks[: same + 1]
-
-
-def _error(grammar: Grammar) -> Exception:
-    if grammar.is_fault:
-        return GrammarFaultError(grammar.error or "")
-    name = f"{FIELD}.{grammar.spec.constraint}"
-    text = f"{name} cannot be used: {grammar.error}"
-    return InvalidInputError(text, field=name, code="invalid_grammar", limit=grammar.error)

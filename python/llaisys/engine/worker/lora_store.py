@@ -20,6 +20,8 @@ from llaisys.models.lora import LoraFiles, LoraWeights, open_lora, read_lora
 
 logger = logging.getLogger("llaisys.engine")
 
+LORA_METHODS = ("open", "read", "evict", "drop", "state", "error")  # of LoraStore, for the engine
+
 
 @dataclass(slots=True)
 class _Adapter:

@@ -42,7 +42,7 @@ from llaisys.engine.worker.batch_updater import BatchUpdater, swap_blocks
 from llaisys.engine.worker.drafting import Drafter, load_drafter
 from llaisys.engine.worker.in_flight import InFlightStep, InFlightSteps
 from llaisys.engine.worker.input_batch import InputBatch
-from llaisys.engine.worker.lora_store import LoraStore
+from llaisys.engine.worker.lora_store import LORA_METHODS, LoraStore
 from llaisys.engine.worker.model_opening import OpenedModel, describe, device_ids, open_model
 from llaisys.engine.worker.pooling import read_pooled
 from llaisys.engine.worker.prompt_logprobs import prompt_logprobs
@@ -252,30 +252,13 @@ class Worker:
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         swap_blocks(self._open_adapter(), copies)
 
-    # ---- LoRA adapters; see LoraStore ----------------------------------------------------------
-
-    def open_lora(self, lora_id: int, path: str, read: bool = True) -> None:
-        self._lora_store().open(lora_id, path, read)
-
-    def read_lora(self, lora_id: int) -> None:
-        self._lora_store().read(lora_id)
-
-    def evict_lora(self, lora_id: int) -> None:
-        self._lora_store().evict(lora_id)
-
-    def drop_lora(self, lora_id: int) -> None:
-        self._lora_store().drop(lora_id)
-
-    def lora_state(self, lora_id: int) -> int:
-        return int(self._lora_store().state(lora_id))
-
-    def lora_error(self, lora_id: int) -> str:
-        return self._lora_store().error(lora_id)
-
-    def _lora_store(self) -> LoraStore:
+    def call_lora(self, method: str, lora_id: int, *args: Any) -> Any:
+        """Call one of LORA_METHODS of the LoraStore."""
         if self._loras is None:
             raise ClosedError(f"worker rank {self.rank}: LoRA adapters are off")
-        return self._loras
+        if method not in LORA_METHODS:
+            raise ValueError(f"{method!r} is not a method of a LoraStore")
+        return getattr(self._loras, method)(lora_id, *args)
 
     # ---- steps ---------------------------------------------------------------------------------
 
