@@ -14,11 +14,9 @@ def int32_copy(address: int | None, n: int) -> bytes:
 
 def float_copy(address: int | None, n: int) -> bytearray:
     """The bytes of float [n], writable."""
-    return (
-        bytearray((ctypes.c_char * (4 * n)).from_address(address))
-        if n > 0 and address
-        else (bytearray())
-    )
+    if n <= 0 or not address:
+        return bytearray()
+    return bytearray((ctypes.c_char * (4 * n)).from_address(address))
 
 
 def copy(address: int, n_bytes: int) -> bytes:
@@ -28,8 +26,7 @@ def copy(address: int, n_bytes: int) -> bytes:
 
 def attach_struct(owner: Any, field: str, value: ctypes.Structure) -> None:
     """Point a `c_void_p` field at a struct, which `owner` keeps alive."""
-    setattr(owner, field, ctypes.addressof(value))
-    setattr(owner, f"_{field}_ref", value)
+    _attach(owner, field, value)
 
 
 def attach_structs(owner: Any, field: str, kind: type[ctypes.Structure], n: int) -> Any:

@@ -51,12 +51,19 @@ def device_code(name: str) -> int:
     return code
 
 
+def output_of(kind: Any, function: str, *arguments: Any) -> Any:
+    """Call a C function whose last argument is a pointer to its result; return the result."""
+    result = kind()
+    check(getattr(lib(), function)(*arguments, ctypes.byref(result)))
+    return result.value
+
+
 def device_memory(device: str, device_id: int = 0) -> tuple[int, int]:
     """(free bytes, total bytes) of a device."""
-    free, total = ctypes.c_int64(), ctypes.c_int64()
-    code = device_code(device)
-    check(lib().llaisysDeviceMemory(code, device_id, ctypes.byref(free), ctypes.byref(total)))
-    return free.value, total.value
+    free = ctypes.c_int64()
+    arguments = (device_code(device), device_id, ctypes.byref(free))
+    total = output_of(ctypes.c_int64, "llaisysDeviceMemory", *arguments)
+    return free.value, total
 
 
 def block_of(dtype: str) -> tuple[int, int]:
@@ -70,13 +77,8 @@ def linear_weight_bytes(
     dtype: str, out_features: int, in_features: int, device: str = "cpu"
 ) -> int:
     """Bytes of a weight in the packed layout of the device's kernels."""
-    size, code = ctypes.c_int64(), dtype_code(dtype)
-    check(
-        lib().llaisysLinearWeightBytes(
-            device_code(device), code, out_features, in_features, ctypes.byref(size)
-        )
-    )
-    return size.value
+    arguments = (device_code(device), dtype_code(dtype), out_features, in_features)
+    return int(output_of(ctypes.c_int64, "llaisysLinearWeightBytes", *arguments))
 
 
 def describe_devices(device: str) -> list[str]:
@@ -136,22 +138,16 @@ class Stream(Handle):
         check(lib().llaisysStreamMakeExact(self.handle))
 
     def __init__(self, device: str = "cpu", device_id: int = 0, n_threads: int = 0) -> None:
-        handle = ctypes.c_void_p()
-        code = device_code(device)
-        check(lib().llaisysStreamCreate(code, device_id, n_threads, ctypes.byref(handle)))
-        super().__init__(handle.value or 0)
+        arguments = (device_code(device), device_id, n_threads)
+        super().__init__(output_of(ctypes.c_void_p, "llaisysStreamCreate", *arguments))
 
     @property
     def n_threads(self) -> int:
-        count = ctypes.c_int32()
-        check(lib().llaisysStreamThreads(self.handle, ctypes.byref(count)))
-        return count.value
+        return int(output_of(ctypes.c_int32, "llaisysStreamThreads", self.handle))
 
     def probe(self, name: str) -> float:
         """A measured hardware limit: bytes/s or operations/s; 0 when not supported."""
-        value = ctypes.c_double()
-        check(lib().llaisysBenchProbe(self.handle, PROBES[name], ctypes.byref(value)))
-        return value.value
+        return float(output_of(ctypes.c_double, "llaisysBenchProbe", self.handle, PROBES[name]))
 
     def replay_seconds(self, calls: Callable[[], Any], repeats: int) -> float:
         """Seconds per replay of the work that `calls` launches, captured as a graph and replayed
@@ -167,9 +163,8 @@ class Stream(Handle):
 
     def parallel_region_seconds(self, count: int) -> float:
         """Seconds for `count` empty parallel regions."""
-        value = ctypes.c_double()
-        check(lib().llaisysBenchParallelRegion(self.handle, count, ctypes.byref(value)))
-        return value.value
+        arguments = (self.handle, count)
+        return float(output_of(ctypes.c_double, "llaisysBenchParallelRegion", *arguments))
 
 
 class Tensor(Handle):
@@ -180,25 +175,14 @@ class Tensor(Handle):
     @classmethod
     def create(cls, shape: Sequence[int], dtype: str, device: str = "cpu") -> Tensor:
         """A zeroed tensor on the first device of this kind."""
-        result = ctypes.c_void_p()
-        code, on = dtype_code(dtype), device_code(device)
-        check(
-            lib().llaisysTensorCreate(_sizes(shape), len(shape), code, on, 0, ctypes.byref(result))
-        )
-        return cls(result.value or 0)
+        arguments = (_sizes(shape), len(shape), dtype_code(dtype), device_code(device), 0)
+        return cls(output_of(ctypes.c_void_p, "llaisysTensorCreate", *arguments))
 
     @classmethod
     def map(cls, path: str, offset: int, shape: Sequence[int], dtype: str) -> Tensor:
         """A tensor over the mapped bytes of a file from `offset` on."""
-        result = ctypes.c_void_p()
-        code = dtype_code(dtype)
-        encoded = str(path).encode()
-        check(
-            lib().llaisysTensorMap(
-                encoded, offset, _sizes(shape), len(shape), code, ctypes.byref(result)
-            )
-        )
-        return cls(result.value or 0)
+        arguments = (str(path).encode(), offset, _sizes(shape), len(shape), dtype_code(dtype))
+        return cls(output_of(ctypes.c_void_p, "llaisysTensorMap", *arguments))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -242,9 +226,7 @@ class Tensor(Handle):
         check(lib().llaisysTensorStore(self.handle, address, n_bytes))
 
     def _derived(self, function: str, *arguments: Any) -> Tensor:
-        result = ctypes.c_void_p()
-        check(getattr(lib(), function)(self.handle, *arguments, ctypes.byref(result)))
-        return Tensor(result.value or 0)
+        return Tensor(output_of(ctypes.c_void_p, function, self.handle, *arguments))
 
     def view(self, shape: Sequence[int]) -> Tensor:
         return self._derived("llaisysTensorView", _sizes(shape), len(shape))
@@ -270,7 +252,6 @@ class LinearWeight(Handle):
     _destroy = "llaisysLinearWeightDestroy"
 
     def __init__(self, tensor: Tensor, stream: Stream | None = None) -> None:
-        result = ctypes.c_void_p()
         on = stream.handle if stream is not None else None
-        check(lib().llaisysLinearWeightCreate(on, tensor.handle, ctypes.byref(result)))
-        super().__init__(result.value or 0)
+        arguments = (on, tensor.handle)
+        super().__init__(output_of(ctypes.c_void_p, "llaisysLinearWeightCreate", *arguments))

@@ -7,7 +7,7 @@ import ctypes
 from collections.abc import Sequence
 
 from llaisys.libllaisys import types
-from llaisys.libllaisys.handles import Handle, Tensor
+from llaisys.libllaisys.handles import Handle, Tensor, output_of
 from llaisys.libllaisys.infer_types import (
     LlaisysLogprobs,
     LlaisysSamplingMetadata,
@@ -64,18 +64,15 @@ class Model(Handle):
 
     def lora_bytes(self, max_loras: int, max_rank: int) -> int:
         """Device bytes that `reserve_lora` allocates."""
-        size = ctypes.c_int64()
-        code = lib().llaisysModelLoraBytes(self.handle, max_loras, max_rank, ctypes.byref(size))
-        check(code)
-        return size.value
+        arguments = (self.handle, max_loras, max_rank)
+        return int(output_of(ctypes.c_int64, "llaisysModelLoraBytes", *arguments))
 
     def set_lora(
         self, slot: int, field: str, layer: int, a: Tensor, b: Tensor, scale: float
     ) -> None:
         """Copy A [rank, in] and B [out, rank] of one linear weight into a slot."""
-        name = field.encode()
-        code = lib().llaisysModelSetLora(self.handle, slot, name, layer, a.handle, b.handle, scale)
-        check(code)
+        arguments = (slot, field.encode(), layer, a.handle, b.handle, scale)
+        check(lib().llaisysModelSetLora(self.handle, *arguments))
 
     def clear_lora(self, slot: int) -> None:
         """Empty a slot."""
@@ -186,13 +183,10 @@ class Model(Handle):
 
     def sample_counts(self) -> tuple[int, int]:
         """Rows sampled on the device, and on the host from whole logits rows."""
-        on_device, on_host = ctypes.c_int64(), ctypes.c_int64()
-        check(
-            lib().llaisysModelSampleCounts(
-                self.handle, ctypes.byref(on_device), ctypes.byref(on_host)
-            )
-        )
-        return on_device.value, on_host.value
+        on_device = ctypes.c_int64()
+        arguments = (self.handle, ctypes.byref(on_device))
+        on_host = output_of(ctypes.c_int64, "llaisysModelSampleCounts", *arguments)
+        return on_device.value, on_host
 
     def kv_stats(self) -> LlaisysKvStats:
         stats = LlaisysKvStats(struct_size=ctypes.sizeof(LlaisysKvStats))
