@@ -7,19 +7,26 @@ memory and in which slot is decided by the engine core.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
+from typing import Any
 
 from llaisys.common.errors import LlaisysError, ModelLoadError
 from llaisys.common.lora import LoraLoad, LoraState
 from llaisys.common.parallel import ParallelConfig
-from llaisys.models.base import ModelAdapter
-from llaisys.models.families.model_config import ModelConfig
+from llaisys.common.progress import report
+from llaisys.engine.config import LoraConfig
+from llaisys.models.base import AdapterOptions, ModelAdapter
+from llaisys.models.device import MemoryNeeds
+from llaisys.models.families.model_config import ModelConfig, decoder_config
 from llaisys.models.lora import LoraFiles, LoraWeights, open_lora, read_lora
 
 logger = logging.getLogger("llaisys.engine")
 
+MAX_LORA_RANK = 256  # as LoraConfig
 LORA_METHODS = ("open", "read", "evict", "drop", "state", "error")  # of LoraStore, for the engine
 
 
@@ -162,3 +169,55 @@ def open_checked(path: str, base: ModelConfig, max_rank: int) -> LoraFiles:
             f"{files.where}: the adapter has rank {files.rank}; max_lora_rank is {max_rank}"
         )
     return files
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedLoras:
+    """The adapters of `lora_modules` with open headers, and the device slots."""
+
+    files: tuple[LoraFiles, ...]
+    num_slots: int
+    max_rank: int
+    memory_needs: MemoryNeeds  # of the slots
+
+
+def open_loras(
+    config: LoraConfig, adapter_class: type[ModelAdapter], checkpoint: Any, options: AdapterOptions
+) -> OpenedLoras | None:
+    """Open the adapters of `lora_modules`; None: adapters are off."""
+    if not config.is_enabled:
+        return None
+    adapter_class.lora_bytes(checkpoint, options, 1, 1)  # refuses models without adapters
+    files = []
+    for module in config.lora_modules:
+        with _named(module.name):
+            largest = config.max_lora_rank or MAX_LORA_RANK
+            files.append(open_checked(module.path, decoder_config(checkpoint), largest))
+    rank = config.max_rank(max((found.rank for found in files), default=0))
+    size = adapter_class.lora_bytes(checkpoint, options, config.num_slots, rank)
+    return OpenedLoras(tuple(files), config.num_slots, rank, MemoryNeeds(size, 0, 0))
+
+
+def load_loras(
+    opened: OpenedLoras, config: LoraConfig, checkpoint: Any, parallel: ParallelConfig
+) -> LoraStore:
+    """Return a store with the adapters of `lora_modules`, numbered from 1."""
+    store = LoraStore(decoder_config(checkpoint), parallel, opened.max_rank)
+    try:
+        for number, files in enumerate(opened.files, 1):
+            report("loading adapters", number - 1, len(opened.files))
+            with _named(config.lora_modules[number - 1].name):
+                store.add(number, files, read=number <= config.num_host)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Add the name of an adapter to a ModelLoadError."""
+    try:
+        yield
+    except ModelLoadError as error:
+        raise ModelLoadError(f"LoRA adapter {name!r}: {error}") from error

@@ -20,12 +20,12 @@ from llaisys.common.sampling import NEUTRAL
 from llaisys.common.types import ModelInfo
 from llaisys.common.validation import check_int, invalid_value
 from llaisys.engine.config import EngineConfig, SpeculativeConfig
+from llaisys.engine.worker.lora_store import OpenedLoras, open_loras
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.device import MemoryNeeds, is_gpu, kv_budget
 
 if TYPE_CHECKING:
     from llaisys.models.loading.checkpoint import Checkpoint
-    from llaisys.models.lora import LoraFiles
 
 DEFAULT_KV_TOKENS = 32768  # capacity of the KV cache without an option, memory permitting
 DEFAULT_KV_FRACTION = 0.4  # of the available memory
@@ -34,20 +34,9 @@ MAX_GPU_BLOCKS = 1 << 16  # bounds the bookkeeping of the block manager
 MAX_KV_SLOTS = 1 << 25  # limit of the native library
 MAX_HOST_BLOCKS = 1 << 20
 TRANSFER_FRACTION = 1 / 8  # of the available memory, for blocks that move between engines
-MAX_LORA_RANK = 256  # as LoraConfig
 logger = logging.getLogger("llaisys.engine")
 
 MODELS_WITHOUT_FILES = ("mock",)
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedLoras:
-    """The adapters of `lora_modules` with open headers, and the device slots."""
-
-    files: tuple[LoraFiles, ...]
-    num_slots: int
-    max_rank: int
-    memory_needs: MemoryNeeds  # of the slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +80,7 @@ def open_model(
         both = per_token + (0 if draft is None else draft.kv_bytes_per_token)
         seqs = config.scheduler.max_num_seqs
         needs = adapter_class.memory_needs(checkpoint, options, seqs)
-        loras = _open_loras(config, adapter_class, checkpoint, options)
+        loras = open_loras(config.lora, adapter_class, checkpoint, options)
         if loras is not None:
             needs += loras.memory_needs
         if draft is not None:
@@ -133,34 +122,6 @@ def _blocks_of_step(config: EngineConfig) -> int:
     """Return the KV blocks of the largest step: an encoder keeps nothing between steps."""
     tokens, size = config.scheduler.max_num_batched_tokens, config.cache.block_size
     return -(-tokens // size) + config.scheduler.max_num_seqs
-
-
-def _open_loras(
-    config: EngineConfig,
-    adapter_class: type[ModelAdapter],
-    checkpoint: Checkpoint | None,
-    options: AdapterOptions,
-) -> OpenedLoras | None:
-    """Open the adapters of `lora_modules`; None: adapters are off."""
-    lora = config.lora
-    if not lora.is_enabled:
-        return None
-    adapter_class.lora_bytes(checkpoint, options, 1, 1)  # refuses models without adapters
-    from llaisys.engine.worker.lora_store import open_checked
-    from llaisys.models.families.model_config import decoder_config
-
-    assert checkpoint is not None
-    files = []
-    for module in lora.lora_modules:
-        try:
-            largest = lora.max_lora_rank or MAX_LORA_RANK
-            files.append(open_checked(module.path, decoder_config(checkpoint), largest))
-        except ModelLoadError as error:
-            raise ModelLoadError(f"LoRA adapter {module.name!r}: {error}") from error
-    rank = lora.max_rank(max((found.rank for found in files), default=0))
-    slots = lora.num_slots
-    size = adapter_class.lora_bytes(checkpoint, options, slots, rank)
-    return OpenedLoras(tuple(files), slots, rank, MemoryNeeds(size, 0, 0))
 
 
 def _open_draft(

@@ -25,9 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from llaisys.common.errors import ClosedError, InvalidInputError, ModelLoadError
+from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.common.numa import bind_to_cores, format_cpus
-from llaisys.common.progress import report
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput, TokenMasks
 from llaisys.common.types import (
     BlockCopy,
@@ -42,7 +41,7 @@ from llaisys.engine.worker.batch_updater import BatchUpdater, swap_blocks
 from llaisys.engine.worker.drafting import Drafter, load_drafter
 from llaisys.engine.worker.in_flight import InFlightStep, InFlightSteps
 from llaisys.engine.worker.input_batch import InputBatch
-from llaisys.engine.worker.lora_store import LORA_METHODS, LoraStore
+from llaisys.engine.worker.lora_store import LORA_METHODS, LoraStore, load_loras
 from llaisys.engine.worker.model_opening import OpenedModel, describe, device_ids, open_model
 from llaisys.engine.worker.pooling import read_pooled
 from llaisys.engine.worker.prompt_logprobs import prompt_logprobs
@@ -54,7 +53,6 @@ from llaisys.engine.worker.timers import StageTimers
 from llaisys.engine.worker.warmup import capture_steps, full_step, graph_rows, verification_rows
 from llaisys.models.base import ModelAdapter
 from llaisys.models.device import GpuMonitor, is_gpu, open_device, warn_if_cublaslt_missing
-from llaisys.models.families.model_config import decoder_config
 
 logger = logging.getLogger("llaisys.engine")
 
@@ -133,7 +131,8 @@ class Worker:
             adapter.reserve_host_blocks(opened.num_host_blocks, self._host_file)
         self.info = describe(opened, adapter, self.config)
         if opened.loras is not None:
-            self._loras = self._load_loras(opened, adapter)
+            adapter.reserve_loras(opened.loras.num_slots, opened.loras.max_rank)
+            self._loras = load_loras(opened.loras, self.config.lora, checkpoint, options.parallel)
         self._make_buffers(adapter, self.info)
         speculative = self.config.speculative
         if opened.draft is not None and speculative is not None:
@@ -158,24 +157,6 @@ class Worker:
             format_cpus(os.sched_getaffinity(0)),
         )
         return self.info
-
-    def _load_loras(self, opened: OpenedModel, adapter: ModelAdapter) -> LoraStore:
-        """Reserve the device slots and read the adapters of `lora_modules`, numbered from 1."""
-        loras, config = opened.loras, self.config.lora
-        assert loras is not None
-        adapter.reserve_loras(loras.num_slots, loras.max_rank)
-        base = decoder_config(opened.checkpoint)
-        store = LoraStore(base, opened.options.parallel, loras.max_rank)
-        for number, (files, module) in enumerate(
-            zip(loras.files, config.lora_modules, strict=True), 1
-        ):
-            report("loading adapters", number - 1, len(loras.files))
-            try:
-                store.add(number, files, read=number <= config.num_host)
-            except ModelLoadError as error:
-                store.close()
-                raise ModelLoadError(f"LoRA adapter {module.name!r}: {error}") from error
-        return store
 
     def _make_buffers(self, adapter: ModelAdapter, info: ModelInfo) -> None:
         scheduler = self.config.scheduler
@@ -270,18 +251,10 @@ class Worker:
         collected. Needs `can_launch` and a plan without drafts that does not need sync; at most one
         other step may be in flight. In a pipeline, steps in flight have different sequences that
         sample, and `queued` has no effect."""
-        if self._has_stages:
-            self._execute_stage(plan)
-        elif queued:
-            self._buffers, self._spare_buffers = self._spare_buffers, self._buffers
-            self._sampling.set_masks(None, self._batch.row_of)
-            with self._timers["prepare_step_inputs"]:
-                step = self.prepare_step_inputs(plan)
-            self._in_flight.add(self._launch(plan, step))
-            if self._drafter is not None:
-                self._drafter.skip(plan)
+        if self._has_stages and self._is_last_stage:
+            self._planned.append(plan)
         else:
-            self._in_flight.add(InFlightStep(plan, *self._compute_step(plan)))
+            self._in_flight.add(self._start(plan, queued and not self._has_stages))
         self._timers.num_steps += 1
 
     def sample_tokens(
@@ -306,34 +279,50 @@ class Worker:
         """Steps that the last stage of a pipeline has not computed; others may wait for it."""
         return len(self._planned)
 
-    def _execute_stage(self, plan: SchedulerOutputs) -> None:
-        if self._is_last_stage:
-            self._planned.append(plan)
-            return
-        step, forward = self._compute_stage(plan)
-        self._in_flight.add(
-            InFlightStep(
-                *(plan, step, forward),
-                seq_ids=self._sampler.seq_ids(step.sampling),
-                generations=self._batch.generations[step.sampling.rows],
-                num_released=self._batch.num_released,
-            )
-        )
-
     def _run_planned(self, step_id: int | None) -> None:
         """Compute the planned steps up to this one, or the oldest one."""
         while self._planned:
             plan = self._planned.popleft()
-            self._in_flight.add(InFlightStep(plan, *self._compute_stage(plan)))
+            self._in_flight.add(self._start(plan, queued=False))
             if step_id in (None, plan.step_id):
                 return
 
-    def _compute_stage(self, plan: SchedulerOutputs) -> tuple[PreparedStep, ForwardOutput]:
-        """Compute a step of a pipeline. A stage that rejects it leaves the others out of step."""
+    def _start(self, plan: SchedulerOutputs, queued: bool) -> InFlightStep:
+        """Apply a plan and launch its step. In a pipeline, a stage that rejects it leaves the
+        others out of step."""
+        if queued:
+            self._buffers, self._spare_buffers = self._spare_buffers, self._buffers
+            self._sampling.set_masks(None, self._batch.row_of)
+            if self._drafter is not None:
+                self._drafter.skip(plan)
         try:
-            return self._compute_step(plan)
+            with self._timers["prepare_step_inputs"]:
+                step = self.prepare_step_inputs(plan)
+            return self._launch(plan, step, queued)
         except InvalidInputError as error:
+            if not self._has_stages:
+                raise
             raise RuntimeError(f"the stage rejected step {plan.step_id}: {error}") from error
+
+    def _launch(self, plan: SchedulerOutputs, step: PreparedStep, queued: bool) -> InFlightStep:
+        with self._timers["build_attention_metadata"]:
+            attention = self.build_attention_metadata(step)
+        launched = InFlightStep(plan, step)
+        if queued or not self._is_last_stage:  # its tokens are stored when it is collected
+            rows = step.sampling.rows
+            launched.seq_ids = self._sampler.seq_ids(step.sampling)
+            launched.generations = self._batch.generations[rows]
+            launched.num_released = self._batch.num_released
+        if queued:
+            with self._timers["sample"]:
+                sampling = self._sampler.metadata(step.sampling, np.arange(len(rows)))
+            launched.logprob_rows = self._sampling.logprob_rows(rows)
+            launched.arrays = (attention, sampling)
+            launched.ticket = self._open_adapter().launch(step, attention, sampling)
+        else:
+            with self._timers["run_model_forward"]:
+                launched.forward = self.run_model_forward(step, attention)
+        return launched
 
     def store_tokens(self, step_id: int, sampled: Mapping[int, Sequence[int]]) -> None:
         """Store the tokens that the last stage has sampled, by sequence."""
@@ -341,23 +330,6 @@ class Worker:
         # A sequence without a token has failed, or computes its last token again.
         tokens = [next(iter(sampled.get(seq_id, ())), 0) for seq_id in launched.seq_ids]
         self._in_flight.store_tokens(launched, np.array(tokens, np.int64))
-
-    def _launch(self, plan: SchedulerOutputs, step: PreparedStep) -> InFlightStep:
-        with self._timers["build_attention_metadata"]:
-            attention = self.build_attention_metadata(step)
-        batch = step.sampling
-        with self._timers["sample"]:
-            sampling = self._sampler.metadata(batch, np.arange(len(batch.rows)))
-        return InFlightStep(
-            plan=plan,
-            step=step,
-            ticket=self._open_adapter().launch(step, attention, sampling),
-            seq_ids=self._sampler.seq_ids(batch),
-            generations=self._batch.generations[batch.rows],
-            num_released=self._batch.num_released,
-            logprob_rows=self._sampling.logprob_rows(batch.rows),
-            arrays=(attention, sampling),
-        )
 
     def _collect(self, launched: InFlightStep) -> StepOutput:
         """Return the output of a step that the device samples."""
@@ -397,7 +369,7 @@ class Worker:
                 self._open_adapter().collect(following.ticket)
                 plan = following.without(lost)
                 if plan.batch_size:
-                    self._in_flight.add(self._launch(plan, self._buffers.fill_tokens(plan)))
+                    self._in_flight.add(self._launch(plan, self._buffers.fill_tokens(plan), True))
                 else:
                     self._in_flight.add(replace(following, plan=plan))
 
@@ -410,14 +382,6 @@ class Worker:
             if not is_present:
                 output.sampled[seq_id] = []
         return output
-
-    def _compute_step(self, plan: SchedulerOutputs) -> tuple[PreparedStep, ForwardOutput]:
-        with self._timers["prepare_step_inputs"]:
-            step = self.prepare_step_inputs(plan)
-        with self._timers["build_attention_metadata"]:
-            attention = self.build_attention_metadata(step)
-        with self._timers["run_model_forward"]:
-            return step, self.run_model_forward(step, attention)
 
     def _sample_step(
         self,
@@ -450,20 +414,21 @@ class Worker:
         self, plan: SchedulerOutputs, forward: ForwardOutput, batch: SamplingBatch
     ) -> StepOutput:
         """Sample a token per sequence, then the next one after each accepted draft token."""
-        with self._timers["sample"]:
-            result = self.sample(forward, batch)
-        with self._timers["postprocess"]:
-            accepted = self._sampler.accepted(result)
-            output = self.postprocess(plan, result)
-        while accepted is not None and accepted.any():
-            batch = result.batch.next_tokens(accepted)
-            self._sampling.advance_masks(batch.rows)
+        output: StepOutput | None = None
+        while True:
             with self._timers["sample"]:
                 result = self.sample(forward, batch)
             with self._timers["postprocess"]:
                 accepted = self._sampler.accepted(result)
-                output.extend(self.postprocess(plan, result))
-        return output
+                found = self.postprocess(plan, result)
+            if output is None:
+                output = found
+            else:
+                output.extend(found)
+            if accepted is None or not accepted.any():
+                return output
+            batch = result.batch.next_tokens(accepted)
+            self._sampling.advance_masks(batch.rows)
 
     def prepare_step_inputs(self, plan: SchedulerOutputs) -> PreparedStep:
         self._updater.update(self._open_adapter(), plan)
