@@ -16,6 +16,7 @@ from test_async_scheduling import SMALL, assert_same, run_random
 from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.engine.config import ParallelConfig
 from llaisys.engine.executor import Executor
+from llaisys.engine.executor.local import LocalRank
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.engine.worker import Worker
 
@@ -25,7 +26,7 @@ class StagesExecutor(Executor):
 
     def _init_executor(self) -> None:
         stages = self.config.parallel.pipeline_parallel_size
-        self.worker = Worker(self.config, 0, 0)
+        self._driver = LocalRank(Worker(self.config, 0, 0))
         self.first = Worker(self.config, stages - 1, stages - 1)
         self.model_info = self.worker.load_model()
         self.first.load_model()
@@ -47,9 +48,6 @@ class StagesExecutor(Executor):
         return output
 
     def _call(self, method: str, *_: Any) -> list[Any]:
-        raise NotImplementedError
-
-    def _call_driver(self, method: str, *_: Any) -> Any:
         raise NotImplementedError
 
     def shutdown(self) -> None:

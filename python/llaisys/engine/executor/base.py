@@ -21,25 +21,15 @@ from llaisys.common.types import (
 )
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.executor.device_choice import resolve_device
+from llaisys.engine.executor.local import (
+    ExecutorTimeoutError,
+    LocalRank,
+    WorkerError,
+    WorkerLostError,
+)
+from llaisys.engine.worker import Worker
 
 logger = logging.getLogger("llaisys.engine")
-
-
-class WorkerError(LlaisysError, RuntimeError):
-    """A worker raised; the cause is chained. The requests are unchanged."""
-
-    def __init__(self, message: str, rank: int, local_rank: int) -> None:
-        super().__init__(f"worker rank {rank} (local rank {local_rank}): {message}")
-        self.rank = rank
-        self.local_rank = local_rank
-
-
-class WorkerLostError(LlaisysError, RuntimeError):
-    """A worker is lost; the engine cannot continue."""
-
-
-class ExecutorTimeoutError(LlaisysError, TimeoutError):
-    """A worker did not reply in time; it may still be busy."""
 
 
 @dataclass(slots=True)
@@ -56,6 +46,7 @@ class Executor(ABC):
         self.config = resolve_device(config) if config.device == "auto" else config
         self.stats = ExecutorStats()
         self.model_info: ModelInfo
+        self._driver: LocalRank
         self._closed = False
         self._init_executor()
 
@@ -70,9 +61,14 @@ class Executor(ABC):
         """Return the executor class of `distributed_executor_backend`."""
         return Executor._kinds[config.parallel.distributed_executor_backend]
 
+    @property
+    def worker(self) -> Worker:
+        """The worker of the driver rank, which is in this process."""
+        return self._driver.worker
+
     @abstractmethod
     def _init_executor(self) -> None:
-        """Create the workers, load the model, set `model_info`."""
+        """Create the workers, load the model, set `_driver` and `model_info`."""
 
     def collective_rpc(
         self,
@@ -107,9 +103,20 @@ class Executor(ABC):
             )
             return drafts
 
-    @abstractmethod
-    def _call_driver(self, method: str, timeout: float | None, args: tuple[Any, ...]) -> Any:
+    def _call_driver(
+        self,
+        method: str,
+        timeout: float | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         """Call a method of the driver rank only."""
+        try:
+            return self._driver.call(method, timeout, args, kwargs or {})
+        except ExecutorTimeoutError:
+            raise
+        except Exception as error:
+            raise WorkerError.of(method, self.worker, error) from error
 
     @abstractmethod
     def _call(
@@ -158,7 +165,7 @@ class Executor(ABC):
     @property
     def can_launch(self) -> bool:
         """Whether `execute_model` supports `queued`."""
-        return False
+        return self.config.step_timeout is None and self.worker.can_launch
 
     @abstractmethod
     def execute_model(self, outputs: SchedulerOutputs, queued: bool = False) -> None:

@@ -19,13 +19,13 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.step import TokenMasks
 from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.engine.config import EngineConfig
-from llaisys.engine.executor.base import (
-    Executor,
+from llaisys.engine.executor.base import Executor
+from llaisys.engine.executor.local import (
     ExecutorTimeoutError,
+    LocalRank,
     WorkerError,
     WorkerLostError,
 )
-from llaisys.engine.executor.local import LocalRank
 from llaisys.engine.executor.messages import Answer, Call
 from llaisys.engine.wire import encode_masks, encode_plan
 from llaisys.engine.worker import Worker
@@ -59,7 +59,6 @@ class DriverExecutor(Executor):
     """WorkerLostError when a rank is lost or ranks sample different tokens."""
 
     _children: Sequence[RemoteRank]
-    _driver: LocalRank
 
     def _init_executor(self) -> None:
         self._children = []
@@ -88,11 +87,6 @@ class DriverExecutor(Executor):
         self._driver = LocalRank(
             Worker(config, 0, 0, distributed_init_method=init_method, is_driver_worker=True)
         )
-        self.worker = self._driver.worker
-
-    @property
-    def can_launch(self) -> bool:
-        return self.config.step_timeout is None and self.worker.can_launch
 
     def execute_model(self, outputs: SchedulerOutputs, queued: bool = False) -> None:
         """Launch the step on every rank without waiting for the others."""
@@ -173,20 +167,6 @@ class DriverExecutor(Executor):
             for child in self._upstream:
                 child.check_alive()
             time.sleep(EXIT_SECONDS / 50)
-
-    def _call_driver(
-        self,
-        method: str,
-        timeout: float | None,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        try:
-            return self._driver.call(method, timeout, args, kwargs or {})
-        except ExecutorTimeoutError:
-            raise
-        except Exception as error:
-            raise WorkerError(f"{method}: {type(error).__name__}: {error}", 0, 0) from error
 
     def _next_serial(self) -> int:
         self._serial += 1

@@ -1,4 +1,4 @@
-"""A worker in this process, called directly or in its own thread."""
+"""A worker in this process, called directly or in its own thread, and the errors of workers."""
 
 from __future__ import annotations
 
@@ -7,8 +7,30 @@ from concurrent.futures import wait as wait_for
 from contextvars import copy_context
 from typing import Any
 
-from llaisys.engine.executor.base import ExecutorTimeoutError
+from llaisys.common.errors import LlaisysError
 from llaisys.engine.worker import Worker
+
+
+class WorkerError(LlaisysError, RuntimeError):
+    """A worker raised; the cause is chained. The requests are unchanged."""
+
+    def __init__(self, message: str, rank: int, local_rank: int) -> None:
+        super().__init__(f"worker rank {rank} (local rank {local_rank}): {message}")
+        self.rank = rank
+        self.local_rank = local_rank
+
+    @classmethod
+    def of(cls, method: str, worker: Worker, cause: Exception) -> WorkerError:
+        message = f"{method}: {type(cause).__name__}: {cause}"
+        return cls(message, worker.rank, worker.local_rank)
+
+
+class WorkerLostError(LlaisysError, RuntimeError):
+    """A worker is lost; the engine cannot continue."""
+
+
+class ExecutorTimeoutError(LlaisysError, TimeoutError):
+    """A worker did not reply in time; it may still be busy."""
 
 
 class LocalRank:

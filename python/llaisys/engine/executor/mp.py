@@ -11,8 +11,8 @@ import zmq
 
 from llaisys.common.logs import format_name, level_name
 from llaisys.common.parallel import ParallelConfig
-from llaisys.engine.executor.base import WorkerLostError
 from llaisys.engine.executor.driver import DriverExecutor, close_if_same
+from llaisys.engine.executor.local import WorkerLostError
 from llaisys.engine.executor.messages import Answer, Call, decode_answer
 from llaisys.processes.channel import Context, bind_receiver, connect_sender, encode
 from llaisys.processes.child import ChildProcess

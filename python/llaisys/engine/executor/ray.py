@@ -23,8 +23,8 @@ from typing import Any
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.logs import format_name, level_name
 from llaisys.engine.config import EngineConfig
-from llaisys.engine.executor.base import WorkerLostError
 from llaisys.engine.executor.driver import DriverExecutor, close_if_same
+from llaisys.engine.executor.local import WorkerLostError
 from llaisys.engine.executor.messages import Answer, Call, decode_answer
 from llaisys.engine.executor.ray_rank import (
     Place,

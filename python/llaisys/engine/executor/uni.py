@@ -12,13 +12,13 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.step import TokenMasks
 from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.common.validation import invalid_value
-from llaisys.engine.executor.base import (
-    Executor,
+from llaisys.engine.executor.base import Executor
+from llaisys.engine.executor.local import (
     ExecutorTimeoutError,
+    LocalRank,
     WorkerError,
     WorkerLostError,
 )
-from llaisys.engine.executor.local import LocalRank
 from llaisys.engine.worker import Worker
 
 GRACE = 5.0  # seconds in which ranks that wait for a failed one return
@@ -53,7 +53,7 @@ class UniProcExecutor(Executor, backend="uni"):
             )
             for rank in range(first, first + size)
         ]
-        self.worker = self._ranks[0].worker
+        self._driver = self._ranks[0]
         try:
             self._load_models()
         except BaseException:
@@ -72,10 +72,6 @@ class UniProcExecutor(Executor, backend="uni"):
     def _is_direct(self) -> bool:
         """Whether there is one rank, called in the caller's thread."""
         return len(self._ranks) == 1 and self.config.step_timeout is None
-
-    @property
-    def can_launch(self) -> bool:
-        return self.config.step_timeout is None and self.worker.can_launch
 
     def execute_model(self, outputs: SchedulerOutputs, queued: bool = False) -> None:
         if self._is_direct:
@@ -102,7 +98,7 @@ class UniProcExecutor(Executor, backend="uni"):
             return getattr(self.worker, method)(*args)
         except Exception as error:
             self.stats.worker_errors += 1
-            raise _worker_error(method, self.worker, error) from error
+            raise WorkerError.of(method, self.worker, error) from error
 
     def _call(
         self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -110,20 +106,6 @@ class UniProcExecutor(Executor, backend="uni"):
         if len(self._ranks) > 1:
             return self._call_all(method, timeout, args, kwargs)
         return [self._call_driver(method, timeout, args, kwargs)]
-
-    def _call_driver(
-        self,
-        method: str,
-        timeout: float | None,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        try:
-            return self._ranks[0].call(method, timeout, args, kwargs or {})
-        except ExecutorTimeoutError:
-            raise
-        except Exception as error:
-            raise _worker_error(method, self.worker, error) from error
 
     def _call_all(
         self, method: str, timeout: float | None, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -148,7 +130,7 @@ class UniProcExecutor(Executor, backend="uni"):
         is_shared = len(errors) == len(futures) and all(
             isinstance(error, InvalidInputError) for error in errors
         )
-        error = _worker_error(method, self._ranks[first].worker, cause)
+        error = WorkerError.of(method, self._ranks[first].worker, cause)
         raise (error if is_shared else WorkerLostError(str(error))) from cause
 
     def _release_waiting(self, futures: list[Future[Any]], failed: int) -> None:
@@ -164,7 +146,3 @@ class UniProcExecutor(Executor, backend="uni"):
         # A busy rank may wait for others: close it last.
         for rank in sorted(self._ranks, key=lambda rank: rank.is_busy):
             rank.close()
-
-
-def _worker_error(method: str, worker: Worker, cause: Exception) -> WorkerError:
-    return WorkerError(f"{method}: {type(cause).__name__}: {cause}", worker.rank, worker.local_rank)
