@@ -144,7 +144,7 @@ class EngineCore:
                 return
             is_alone = overlaps and self._needs_sync(plan)
             queued = overlaps and not is_alone and not plan.draft_token_ids
-            if not self._launch(plan, start, queued, is_alone):
+            if not self._launch(plan, start, queued):
                 return
             if is_alone:
                 self._collect_oldest()
@@ -170,11 +170,11 @@ class EngineCore:
             return bool(self._in_flight)
         return self.speculator is not None and self.speculator.needs_sync(plan)
 
-    def _launch(self, plan: SchedulerOutputs, start: float, queued: bool, is_alone: bool) -> bool:
-        """Launch a step; False when it failed. `queued`: another step may be launched before this
-        one is collected. `is_alone`: collect all others first."""
+    def _launch(self, plan: SchedulerOutputs, start: float, queued: bool) -> bool:
+        """Launch a step; False when it failed. `queued`: others may be in flight beside it;
+        otherwise they are collected first."""
         try:
-            while is_alone and self._in_flight:
+            while self._in_flight and not queued:
                 self._collect_oldest()
             masks = self.structured.request_masks(plan)
             self.executor.execute_model(plan, queued)

@@ -72,13 +72,10 @@ class AcceptanceTracker:
 
     def next_length(self, price: float, most: int) -> int:
         """Return the length of the draft for the next step; 0: none."""
-        length = best_length(self.rate, price, most)
-        if self.pause:
-            self.pause -= 1
-            return 0 if self.pause else max(1, length)
-        if not length:
-            self.pause = MAX_PAUSE
-        return length
+        if not self.is_due(price, most):
+            return 0
+        self.pause = 0
+        return max(1, best_length(self.rate, price, most))
 
 
 class Speculator:
@@ -107,13 +104,12 @@ class Speculator:
             if room < 1 or request.num_tokens - request.num_computed_tokens != 1:
                 continue
             tracker = self._trackers.get(request.seq_id)
-            if tracker is None:
-                tracker = self._trackers[request.seq_id] = AcceptanceTracker(
-                    self.proposer.is_steady
-                )
-                length = tracker.next_length(self.costs.first_price(count), most)
-            else:
+            if tracker is not None:
                 length = tracker.next_length(price, most)
+            else:
+                tracker = AcceptanceTracker(self.proposer.is_steady)
+                self._trackers[request.seq_id] = tracker
+                length = tracker.next_length(self.costs.first_price(count), most)
             if length:
                 requests.append(request)
                 counts.append(min(room, most if self.proposer.limits_length else length))

@@ -85,11 +85,7 @@ def open_model(
             needs += loras.memory_needs
         if draft is not None:
             needs += draft.memory_needs(seqs)
-        if is_gpu(config.device) and config.cache.num_kv_blocks is None:
-            device_id = options.device_ids[local_rank]
-            blocks = _blocks_of_gpu(config, device_id, needs, both)
-        else:
-            blocks = _affordable_blocks(config, checkpoint, both, needs)
+        blocks = _kv_blocks(config, options.device_ids[local_rank], checkpoint, both, needs)
         if getattr(checkpoint and checkpoint.config, "encoder", None) is not None:
             _check_encoder(config, model_type)
             blocks = min(blocks, _blocks_of_step(config))
@@ -335,56 +331,54 @@ def _adapter_options(
     )
 
 
-def _blocks_of_gpu(
-    config: EngineConfig, device_id: int, needs: MemoryNeeds, bytes_per_token: int
-) -> int:
-    """Return the requested KV blocks, or those that fit into GPU memory beside the model."""
-    cache = config.cache
-    block_bytes = max(1, bytes_per_token) * cache.block_size
-    share = cache.gpu_memory_utilization / config.parallel.ranks_per_device
-    budget = kv_budget(config.device, device_id, share, needs)
-    requested = cache.kv_cache_memory_bytes if cache.kv_cache_memory_bytes is not None else budget
-    if requested > budget or requested < block_bytes:
-        raise invalid_value(
-            "kv_cache_memory_bytes",
-            requested,
-            f"from {block_bytes}, one block of {cache.block_size} tokens, to {budget}, the bytes "
-            f"that the GPU has beside {needs.total} for the model; device cpu uses CPU memory",
-        )
-    return int(min(requested // block_bytes, MAX_GPU_BLOCKS))
-
-
-def _affordable_blocks(
-    config: EngineConfig, checkpoint: Checkpoint | None, bytes_per_token: int, needs: MemoryNeeds
+def _kv_blocks(
+    config: EngineConfig,
+    device_id: int,
+    checkpoint: Checkpoint | None,
+    bytes_per_token: int,
+    needs: MemoryNeeds,
 ) -> int:
     """Return the requested KV blocks, or those that fit into the memory of this rank beside the
     model."""
-    cache = config.cache
+    cache, on_gpu = config.cache, is_gpu(config.device)
     most = MAX_KV_SLOTS // cache.block_size
     if cache.num_kv_blocks is not None:
         return check_int("num_kv_blocks", cache.num_kv_blocks, 1, most)
     block_bytes = max(1, bytes_per_token) * cache.block_size
-    if cache.kv_cache_memory_bytes is not None:
-        name, requested, available = (
+    if on_gpu:
+        share = cache.gpu_memory_utilization / config.parallel.ranks_per_device
+        available = kv_budget(config.device, device_id, share, needs)
+        owner = f"the GPU has beside {needs.total} for the model; device cpu uses CPU memory"
+        most = MAX_GPU_BLOCKS
+    else:
+        available, owner = available_memory(), "this machine has available"
+    requested = cache.kv_cache_memory_bytes
+    if requested is None and not on_gpu:
+        return _default_blocks(config, checkpoint, available, block_bytes, needs)
+    requested = available if requested is None else requested
+    if not block_bytes <= requested <= available:
+        raise invalid_value(
             "kv_cache_memory_bytes",
-            cache.kv_cache_memory_bytes,
-            available_memory(),
+            requested,
+            f"from {block_bytes}, one block of {cache.block_size} tokens, to {available}, the "
+            f"bytes that {owner}",
         )
-        if requested > available:
-            raise invalid_value(
-                name, requested, f"at most {available}, the bytes this machine has available"
-            )
-        if requested < block_bytes:
-            limit = f"at least {block_bytes}, one block of {cache.block_size} tokens"
-            raise invalid_value(name, requested, limit)
-        return min(requested // block_bytes, most)
+    return int(min(requested // block_bytes, most))
+
+
+def _default_blocks(
+    config: EngineConfig,
+    checkpoint: Checkpoint | None,
+    available: int,
+    block_bytes: int,
+    needs: MemoryNeeds,
+) -> int:
+    """Return the KV blocks of a rank on the CPU without an option; ranks divide the memory."""
     length = config.max_model_len or 0
     if checkpoint is not None and not length:
         length = min(checkpoint.config.max_position_embeddings, DEFAULT_KV_TOKENS)
-    requested = -(-max(length, DEFAULT_KV_TOKENS) // cache.block_size)
-    available = available_memory()
-    if not is_gpu(config.device):  # ranks divide the memory
-        available //= config.parallel.world_size
+    wanted = -(-max(length, DEFAULT_KV_TOKENS) // config.cache.block_size)
+    available //= config.parallel.world_size
     model = needs.weights + needs.activations + needs.logits
     if model > available:
         logger.warning(
@@ -392,31 +386,31 @@ def _affordable_blocks(
             *(model / (1 << 30), available / (1 << 30)),
         )
     budget = min(available * DEFAULT_KV_FRACTION, (available - model) * MAX_KV_FRACTION)
-    affordable = int(budget) // block_bytes
-    return max(1, min(requested, affordable))
+    return max(1, min(wanted, int(budget) // block_bytes))
 
 
 def _host_blocks(config: EngineConfig, bytes_per_token: int, num_blocks: int) -> int:
     """Return the host slots of this rank: an equal part of kv_offload. `num_blocks`: of the KV
     cache."""
-    cache, ranks = config.cache, config.parallel.world_size
-    if cache.kv_transfer != "off" and not cache.enable_prefix_caching:
-        raise invalid_value("kv_transfer", cache.kv_transfer, "off without the prefix cache")
-    if not cache.kv_offload and cache.kv_transfer != "off":
-        block_bytes = ranks * max(1, bytes_per_token) * cache.block_size
-        affordable = int(available_memory() * TRANSFER_FRACTION) // block_bytes
-        return max(1, min(num_blocks, affordable, MAX_HOST_BLOCKS))
-    if not cache.kv_offload:
+    cache = config.cache
+    if not cache.kv_offload and cache.kv_transfer == "off":
         return 0
-    if not cache.enable_prefix_caching:
-        raise invalid_value("kv_offload", cache.kv_offload, "0 without the prefix cache")
-    block_bytes = max(1, bytes_per_token) * cache.block_size
+    for name, value, off in (
+        ("kv_transfer", cache.kv_transfer, "off"),
+        ("kv_offload", cache.kv_offload, 0),
+    ):
+        if value != off and not cache.enable_prefix_caching:
+            raise invalid_value(name, value, f"{off} without the prefix cache")
     available = available_memory()
-    if not ranks * block_bytes <= cache.kv_offload <= available:
+    block_bytes = config.parallel.world_size * max(1, bytes_per_token) * cache.block_size
+    if not cache.kv_offload:
+        affordable = int(available * TRANSFER_FRACTION) // block_bytes
+        return max(1, min(num_blocks, affordable, MAX_HOST_BLOCKS))
+    if not block_bytes <= cache.kv_offload <= available:
         raise invalid_value(
             "kv_offload",
             cache.kv_offload,
-            f"0, or from {ranks * block_bytes}, one block of {cache.block_size} tokens, to "
-            f"{available}, the bytes this machine has available",
+            f"0, or from {block_bytes}, one block of {cache.block_size} tokens, to {available}, "
+            "the bytes this machine has available",
         )
-    return min(cache.kv_offload // (ranks * block_bytes), MAX_HOST_BLOCKS)
+    return min(cache.kv_offload // block_bytes, MAX_HOST_BLOCKS)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.common.step import AttentionMetadata
+from llaisys.common.step import AttentionMetadata, ModelStepInput
 
 
 @dataclass(slots=True, eq=False)
@@ -81,23 +81,33 @@ class DraftBlockTables:
                 f"of {self.num_blocks}"
             )
 
-    def attention(
+    def step(
         self,
         sequences: Sequence[DraftSequence],
+        starts: Sequence[int],
         ends: Sequence[int],
-        token_rows: NDArray[np.int64],
-        positions: NDArray[np.int64],
-    ) -> AttentionMetadata:
-        """Build the metadata of a step after which sequence i has `ends[i]` tokens. `token_rows`:
-        index of the sequence of each token."""
+        tokens: NDArray[np.int64],
+        samples: Sequence[bool],
+    ) -> tuple[ModelStepInput, AttentionMetadata]:
+        """Build a step that computes the tokens [starts[i], ends[i]) of sequence i, with the logits
+        of the last one when samples[i]. `tokens`: of all sequences, concatenated."""
+        last = np.array(ends, dtype=np.int64)
+        counts = last - np.array(starts, dtype=np.int64)
+        edges = counts.cumsum()
+        rows = np.arange(len(sequences)).repeat(counts)
+        positions = np.arange(len(tokens)) + (last - edges).repeat(counts)
+        mask = np.zeros(len(tokens), dtype=np.int8)
+        mask[edges[np.array(samples, dtype=np.bool_)] - 1] = 1
+        seq_ids = np.array([s.seq_id for s in sequences], dtype=np.int64)
         width = max(len(sequence.blocks) for sequence in sequences)
         tables = np.full((len(sequences), width), -1, dtype=np.int32)
         for row, sequence in enumerate(sequences):
             tables[row, : len(sequence.blocks)] = sequence.blocks
         block, offset = np.divmod(positions, self.block_size)
-        return AttentionMetadata(
-            slot_mapping=(tables[token_rows, block] * self.block_size + offset).astype(np.int32),
-            batch_seq_ids=np.array([s.seq_id for s in sequences], dtype=np.int64),
-            context_lens=np.array(ends, dtype=np.int32),
+        attention = AttentionMetadata(
+            slot_mapping=(tables[rows, block] * self.block_size + offset).astype(np.int32),
+            batch_seq_ids=seq_ids,
+            context_lens=last.astype(np.int32),
             block_tables=tables,
         )
+        return ModelStepInput(tokens, positions, seq_ids[rows], mask), attention

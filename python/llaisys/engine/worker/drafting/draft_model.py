@@ -11,11 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.common.step import ModelStepInput, SamplingMetadata
-from llaisys.common.types import DraftRequest, SchedulerOutputs, StepOutput
+from llaisys.common.step import SamplingMetadata
+from llaisys.common.types import DraftRequest
 from llaisys.engine.worker.drafting.block_tables import DraftBlockTables, DraftSequence
 from llaisys.engine.worker.drafting.drafter import Drafter
-from llaisys.engine.worker.input_batch import InputBatch
 from llaisys.models.base import ModelAdapter
 
 
@@ -53,14 +52,6 @@ class DraftModel(Drafter):
             self._draft(chunks, active)
         return drafts
 
-    def observe(
-        self, plan: SchedulerOutputs, output: StepOutput, batch: InputBatch, model: ModelAdapter
-    ) -> None:
-        """Not needed: `draft` gets the tokens."""
-
-    def skip(self, plan: SchedulerOutputs) -> None:
-        """Not needed."""
-
     def _room(self, sequence: DraftSequence, count: int) -> int:
         """Return the number of tokens that can be drafted, up to `count`."""
         known = len(sequence.tokens)
@@ -97,16 +88,9 @@ class DraftModel(Drafter):
         """Compute each sequence up to its end; return the greedy tokens of those that sample."""
         sequences, ends = zip(*chunks, strict=True)
         starts = [sequence.computed for sequence in sequences]
-        counts = np.array(ends, dtype=np.int64) - starts
-        edges = counts.cumsum()
-        rows = np.arange(len(sequences)).repeat(counts)
-        positions = np.arange(edges[-1]) + (np.array(ends) - edges).repeat(counts)
-        tokens = [t for s, end in chunks for t in s.tokens[s.computed : end]]
-        mask = np.zeros(len(tokens), dtype=np.int8)
-        mask[edges[np.array(samples, dtype=np.bool_)] - 1] = 1
-        seq_ids = np.array([s.seq_id for s in sequences], dtype=np.int64)[rows]
-        step = ModelStepInput(np.array(tokens, dtype=np.int64), positions, seq_ids, mask)
-        output = self.adapter.forward(step, self.tables.attention(sequences, ends, rows, positions))
+        tokens = np.array([t for s, end in chunks for t in s.tokens[s.computed : end]], np.int64)
+        step, attention = self.tables.step(sequences, starts, ends, tokens, samples)
+        output = self.adapter.forward(step, attention)
         for sequence, end in chunks:
             sequence.computed = end
         if not output.n_outputs:

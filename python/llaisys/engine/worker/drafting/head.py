@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.common.step import ModelStepInput, SamplingMetadata
+from llaisys.common.step import SamplingMetadata
 from llaisys.common.types import DraftRequest, SchedulerOutputs, StepOutput
 from llaisys.engine.worker.drafting.block_tables import DraftBlockTables, DraftSequence
 from llaisys.engine.worker.drafting.drafter import Drafter
@@ -193,18 +193,11 @@ class DraftHead(Drafter):
         samples: bool = True,
     ) -> _Prediction:
         """Return the prediction after the last row of each track; empty without `samples`."""
-        sizes = np.array(counts, dtype=np.int64)
-        edges = sizes.cumsum()
-        ends = np.array(starts, dtype=np.int64) + sizes
-        rows = np.arange(len(tracks)).repeat(sizes)
-        positions = np.arange(len(tokens)) + (ends - edges).repeat(sizes)
         sequences = [track.sequence for track in tracks]
-        mask = np.zeros(len(tokens), dtype=np.int8)
-        if samples:
-            mask[edges - 1] = 1
-        seq_ids = np.array([s.seq_id for s in sequences], dtype=np.int64)[rows]
-        step = ModelStepInput(np.ascontiguousarray(tokens), positions, seq_ids, mask)
-        attention = self.tables.attention(sequences, ends.tolist(), rows, positions)
+        ends = [start + count for start, count in zip(starts, counts, strict=True)]
+        step, attention = self.tables.step(
+            sequences, starts, ends, np.ascontiguousarray(tokens), [samples] * len(tracks)
+        )
         output = self.adapter.forward_features(step, attention, np.ascontiguousarray(features))
         if not samples:
             return _Prediction(np.zeros(0, dtype=np.int64), features[:0], np.zeros(0))
@@ -216,6 +209,5 @@ class DraftHead(Drafter):
         probabilities = np.exp([row.logprob for row in found if row is not None])
         if self.adapter.token_ids is not None:
             sampled = self.adapter.token_ids[sampled]
-        return _Prediction(
-            sampled, self.adapter.hidden_states(len(tokens))[edges - 1], probabilities
-        )
+        hidden = self.adapter.hidden_states(len(tokens))[np.cumsum(counts) - 1]
+        return _Prediction(sampled, hidden, probabilities)
