@@ -230,5 +230,5 @@ def test_kv_cache_memory_becomes_blocks():
 
 def test_kv_cache_memory_beyond_the_machine_is_rejected_with_both_numbers(monkeypatch):
     monkeypatch.setattr("llaisys.engine.worker.model_opening.available_memory", lambda: 99_999)
-    with pytest.raises(InvalidInputError, match="is 100000; it must be .* to 99999"):
+    with pytest.raises(InvalidInputError, match=r"is 100000; it must be .* to 99999"):
         LLMEngine(make_config(cache=CacheConfig(block_size=16, kv_cache_memory_bytes=100_000)))

@@ -7,7 +7,7 @@ from engine_fakes import adapter_of, expected_tokens, greedy, make_engine, run_p
 
 from llaisys.common.progress import progress_listener
 from llaisys.common.types import GpuUsage
-from llaisys.engine.worker.warmup import graph_rows, warm_up
+from llaisys.engine.worker.warmup import graph_rows, run_step
 from llaisys.models.device import padded_rows
 
 
@@ -73,7 +73,7 @@ def test_a_cpu_warms_up_with_one_token():
 def test_warmup_rows_do_not_share_a_block():
     engine = make_engine(num_blocks=8)
     adapter = adapter_of(engine)
-    warm_up(adapter, [8], 4)
+    run_step(adapter, 4, 8, 1)
     assert (adapter.kv.reshape(8, 4)[:, 0] == 0).all() and (adapter.kv >= 0).sum() == 8
 
 

@@ -215,7 +215,7 @@ def test_visible_devices_end_at_the_first_invalid_entry(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpu_probe.visible_devices() == names
+    assert nvml.visible_devices() == names
 
 
 def test_capability_is_that_of_the_visible_devices(

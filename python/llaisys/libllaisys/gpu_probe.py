@@ -8,7 +8,6 @@ two failed calls of dlopen.
 from __future__ import annotations
 
 import ctypes
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,27 +30,13 @@ class GpuSearch:
 
 def find_gpus() -> GpuSearch:
     """The GPUs that CUDA_VISIBLE_DEVICES leaves to this process."""
-    visible = visible_devices()
+    visible = nvml.visible_devices()
     if visible is not None and not visible:
         return GpuSearch((), "CUDA_VISIBLE_DEVICES hides all GPUs")
     found = _from_nvml(visible)
     if found is None:
         return _from_libcuda()
     return GpuSearch(found, "" if found else "the driver reports no GPU")
-
-
-def visible_devices() -> list[str] | None:
-    """The entries of CUDA_VISIBLE_DEVICES before the first negative one, which ends the list; None:
-    the variable is not set."""
-    text = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if text is None:
-        return None
-    names: list[str] = []
-    for name in (part.strip() for part in text.split(",")):
-        if not name or name.startswith("-"):
-            break
-        names.append(name)
-    return names
 
 
 def _from_nvml(visible: list[str] | None) -> tuple[Capability, ...] | None:

@@ -36,28 +36,33 @@ def find_device(library: Any, name: str) -> ctypes.c_void_p | None:
     return handle if code == 0 else None
 
 
+def visible_devices() -> list[str] | None:
+    """The entries of CUDA_VISIBLE_DEVICES before the first negative one, which ends the list; None:
+    the variable is not set."""
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return None
+    names: list[str] = []
+    for name in (part.strip() for part in text.split(",")):
+        if not name or name.startswith("-"):
+            break
+        names.append(name)
+    return names
+
+
 class NvmlDevice:
     """One GPU; `device_id` is CUDA's index, which respects CUDA_VISIBLE_DEVICES."""
 
     def __init__(self, device_id: int, library: Any = None) -> None:
         self._library = load_library() if library is None else library
-        self._device = ctypes.c_void_p()
-        if self._library is not None and not self._find(device_id):
-            self._library = None
-
-    def _find(self, device_id: int) -> bool:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        names = [name.strip() for name in visible.split(",")] if visible else []
+        names = visible_devices() or []
         name = names[device_id] if device_id < len(names) else str(device_id)
-        handle = find_device(self._library, name)
-        if handle is not None:
-            self._device = handle
-        return handle is not None
+        self._device = None if self._library is None else find_device(self._library, name)
 
     def utilization(self) -> float | None:
         """Fraction of the last sample period in which a kernel ran, 0 to 1; None: unknown."""
         rates = _Utilization()
-        if self._library is None:
+        if self._device is None:
             return None
         code = self._library.nvmlDeviceGetUtilizationRates(self._device, ctypes.byref(rates))
         return rates.gpu / 100 if code == 0 else None

@@ -140,7 +140,9 @@ class _Source:
         self._check(job, found)
         for source, slot in zip(found.slots, job.slots, strict=False):
             if self._theirs is not None:
-                self._theirs_to_slot(source, slot)
+                if not 0 <= source < self._theirs.num_slots:
+                    raise TransferError(f"slot {source} of {self._theirs.num_slots}")
+                self._memory.copy_from(self._theirs, source, slot)
             else:
                 for view in self._memory.views(slot):
                     connection.receive_into(view)
@@ -148,12 +150,6 @@ class _Source:
         if found.slots:
             connection.send(Done())
         job.num_tokens = found.num_tokens
-
-    def _theirs_to_slot(self, source: int, slot: int) -> None:
-        assert self._theirs is not None
-        if not 0 <= source < self._theirs.num_slots:
-            raise TransferError(f"slot {source} of {self._theirs.num_slots}")
-        self._memory.copy_from(self._theirs, source, slot)
 
     def _check(self, job: FetchJob, found: Found) -> None:
         """Reject a reply that does not fit the request."""

@@ -110,21 +110,16 @@ class FrameBuffer:
 
     def take(self) -> bytes | None:
         """Return the next frame, or None. EOFError: the peer has exited and no frame is left."""
-        ended = False
         while not self._has_frame():
             try:
                 part = self._connection.recv(SMALL_CHUNK, socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return None
             except OSError:
-                ended = True
-                break
+                part = b""
             if not part:
-                ended = True
-                break
+                raise EOFError
             self._data += part
-        if ended:
-            raise EOFError
         size = _LENGTH.unpack_from(self._data)[0]
         frame = bytes(self._data[_LENGTH.size : _LENGTH.size + size])
         del self._data[: _LENGTH.size + size]

@@ -133,16 +133,13 @@ class StructuredRequests:
             seq_id, drafts = request.seq_id, plan.draft_token_ids.get(request.seq_id, [])
             length, new_tokens = _answer(request, use.num_sent)
             if length < 0:  # still reasoning
-                end = (
-                    drafts.index(request.constrain_after)
-                    if request.constrain_after in drafts
-                    else -1
-                )
-                if end >= 0:  # the grammar applies after it, in the next step
-                    future.add(seq_id, np.full((end + 1, self._service.words), ~np.uint32(0)))
+                if request.constrain_after in drafts:  # the grammar applies in the next step
+                    count = drafts.index(request.constrain_after) + 1
+                    every = np.full((count, self._service.words), ~np.uint32(0))
+                    future.parts.append((seq_id, every))
                 continue
             if use.late is not None and length == use.num_sent:
-                future.add(seq_id, _matching(use.late, drafts))
+                future.parts.append((seq_id, _matching(use.late, drafts)))
                 use.late = None
             elif grammar.pending is None:
                 rows.append(Row(seq_id, new_tokens, drafts))
@@ -151,7 +148,7 @@ class StructuredRequests:
                 future.late.add(seq_id)
         if rows and grammar.error is None:
             grammar.request_masks(rows)
-            future.wait_for(grammar)
+            future.grammars.append(grammar)
         if grammar.error is not None:
             future.failed.update({use.request.seq_id: grammar.error for use in uses})
 
@@ -184,16 +181,10 @@ class MaskFuture:
     alone: bool  # every sampling sequence of the step needs a mask
     late: set[int] = field(default_factory=set)
     failed: dict[int, str] = field(default_factory=dict)
-    _parts: list[tuple[int, np.ndarray]] = field(default_factory=list)  # seq id, masks
-    _grammars: list[Grammar] = field(default_factory=list)
+    parts: list[tuple[int, np.ndarray]] = field(default_factory=list)  # seq id, masks
+    grammars: list[Grammar] = field(default_factory=list)  # whose replies are awaited
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _result: TokenMasks | None = None
-
-    def add(self, seq_id: int, masks: np.ndarray) -> None:
-        self._parts.append((seq_id, masks))
-
-    def wait_for(self, grammar: Grammar) -> None:
-        self._grammars.append(grammar)
 
     def result(self) -> TokenMasks:
         with self._lock:
@@ -204,7 +195,7 @@ class MaskFuture:
 
     def _collect(self) -> None:
         deadline = time.monotonic() + (ALONE_MASK_WAIT if self.alone else MASK_WAIT)
-        pending = [grammar for grammar in self._grammars if grammar.error is None]
+        pending = [grammar for grammar in self.grammars if grammar.error is None]
         while pending:
             for grammar in tuple(pending):
                 rows = grammar.pending or []
@@ -227,16 +218,16 @@ class MaskFuture:
         self.failed.update(reply.failed)
         for row, masks in _rows_of(grammar, rows, reply):
             if len(masks):
-                self._parts.append((row.matcher, masks))
+                self.parts.append((row.matcher, masks))
             elif row.matcher not in reply.failed:
                 self.late.add(row.matcher)  # no room in the shared memory
 
     def _concatenate(self) -> TokenMasks:
         first, counts, index = {}, {}, 0
-        for seq_id, masks in self._parts:
+        for seq_id, masks in self.parts:
             first[seq_id], counts[seq_id] = index, len(masks)
             index += len(masks)
-        parts = [masks for _, masks in self._parts]
+        parts = [masks for _, masks in self.parts]
         empty = np.zeros((0, self.words), dtype=np.uint32)
         masks = np.concatenate(parts) if parts else empty
         return TokenMasks(first, counts, masks, frozenset(self.late), self.failed)

@@ -237,11 +237,11 @@ class GrammarService:
         self._compiling = [g for g in self._compiling if not g.is_ready and g.error is None]
 
     def _start_some(self) -> None:
-        while self._control is not None:
-            grammar = self._next()
-            if grammar is None:
-                return
-            self._start(grammar)
+        while self._control is not None and (grammar := self._next()) is not None:
+            try:
+                grammar.start(self._control, self.words, self.max_masks)
+            except OSError as error:
+                self._fail_all(f"a grammar's process cannot be started: {error}")
 
     def _next(self) -> Grammar | None:
         """Return the waiting grammar to compile next: of the owner with the smallest load, in order
@@ -284,13 +284,6 @@ class GrammarService:
             self._remove(idle.pop(0))
             processes = self._processes
         return len(processes) < MAX_PROCESSES
-
-    def _start(self, grammar: Grammar) -> None:
-        assert self._control is not None
-        try:
-            grammar.start(self._control, self.words, self.max_masks)
-        except OSError as error:
-            self._fail_all(f"a grammar's process cannot be started: {error}")
 
     def _start_process(self) -> None:
         if self._process is not None and self._process.poll() is not None and not self._is_open:

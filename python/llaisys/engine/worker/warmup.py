@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -31,8 +32,8 @@ def graph_rows(most: int, has_drafts: bool = False) -> list[int]:
     return sorted({min(rows, most) for rows in padded}, reverse=True)
 
 
-def verification_rows(config: EngineConfig, info: ModelInfo) -> list[int]:
-    """Return the row buckets of captured verification steps, descending; empty: no drafts."""
+def _verification_rows(config: EngineConfig, info: ModelInfo) -> list[int]:
+    """Return the row buckets of captured verification steps; empty: no drafts."""
     drafts = config.speculative
     if drafts is None:
         return []
@@ -42,7 +43,7 @@ def verification_rows(config: EngineConfig, info: ModelInfo) -> list[int]:
     return graph_rows(most, has_drafts=True)[:-1]  # one row has no drafts
 
 
-def full_step(config: EngineConfig, info: ModelInfo) -> tuple[int, int] | None:
+def _full_step(config: EngineConfig, info: ModelInfo) -> tuple[int, int] | None:
     """Return (sequences, tokens of each) of a step with the whole token budget; None: the budget is
     small, or equal prompts do not fit."""
     budget = config.scheduler.max_num_batched_tokens
@@ -55,28 +56,47 @@ def full_step(config: EngineConfig, info: ModelInfo) -> tuple[int, int] | None:
 
 def warm_up(
     adapter: ModelAdapter,
-    rows: list[int],
-    block_size: int,
-    verification: Sequence[int] = (),
-    has_loras: bool = False,
+    config: EngineConfig,
+    info: ModelInfo,
+    gpu_usage: Callable[[], GpuUsage | None],
     samples: bool = True,
 ) -> None:
-    """Run a greedy decode step per bucket of `rows`, and a verification step of one sequence per
-    bucket of `verification`, in descending order; with `has_loras` also with LoRA slots. No request
-    may own a block. `samples`: False in a pipeline stage without logits."""
-    steps = sorted([(count, 1) for count in rows] + [(count, count) for count in verification])
-    for done, (count, length) in enumerate(reversed(steps)):
+    """Run one token on a CPU; on a GPU capture a greedy decode step per bucket and a verification
+    step of one sequence per bucket, with LoRA slots also with them. No request may own a block.
+    `samples`: False in a pipeline stage without logits."""
+    before, start = gpu_usage(), time.perf_counter()
+    run = partial(run_step, adapter, info.block_size, samples=samples)
+    has_loras = info.max_loras > 0
+    steps = [(1, 1)]  # (tokens, tokens of a sequence)
+    if before is not None:
+        full = _full_step(config, info)
+        if full is not None:
+            run(*full, are_prompts=True, with_loras=has_loras)
+        if adapter.is_encoder:
+            return  # its steps are not captured
+        most = min(config.scheduler.max_num_seqs, info.num_blocks)
+        steps = [(count, 1) for count in graph_rows(most)]
+        steps += [(count, count) for count in _verification_rows(config, info)]
+    for done, (count, length) in enumerate(sorted(steps, reverse=True)):
         report("warming up", done, len(steps))
         for with_loras in (True, False) if has_loras else (False,):
-            shape = (count // length, length, block_size)
-            _run_step(adapter, *shape, with_loras=with_loras, samples=samples)
+            run(count // length, length, with_loras=with_loras)
+    after = gpu_usage()
+    if before is not None and after is not None:
+        logger.info(
+            "captured %d decode steps of up to %d rows in %.1f s, %.1f MiB",
+            len(steps),
+            max(steps)[0],
+            time.perf_counter() - start,
+            (after.memory_used - before.memory_used) / (1 << 20),
+        )
 
 
-def _run_step(
+def run_step(
     adapter: ModelAdapter,
+    block_size: int,
     num_seqs: int,
     length: int,
-    block_size: int,
     are_prompts: bool = False,
     with_loras: bool = False,
     samples: bool = True,
@@ -114,35 +134,3 @@ def _run_step(
     num_sampled = int(logits_mask.sum())
     greedy = {"temperature": np.zeros(num_sampled)}
     adapter.sample(SamplingMetadata(np.arange(num_sampled, dtype=np.int32), numbers=greedy))
-
-
-def capture_steps(
-    adapter: ModelAdapter,
-    rows: list[int],
-    verification: list[int],
-    full: tuple[int, int] | None,
-    block_size: int,
-    gpu_usage: Callable[[], GpuUsage | None],
-    has_loras: bool = False,
-    samples: bool = True,
-) -> None:
-    """Warm up and capture the steps of a GPU, or run one token on a CPU. `full`: see `full_step`.
-    `gpu_usage`: returns None on a CPU."""
-    before, start = gpu_usage(), time.perf_counter()
-    if before is None:
-        return warm_up(adapter, [1], block_size, has_loras=has_loras, samples=samples)
-    if full is not None:
-        _run_step(
-            adapter, *full, block_size, are_prompts=True, with_loras=has_loras, samples=samples
-        )
-    if adapter.is_encoder:
-        return  # its steps are not captured
-    warm_up(adapter, rows, block_size, verification, has_loras, samples)
-    after = gpu_usage() or before
-    logger.info(
-        "captured %d decode steps of up to %d rows in %.1f s, %.1f MiB",
-        len(rows) + len(verification),
-        max(rows + verification),
-        time.perf_counter() - start,
-        (after.memory_used - before.memory_used) / (1 << 20),
-    )

@@ -50,7 +50,7 @@ from llaisys.engine.worker.sampling_batch import SampledTokens, SamplingBatch
 from llaisys.engine.worker.sampling_state import SamplingState
 from llaisys.engine.worker.step_buffers import PreparedStep, StepBuffers
 from llaisys.engine.worker.timers import StageTimers
-from llaisys.engine.worker.warmup import capture_steps, full_step, graph_rows, verification_rows
+from llaisys.engine.worker.warmup import warm_up
 from llaisys.models.base import ModelAdapter
 from llaisys.models.device import GpuMonitor, is_gpu, open_device, warn_if_cublaslt_missing
 
@@ -174,15 +174,8 @@ class Worker:
     def warmup(self) -> None:
         """Run one token; on a GPU capture the decode steps. No request may own a block."""
         assert self.info is not None
-        rows = graph_rows(min(self.config.scheduler.max_num_seqs, self.info.num_blocks))
-        verification = verification_rows(self.config, self.info)
-        full, block_size = full_step(self.config, self.info), self.info.block_size
         adapter = self._open_adapter()
-        has_loras = self._loras is not None
-        capture_steps(
-            *(adapter, rows, verification, full, block_size, self.gpu_usage, has_loras),
-            samples=self._is_last_stage,
-        )
+        warm_up(adapter, self.config, self.info, self.gpu_usage, samples=self._is_last_stage)
         adapter.profile(reset=True)
         self._warmup_samples = adapter.sample_counts()
 
