@@ -187,8 +187,11 @@ def test_budget_limits_the_length_of_a_text(pair: tuple[Any, Path]) -> None:
 
 
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
-    "relative": ({"position_embedding_type": "relative_key"}, "only 'absolute' works"),
-    "decoder": ({"is_decoder": True}, "only encoders are supported"),
+    "relative": (
+        {"position_embedding_type": "relative_key"},
+        "position_embedding_type is 'relative_key'; only 'absolute'",
+    ),
+    "decoder": ({"is_decoder": True}, "is_decoder is true; it is not supported"),
     "relu": ({"hidden_act": "relu"}, "hidden_act is 'relu'"),
     "labels": (
         {"architectures": ["BertForSequenceClassification"], "num_labels": 3, "id2label": None},

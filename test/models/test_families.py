@@ -15,7 +15,6 @@ from llaisys.common.model_registry import MODEL_REGISTRY
 from llaisys.libllaisys.decoder import LlaisysDecoderWeights
 from llaisys.models.families import FAMILIES, open_checkpoint, parse_config
 from llaisys.models.families.decoder_tensors import weight_field
-from llaisys.models.families.experts import no_experts
 from llaisys.models.loading.coverage import check_coverage
 
 SLOTS = {name for name, _ in LlaisysDecoderWeights._fields_}
@@ -28,7 +27,7 @@ ACTIVATIONS |= dict.fromkeys(("bert", "roberta", "xlm-roberta"), "gelu")
 def config_of(name: str) -> Any:
     act = next((act for start, act in ACTIVATIONS.items() if name.startswith(start)), "silu")
     config = model_files.tiny_config(name, hidden_act=act, head_dim=16, tie_word_embeddings=True)
-    if FAMILIES[name].experts is not no_experts:
+    if FAMILIES[name].experts is not None:
         config |= {"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     return parse_config(config)
 

@@ -266,7 +266,11 @@ def test_damaged_files_raise_only_load_errors(tmp_path: Path) -> None:
         ({"llama.rope.dimension_count": 8}, "rope.dimension_count is 8"),
         ({"llama.block_count": 3}, "'model.layers.2.input_layernorm.weight' is missing"),
         ({"llama.feed_forward_length": 100}, "has shape [96, 64], the config requires [100, 64]"),
-        ({"llama.expert_count": 8}, "'model.layers.0.mlp.gate.weight' is missing"),
+        ({"llama.expert_count": 8}, "llama.expert_used_count is missing"),
+        (
+            {"llama.expert_count": 8, "llama.expert_used_count": 2},
+            "'model.layers.0.mlp.gate.weight' is missing",
+        ),
         ({"tokenizer.ggml.eos_token_id": 320}, "tokenizer.ggml.eos_token_id is 320"),
     ],
 )

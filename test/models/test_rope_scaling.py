@@ -25,13 +25,14 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from llaisys.common.errors import LlaisysError, ModelLoadError
 from llaisys.libllaisys.kv_cache import KvStatus
 from llaisys.models.families import open_checkpoint, parse_config
+from llaisys.models.families.gguf_fields import GgufFields
 from llaisys.models.families.rope import (
     GivenRopeScaling,
     LinearRopeScaling,
+    RopeScaling,
     YarnRopeScaling,
     rope_from_gguf,
 )
-from llaisys.models.loading.fields import Fields
 
 ORIGINAL = 32
 TOLERANCE = 2e-4
@@ -164,14 +165,18 @@ def test_shifted_keys_equal_recomputed_keys(name: str, tmp_path: Path) -> None:
 
 def of_gguf(**keys: Any) -> Any:
     values = {f"llama.rope.scaling.{name}": value for name, value in keys.items()}
-    return rope_from_gguf(Fields({"llama.context_length": 512, **values}, "f"), "llama", 1e4, None)
+    return scaling_of({"llama.context_length": 512, **values})
+
+
+def scaling_of(metadata: dict[str, Any]) -> RopeScaling | None:
+    fields = GgufFields(metadata, "f", "llama")
+    return rope_from_gguf(fields, 16, True, lambda name, shape: None)[1]
 
 
 def test_rope_scaling_from_gguf_metadata() -> None:
     assert of_gguf() is None and of_gguf(type="linear") is None
     assert of_gguf(type="linear", factor=4.0) == LinearRopeScaling(4.0)
-    old = Fields({"llama.rope.scale_linear": 2.0}, "f")
-    assert rope_from_gguf(old, "llama", 1e4, None) == LinearRopeScaling(2.0)
+    assert scaling_of({"llama.rope.scale_linear": 2.0}) == LinearRopeScaling(2.0)
     attention = 1 + 0.1 * float(np.log(4.0))
     assert of_gguf(type="yarn", factor=4.0) == YarnRopeScaling(4.0, 512, attention)
     found = of_gguf(

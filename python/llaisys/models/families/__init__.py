@@ -9,38 +9,25 @@ from typing import Any
 
 from llaisys.common.model_registry import register_model
 from llaisys.models.families.cohere import COHERE, COHERE2
-from llaisys.models.families.cwm import CWM
 from llaisys.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
-from llaisys.models.families.dots1 import DOTS1
 from llaisys.models.families.encoder import BERT, ROBERTA, XLM_ROBERTA
-from llaisys.models.families.ernie4_5 import ERNIE4_5
-from llaisys.models.families.ernie4_5_moe import ERNIE4_5_MOE
-from llaisys.models.families.exaone4 import EXAONE4
-from llaisys.models.families.exaone_moe import EXAONE_MOE
+from llaisys.models.families.ernie import ERNIE4_5, ERNIE4_5_MOE
+from llaisys.models.families.exaone import EXAONE4, EXAONE_MOE
 from llaisys.models.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULTGEMMA
-from llaisys.models.families.glm4 import GLM, GLM4
-from llaisys.models.families.glm4_moe import GLM4_MOE
-from llaisys.models.families.gpt_oss import GPT_OSS
-from llaisys.models.families.granite import GRANITE
-from llaisys.models.families.granite_moe import GRANITE_MOE
-from llaisys.models.families.helium import HELIUM
-from llaisys.models.families.llama import LLAMA
-from llaisys.models.families.mimo import MIMO
-from llaisys.models.families.minimax_m2 import MINIMAX_M2
-from llaisys.models.families.mistral import MINISTRAL, MISTRAL
-from llaisys.models.families.mixtral import MIXTRAL
-from llaisys.models.families.olmo2 import OLMO2
-from llaisys.models.families.olmo3 import OLMO3
-from llaisys.models.families.olmoe import OLMOE
-from llaisys.models.families.phi3 import PHI3
-from llaisys.models.families.qwen2 import QWEN2
-from llaisys.models.families.qwen3 import QWEN3
-from llaisys.models.families.qwen_moe import QWEN2_MOE, QWEN3_MOE
-from llaisys.models.families.seed_oss import SEED_OSS
-from llaisys.models.families.smollm3 import SMOLLM3
-from llaisys.models.families.solar_open import SOLAR_OPEN
-from llaisys.models.families.stablelm import STABLELM
-from llaisys.models.families.starcoder2 import STARCODER2
+from llaisys.models.families.glm import DOTS1, GLM, GLM4, GLM4_MOE, SOLAR_OPEN
+from llaisys.models.families.granite import GRANITE, GRANITE_MOE
+from llaisys.models.families.llama import CWM, LLAMA, MINISTRAL, MISTRAL, MIXTRAL, SMOLLM3
+from llaisys.models.families.olmo import OLMO2, OLMO3, OLMOE
+from llaisys.models.families.other import (
+    GPT_OSS,
+    HELIUM,
+    MINIMAX_M2,
+    PHI3,
+    SEED_OSS,
+    STABLELM,
+    STARCODER2,
+)
+from llaisys.models.families.qwen import MIMO, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from llaisys.models.loading import json_config
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.family import CheckpointConfig, Family, UnknownFamilyError

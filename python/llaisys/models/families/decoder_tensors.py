@@ -21,85 +21,49 @@ class WeightSpec:
     hf: str  # name within a layer, without '.weight'
     gguf: str
     field: str  # of LlaisysDecoderWeights, without '_w'
-    shape: tuple[str, ...]  # of the sizes in `tensors`
-    bias: str = ""  # field or property of ModelConfig: has a bias
-    only_if: str = ""  # field or property of ModelConfig: has this weight
-    layers: str = ""  # 'dense' | 'experts': layers with this weight; '': all
+    shape: str  # of the sizes in `tensors`
+    only_if: str = ""  # key of `_parts`: the layer has this weight
+    bias: str = ""  # key of `_parts`: it has a bias
 
 
 SINKS = "self_attn.sinks"
-_LAYER = (
-    WeightSpec(
-        "input_layernorm", "attn_norm", "attn_norm", ("hidden",), "norm_bias", "has_attn_norm"
-    ),
-    WeightSpec(
-        *("self_attn.q_proj", "attn_q", "attn_q", ("q", "hidden"), "attention_bias"), "has_q_proj"
-    ),
-    WeightSpec(
-        *("self_attn.k_proj", "attn_k", "attn_k", ("kv", "hidden"), "attention_bias"), "has_kv_proj"
-    ),
-    WeightSpec(
-        *("self_attn.v_proj", "attn_v", "attn_v", ("kv", "hidden"), "attention_bias"), "has_kv_proj"
-    ),
-    *(
-        WeightSpec(f"self_attn.{hf}", gguf, field, shape, only_if=only_if)
-        for hf, gguf, field, shape, only_if in (
-            ("q_a_proj", "attn_q_a", "attn_q_a", ("q_rank", "hidden"), "has_q_rank"),
-            ("q_a_layernorm", "attn_q_a_norm", "attn_q_a_norm", ("q_rank",), "has_q_rank"),
-            ("q_b_proj", "attn_q_b", "attn_q", ("q", "q_rank"), "has_q_rank"),
-            ("kv_a_proj_with_mqa", "attn_kv_a_mqa", "attn_kv_a", ("entry", "hidden"), "has_latent"),
-            ("kv_a_layernorm", "attn_kv_a_norm", "attn_kv_a_norm", ("rank",), "has_latent"),
-            ("k_b_proj", "attn_k_b", "attn_k_b", ("head_ranks", "nope"), "has_latent"),
-            ("v_b_proj", "attn_v_b", "attn_v_b", ("values", "rank"), "has_latent"),
-        )
-    ),
-    WeightSpec("self_attn.q_norm", "attn_q_norm", "attn_q_norm", ("q_norm",), only_if="qk_norm"),
-    WeightSpec("self_attn.k_norm", "attn_k_norm", "attn_k_norm", ("k_norm",), only_if="qk_norm"),
-    WeightSpec(SINKS, "attn_sinks", "attn_sinks", ("heads",), only_if="has_sinks"),
-    WeightSpec("self_attn.o_proj", "attn_output", "attn_o", ("hidden", "values"), "output_bias"),
-    WeightSpec(
-        *("self_attn.post_norm", "post_attention_norm", "attn_post_norm", ("hidden",)),
-        *("has_post_bias", "has_post_norms"),
-    ),
-    WeightSpec(
-        *("post_attention_layernorm", "ffn_norm", "mlp_norm", ("hidden",)),
-        *("norm_bias", "has_mlp_norm"),
-    ),
-    WeightSpec(
-        *("mlp.gate_proj", "ffn_gate", "mlp_gate", ("inner", "hidden")),
-        only_if="has_gate",
-        layers="dense",
-    ),
-    WeightSpec("mlp.up_proj", "ffn_up", "mlp_up", ("inner", "hidden"), "mlp_bias", layers="dense"),
-    WeightSpec(
-        "mlp.down_proj", "ffn_down", "mlp_down", ("hidden", "inner"), "mlp_bias", layers="dense"
-    ),
-    WeightSpec(
-        *("mlp.post_norm", "post_ffw_norm", "mlp_post_norm", ("hidden",)),
-        *("has_post_bias", "has_post_norms"),
-    ),
-)
-_EXPERT_BIASES = dict.fromkeys(
-    ("moe_router", "moe_gate", "moe_up", "moe_down"), "has_expert_biases"
-)
-# Layers with experts have these instead of the dense MLP.
-_EXPERTS = tuple(
-    WeightSpec(hf, gguf, field, shape, _EXPERT_BIASES.get(field, ""), only_if, "experts")
-    for hf, gguf, field, shape, only_if in (
-        ("mlp.gate", "ffn_gate_inp", "moe_router", ("experts", "hidden"), ""),
-        ("mlp.experts.gate_proj", "ffn_gate_exps", "moe_gate", ("expert_rows", "hidden"), ""),
-        ("mlp.experts.up_proj", "ffn_up_exps", "moe_up", ("expert_rows", "hidden"), ""),
-        ("mlp.experts.down_proj", "ffn_down_exps", "moe_down", ("output_rows", "expert"), ""),
-        ("mlp.shared_expert.gate_proj", "ffn_gate_shexp", "shared_gate", ("shared", "hidden"),
-         "has_shared_experts"),
-        ("mlp.shared_expert.up_proj", "ffn_up_shexp", "shared_up", ("shared", "hidden"),
-         "has_shared_experts"),
-        ("mlp.shared_expert.down_proj", "ffn_down_shexp", "shared_down", ("hidden", "shared"),
-         "has_shared_experts"),
-        ("mlp.shared_expert_gate", "ffn_gate_inp_shexp", "shared_scale", ("one", "hidden"),
-         "has_shared_gate"),
+_SHARED = "mlp.shared_expert"
+_POST_NORM = ("post_norms", "post_bias")  # only_if and bias
+_EXPERTS = ("experts", "expert_bias")
+_LAYER = tuple(
+    WeightSpec(*row)
+    for row in (
+        ("input_layernorm", "attn_norm", "attn_norm", "hidden", "attn_norm", "norm_bias"),
+        ("self_attn.q_proj", "attn_q", "attn_q", "q hidden", "q_proj", "attention_bias"),
+        ("self_attn.k_proj", "attn_k", "attn_k", "kv hidden", "kv_proj", "attention_bias"),
+        ("self_attn.v_proj", "attn_v", "attn_v", "kv hidden", "kv_proj", "attention_bias"),
+        ("self_attn.q_a_proj", "attn_q_a", "attn_q_a", "q_rank hidden", "q_rank"),
+        ("self_attn.q_a_layernorm", "attn_q_a_norm", "attn_q_a_norm", "q_rank", "q_rank"),
+        ("self_attn.q_b_proj", "attn_q_b", "attn_q", "q q_rank", "q_rank"),
+        ("self_attn.kv_a_proj_with_mqa", "attn_kv_a_mqa", "attn_kv_a", "entry hidden", "latent"),
+        ("self_attn.kv_a_layernorm", "attn_kv_a_norm", "attn_kv_a_norm", "rank", "latent"),
+        ("self_attn.k_b_proj", "attn_k_b", "attn_k_b", "head_ranks nope", "latent"),
+        ("self_attn.v_b_proj", "attn_v_b", "attn_v_b", "values rank", "latent"),
+        ("self_attn.q_norm", "attn_q_norm", "attn_q_norm", "q_norm", "qk_norm"),
+        ("self_attn.k_norm", "attn_k_norm", "attn_k_norm", "k_norm", "qk_norm"),
+        (SINKS, "attn_sinks", "attn_sinks", "heads", "sinks"),
+        ("self_attn.o_proj", "attn_output", "attn_o", "hidden values", "", "output_bias"),
+        ("self_attn.post_norm", "post_attention_norm", "attn_post_norm", "hidden", *_POST_NORM),
+        ("post_attention_layernorm", "ffn_norm", "mlp_norm", "hidden", "mlp_norm", "norm_bias"),
+        ("mlp.gate_proj", "ffn_gate", "mlp_gate", "inner hidden", "dense_gate"),
+        ("mlp.up_proj", "ffn_up", "mlp_up", "inner hidden", "dense", "mlp_bias"),
+        ("mlp.down_proj", "ffn_down", "mlp_down", "hidden inner", "dense", "mlp_bias"),
+        ("mlp.post_norm", "post_ffw_norm", "mlp_post_norm", "hidden", *_POST_NORM),
+        ("mlp.gate", "ffn_gate_inp", "moe_router", "experts hidden", *_EXPERTS),
+        ("mlp.experts.gate_proj", "ffn_gate_exps", "moe_gate", "expert_rows hidden", *_EXPERTS),
+        ("mlp.experts.up_proj", "ffn_up_exps", "moe_up", "expert_rows hidden", *_EXPERTS),
+        ("mlp.experts.down_proj", "ffn_down_exps", "moe_down", "output_rows expert", *_EXPERTS),
+        (f"{_SHARED}.gate_proj", "ffn_gate_shexp", "shared_gate", "shared hidden", "shared"),
+        (f"{_SHARED}.up_proj", "ffn_up_shexp", "shared_up", "shared hidden", "shared"),
+        (f"{_SHARED}.down_proj", "ffn_down_shexp", "shared_down", "hidden shared", "shared"),
+        (f"{_SHARED}_gate", "ffn_gate_inp_shexp", "shared_scale", "one hidden", "shared_gate"),
     )
-)  # fmt: skip
+)
 _SCORE_BIAS = ("mlp.gate_score.bias", "exp_probs_b.bias", "moe_score_b")
 STACKED_FIELDS = ("moe_gate_w", "moe_up_w", "moe_down_w")  # rows of all experts
 STACKED_SHARDS = (*STACKED_FIELDS, "moe_gate_b", "moe_up_b")  # sharded expert by expert
@@ -163,24 +127,53 @@ def tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield "model.embed_norm.weight", (config.hidden_size,)
         yield "model.embed_norm.bias", (config.hidden_size,)
     for layer in range(config.num_layers):
-        has_experts = experts is not None and layer in experts.layers
-        if experts is not None and has_experts and experts.has_score_bias:
+        parts = _parts(config, layer)
+        if experts is not None and parts["experts"] and experts.has_score_bias:
             yield f"model.layers.{layer}.{_SCORE_BIAS[0]}", (experts.count,)
-        for spec in (*_LAYER, *_EXPERTS):
-            if spec.only_if and not getattr(config, spec.only_if):
+        for spec in _LAYER:
+            if spec.only_if and not parts[spec.only_if]:
                 continue
-            if spec.layers and has_experts != (spec.layers == "experts"):
-                continue
-            shape = tuple(sizes[name] for name in spec.shape)
+            shape = tuple(sizes[name] for name in spec.shape.split())
             yield f"model.layers.{layer}.{spec.hf}.weight", shape
-            if spec.bias and getattr(config, spec.bias):
+            if spec.bias and parts[spec.bias]:
                 yield f"model.layers.{layer}.{spec.hf}.bias", shape[:1]
-    if config.has_out_norm:
+    if config.variant.norm_position != "residual":
         yield "model.norm.weight", (config.hidden_size,)
-        if config.norm_bias:
+        if config.variant.norm_bias:
             yield "model.norm.bias", (config.hidden_size,)
     if not config.tie_word_embeddings:
         yield OUTPUT, (config.vocab_size, config.hidden_size)
+
+
+def _parts(config: ModelConfig, layer: int) -> dict[str, bool]:
+    """Which optional weights and biases a layer has."""
+    variant, experts, latent = config.variant, config.experts, config.latent
+    has_experts = experts is not None and layer in experts.layers
+    has_norm = variant.norm_position in ("before", "both")
+    has_q_rank = latent is not None and latent.q_rank > 0
+    has_gate = variant.mlp not in ("gelu", "gelu_erf")
+    return {
+        "attn_norm": has_norm,
+        "mlp_norm": has_norm and not variant.is_parallel,
+        "post_norms": variant.norm_position != "before",
+        "post_bias": variant.norm_bias and variant.norm_position == "residual",
+        "norm_bias": variant.norm_bias,
+        "attention_bias": config.attention_bias,
+        "output_bias": config.output_bias,
+        "qk_norm": config.qk_norm,
+        "sinks": variant.has_sinks,
+        "latent": latent is not None,
+        "kv_proj": latent is None,
+        "q_rank": has_q_rank,
+        "q_proj": not has_q_rank,
+        "dense": not has_experts,
+        "dense_gate": not has_experts and has_gate,
+        "mlp_bias": variant.mlp_bias,
+        "experts": has_experts,
+        "expert_bias": experts is not None and experts.has_bias,
+        "shared": experts is not None and has_experts and experts.shared_inner > 0,
+        "shared_gate": experts is not None and has_experts and experts.has_shared_gate,
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,46 +185,34 @@ class TensorNames:
     has_fused_qkv: bool = False  # self_attn.qkv_proj has the rows of q, k and v
     has_fused_gate_up: bool = False  # mlp.gate_up_proj has the rows of gate and up
     has_sinks: bool = False
-    has_latent: bool = False  # tensors of latent attention
 
 
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 
 
-def name_from_gguf(
-    name: str, has_qk_norm: bool, names: TensorNames, has_experts: bool = False
-) -> str | None:
-    """The Hugging Face name of a GGUF tensor; None: not part of a decoder."""
+def name_from_gguf(name: str, names: TensorNames, has: Mapping[str, bool]) -> str | None:
+    """The Hugging Face name of a GGUF tensor; None: not part of a decoder. `has`: keys of `_parts`
+    that the family may have or not."""
     for hf, (gguf, _) in _GLOBAL.items():
         if name == gguf:
             return hf
     match = _GGUF_LAYER.fullmatch(name)
     if match is None:
         return None
-    layer, kind = f"model.layers.{match[1]}", match[3]
-    if match[2] in names.gguf:
-        return f"{layer}.{names.gguf[match[2]]}.{kind}"
-    if names.has_fused_qkv and match[2] == "attn_qkv":
+    own, layer, kind = match[2], f"model.layers.{match[1]}", match[3]
+    if own in names.gguf:
+        return f"{layer}.{names.gguf[own]}.{kind}"
+    if names.has_fused_qkv and own == "attn_qkv":
         return f"{layer}.self_attn.qkv_proj.{kind}"
-    if names.has_fused_gate_up and match[2] == "ffn_up":
+    if names.has_fused_gate_up and own == "ffn_up":
         return f"{layer}.mlp.gate_up_proj.{kind}"
-    if has_experts:
-        for spec in _EXPERTS:
-            if spec.gguf == match[2]:
-                return f"{layer}.{spec.hf}.{kind}"
-        if f"{match[2]}.{kind}" == _SCORE_BIAS[1]:
-            return f"{layer}.{_SCORE_BIAS[0]}"
-    known = {
-        "qk_norm": has_qk_norm,
-        "has_sinks": names.has_sinks,
-        "has_latent": names.has_latent,
-        "has_q_rank": names.has_latent,
-    }
-    if names.has_latent and match[2] == "attn_kv_b":  # its two parts are not stored apart
+    if has["experts"] and f"{own}.{kind}" == _SCORE_BIAS[1]:
+        return f"{layer}.{_SCORE_BIAS[0]}"
+    if has["latent"] and own == "attn_kv_b":  # its two parts are not stored apart
         return f"{layer}.{KV_B}.{kind}"
     for spec in _LAYER:
-        if spec.gguf == match[2] and known.get(spec.only_if, True):
+        if spec.gguf == own and has.get(spec.only_if, True):
             return f"{layer}.{names.hf.get(spec.hf, spec.hf)}.{kind}"
     return None
 
@@ -295,4 +276,4 @@ def weight_field(name: str) -> tuple[str, int]:
     return _FIELDS[hf] + ("_w" if kind == "weight" else "_b"), int(layer)
 
 
-_FIELDS = {spec.hf: spec.field for spec in (*_LAYER, *_EXPERTS)}
+_FIELDS = {spec.hf: spec.field for spec in _LAYER}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from llaisys.models.families.decoder import DecoderFamily
 from llaisys.models.families.decoder_tensors import TYPES, TensorNames
 from llaisys.models.families.model_config import Encoder, ModelConfig
-from llaisys.models.families.variant import Keys, RopeLayout, Sizes, Variant
+from llaisys.models.families.variant import RopeLayout, Sizes, Variant
 from llaisys.models.loading.family import GgufContents
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.limits import MAX_POSITIONS, MAX_VOCAB
@@ -41,8 +41,8 @@ _OLD_NORMS = {"weight": "gamma", "bias": "beta"}  # of LayerNorm in old files
 _TANH = ("gelu_new", "gelu_pytorch_tanh", "gelu_fast")
 
 
-def encoder_variant(keys: Keys, sizes: Sizes) -> Variant:
-    is_tanh = not keys.arch and keys.fields.string("hidden_act", "gelu") in _TANH
+def encoder_variant(fields: Fields, sizes: Sizes) -> Variant:
+    is_tanh = fields.string("hidden_act", "gelu") in _TANH
     return Variant(
         norm="layer",
         norm_position="residual",
@@ -52,7 +52,7 @@ def encoder_variant(keys: Keys, sizes: Sizes) -> Variant:
     )
 
 
-def no_rope(keys: Keys, sizes: Sizes) -> RopeLayout:
+def no_rope(fields: Fields, sizes: Sizes) -> RopeLayout:
     return RopeLayout(layers_without=tuple(range(sizes.layers)))
 
 
@@ -67,11 +67,6 @@ class EncoderFamily(DecoderFamily):
     output: str
 
     def config_from_json(self, fields: Fields, generation: Fields) -> ModelConfig:
-        kind = fields.string("position_embedding_type", "absolute")
-        if kind != "absolute":
-            raise fields.fail("position_embedding_type", f"is {kind!r}; only 'absolute' works")
-        if fields.boolean("is_decoder", False):
-            raise fields.fail("is_decoder", "is true; only encoders are supported")
         positions = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
         first = 0
         if self.has_padding_positions:
@@ -167,11 +162,15 @@ def _has_raw_scores(fields: Fields) -> bool:
 
 BERT = EncoderFamily(
     name="bert",
+    about="BERT, RoBERTa and XLM-RoBERTa encoders (bge, e5, gte and others) for embeddings, and "
+    "their classifiers of one label, which score pairs of texts (rerankers).",
     attention_bias=True,
     output_bias=True,
     variant=encoder_variant,
     rope_layout=no_rope,
     defaults={"layer_norm_eps": 1e-12, "rope_theta": 10000.0},
+    unsupported=("is_decoder",),
+    choices={"position_embedding_type": ("absolute",)},
     epsilon_key="layer_norm_eps",
     activations=("gelu", *_TANH),
     names=TensorNames(gguf=_GGUF_LAYER),

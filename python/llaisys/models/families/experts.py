@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from llaisys.common.errors import ModelLoadError
-from llaisys.models.families.variant import Keys, Sizes
+from llaisys.models.families.variant import scale_of
+from llaisys.models.loading.fields import REQUIRED, Fields
 from llaisys.models.loading.limits import MAX_INTERMEDIATE, MAX_LAYERS
 from llaisys.models.loading.tensor_source import TensorSource
 
 MAX_EXPERTS = 4096
 _SIGMOID = 2  # expert_gating_func of GGUF files
+# Keys of config.json; a config has one of each.
+_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_USED = ("num_experts_per_tok", "moe_k")
+_SHARED_COUNTS = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+_SHARED_INNER = "shared_expert_intermediate_size"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +48,20 @@ class Experts:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertNames:
-    """Names of a family's files within a layer."""
+class ExpertFamily:
+    """Experts of a family: what its configs do not say, and the names in its Hugging Face files
+    within a layer."""
 
+    inner: int = 0  # default of the intermediate size; 0: that of the dense MLP
+    shared_inner: int = 0  # default, likewise of the shared experts
+    is_sigmoid: bool = False  # with a bias for the selection
+    has_score_bias: bool = False  # with softmax
+    is_renormalised: bool = True  # default
+    has_bias: bool = False
+    has_shared_gate: bool = False
+    limit: float = 0.0  # defaults of the clamped SwiGLU
+    alpha: float = 0.0
+    is_gguf_only: bool = False
     block: str = "mlp"
     gate: str = "gate_proj"
     up: str = "up_proj"
@@ -61,58 +78,71 @@ class ExpertNames:
     # `*_bias`; without quantization [experts, hidden, 2 * inner] and [experts, inner, hidden].
     is_interleaved: bool = False
 
+    def read(self, fields: Fields, layers: int) -> Experts | None:
+        """The experts of a config; None: every MLP is dense."""
+        count = _first(fields, _COUNTS, 0, 0)
+        if count == 0 or (self.is_gguf_only and not fields.arch):
+            return None
+        if fields.integer("moe_layer_freq", 1, MAX_LAYERS, 1) != 1:
+            raise fields.fail("moe_layer_freq", "above 1 is not supported")
+        chosen = _expert_layers(fields, layers)
+        if not chosen:
+            return None
+        dense = None if self.inner else fields.integer("intermediate_size", 1, MAX_INTERMEDIATE)
+        inner = fields.integer("moe_intermediate_size", 1, MAX_INTERMEDIATE, self.inner or dense)
+        shared = inner * _first(fields, _SHARED_COUNTS, 0, 0)
+        gating = fields.integer("expert_gating_func", 0, 8, 0)  # GGUF only
+        is_sigmoid = gating == _SIGMOID if gating else self.is_sigmoid
+        has_groups = fields.string("topk_method", None) != "greedy"
+        groups = fields.integer("n_group", 1, MAX_EXPERTS, 1) if has_groups else 1
+        top = groups if fields.arch else 1
+        return Experts(
+            count=count,
+            used=_first(fields, _USED, 1),
+            inner=inner,
+            layers=chosen,
+            shared_inner=shared
+            or fields.integer(_SHARED_INNER, 0, MAX_INTERMEDIATE, self.shared_inner),
+            is_sigmoid=is_sigmoid,
+            is_renormalised=fields.boolean("norm_topk_prob", self.is_renormalised),
+            groups=groups,
+            top_groups=fields.integer("topk_group", 1, MAX_EXPERTS, top) if has_groups else 1,
+            has_score_bias=is_sigmoid or self.has_score_bias,
+            has_bias=self.has_bias,
+            has_shared_gate=self.has_shared_gate,
+            scale=fields.number("routed_scaling_factor", 1e-6, 1e6, 1.0),
+            limit=scale_of(fields, "swiglu_limit", self.limit),
+            alpha=scale_of(fields, "swiglu_alpha", self.alpha),
+        )
 
-ReadExperts = Callable[[Keys, Sizes], Experts | None]
+
+def _first(fields: Fields, keys: tuple[str, ...], low: int, default: Any = REQUIRED) -> int:
+    """The value of the first of `keys` that the config has."""
+    key = next((key for key in keys if fields.has(key)), keys[0])
+    return int(fields.integer(key, low, MAX_EXPERTS, default))
 
 
-def no_experts(keys: Keys, sizes: Sizes) -> Experts | None:
-    return None
-
-
-def mixtral_experts(keys: Keys, sizes: Sizes) -> Experts | None:
-    """Every layer has experts of `intermediate_size`. GGUF files of Mixtral are those of Llama."""
-    count = keys.integer("num_local_experts", "expert_count", MAX_EXPERTS, 0)
-    if count == 0:
-        return None
-    return Experts(
-        count=count,
-        used=keys.integer("num_experts_per_tok", "expert_used_count", MAX_EXPERTS, 2),
-        inner=keys.integer("intermediate_size", "feed_forward_length", MAX_INTERMEDIATE, 0),
-        layers=tuple(range(sizes.layers)),
-    )
-
-
-def gguf_experts(
-    keys: Keys, sizes: Sizes, is_sigmoid: bool = False, is_renormalised: bool = False
-) -> Experts | None:
-    """From the metadata of a GGUF file; dense layers first. The arguments apply where the file does
-    not say it."""
-    fields, arch = keys.fields, keys.arch
-    count = fields.integer(f"{arch}.expert_count", 0, MAX_EXPERTS, 0)
-    dense = fields.integer(f"{arch}.leading_dense_block_count", 0, MAX_LAYERS, 0)
-    if count == 0 or dense >= sizes.layers:
-        return None
-    inner = fields.integer(f"{arch}.expert_feed_forward_length", 1, MAX_INTERMEDIATE)
-    gating = fields.integer(f"{arch}.expert_gating_func", 0, 8, 0)
-    groups = fields.integer(f"{arch}.expert_group_count", 1, MAX_EXPERTS, 1)
-    shared = inner * fields.integer(f"{arch}.expert_shared_count", 0, MAX_EXPERTS, 0)
-    return Experts(
-        count=count,
-        used=fields.integer(f"{arch}.expert_used_count", 1, MAX_EXPERTS),
-        inner=inner,
-        layers=tuple(range(dense, sizes.layers)),
-        shared_inner=shared,
-        is_sigmoid=gating == _SIGMOID if gating else is_sigmoid,
-        is_renormalised=fields.boolean(f"{arch}.expert_weights_norm", is_renormalised),
-        groups=groups,
-        top_groups=fields.integer(f"{arch}.expert_group_used_count", 1, MAX_EXPERTS, groups),
-        has_score_bias=gating == _SIGMOID if gating else is_sigmoid,
-        scale=fields.number(f"{arch}.expert_weights_scale", 1e-6, 1e6, 1.0),
-    )
+def _expert_layers(fields: Fields, count: int) -> tuple[int, ...]:
+    """Listed in `mlp_layer_types`; else one of so many after the first dense ones, without
+    `mlp_only_layers`."""
+    kinds = fields.get("mlp_layer_types")
+    if kinds is not None:
+        is_list = isinstance(kinds, list) and len(kinds) == count
+        if not is_list or any(kind not in ("dense", "sparse") for kind in kinds):
+            raise fields.fail("mlp_layer_types", f"must be {count} of 'dense' or 'sparse'")
+        return tuple(i for i, kind in enumerate(kinds) if kind == "sparse")
+    first = _first(fields, ("first_k_dense_replace", "moe_layer_start_index"), 0, 0)
+    last = fields.integer("moe_layer_end_index", -1, MAX_LAYERS, -1)
+    step = _first(fields, ("decoder_sparse_step", "moe_layer_interval"), 0 if fields.arch else 1, 1)
+    dense = fields.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(type(i) is int for i in dense):
+        raise fields.fail("mlp_only_layers", "must be a list of layer numbers")
+    end = count if last == -1 else min(count, last + 1)
+    return tuple(i for i in range(first, end) if (i + 1) % (step or 1) == 0 and i not in dense)
 
 
 def expert_source(
-    name: str, experts: Experts, names: ExpertNames, is_gguf: bool
+    name: str, experts: Experts, names: ExpertFamily, is_gguf: bool
 ) -> TensorSource | None:
     """Where a tensor of a mixture of experts is; None for other tensors."""
     if ".mlp." not in name:
@@ -149,7 +179,7 @@ def expert_source(
 
 
 def _interleaved_source(block: str, kind: str, is_bias: bool, experts: Experts) -> TensorSource:
-    """Of a family with `ExpertNames.is_interleaved`; `block`: prefix of the experts."""
+    """Of a family with `ExpertFamily.is_interleaved`; `block`: prefix of the experts."""
     name, rows, step = f"{block}.down_proj", None, 1
     if kind != "down_proj":
         name, step = f"{block}.gate_up_proj", 2

@@ -1,61 +1,45 @@
-"""Gemma 1, 2 and 3 (text): norm weights stored minus 1, scaled embeddings, GELU. Gemma 2 adds norms
-after attention and MLP, soft caps and alternating windows (VaultGemma has no norms after them);
-Gemma 3 replaces the caps by norms of q and k and has a RoPE of its own in layers with a window."""
+"""Gemma 1, 2 and 3 (text) and VaultGemma."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from llaisys.common.errors import ModelLoadError
 from llaisys.models.families.decoder import DecoderFamily
 from llaisys.models.families.decoder_tensors import TensorNames
-from llaisys.models.families.rope import rope_section
-from llaisys.models.families.variant import Keys, RopeLayout, Sizes, Variant
-from llaisys.models.families.windows import gguf_pattern_windows, pattern_windows
+from llaisys.models.families.rope import window_theta
+from llaisys.models.families.variant import RopeLayout, Sizes, Variant, scale_of
+from llaisys.models.families.windows import pattern, windows
+from llaisys.models.loading.fields import Fields
 
 LOCAL_THETA = 10000.0  # RoPE base of layers with a window in Gemma 3
 _LARGE_LAYERS = (46, 62)  # of the 27B models, whose attention scale GGUF files do not have
 
 
-def gemma_variant(keys: Keys, sizes: Sizes) -> Variant:
+def gemma_variant(fields: Fields, sizes: Sizes) -> Variant:
     return Variant(mlp="geglu", embedding_scale=sizes.hidden**0.5)
 
 
-def gemma2_variant(keys: Keys, sizes: Sizes) -> Variant:
-    if keys.arch:
-        is_large = sizes.layers in _LARGE_LAYERS
-        scalar: float = sizes.hidden / sizes.heads if is_large else sizes.head_dim
-    else:
-        scalar = keys.number("query_pre_attn_scalar", "", 256.0)
+def gemma2_variant(fields: Fields, sizes: Sizes) -> Variant:
+    scalar: float = sizes.hidden / sizes.heads
+    if not fields.arch:
+        scalar = scale_of(fields, "query_pre_attn_scalar", 256.0)
+    elif sizes.layers not in _LARGE_LAYERS:
+        scalar = sizes.head_dim
     return replace(
-        gemma_variant(keys, sizes),
+        gemma_variant(fields, sizes),
         norm_position="both",
         attention_scale=scalar**-0.5 if scalar else 0.0,
-        attention_soft_cap=keys.number("attn_logit_softcapping", "attn_logit_softcapping"),
-        logit_soft_cap=keys.number("final_logit_softcapping", "final_logit_softcapping"),
+        attention_soft_cap=scale_of(fields, "attn_logit_softcapping"),
+        logit_soft_cap=scale_of(fields, "final_logit_softcapping"),
     )
 
 
-def vaultgemma_variant(keys: Keys, sizes: Sizes) -> Variant:
-    return replace(gemma2_variant(keys, sizes), norm_position="before")
+def vaultgemma_variant(fields: Fields, sizes: Sizes) -> Variant:
+    return replace(gemma2_variant(fields, sizes), norm_position="before")
 
 
-def gemma3_layout(keys: Keys, sizes: Sizes) -> RopeLayout:
-    fields = keys.fields
-    if keys.arch:
-        key = f"{keys.arch}.rope.freq_base_swa"
-        return RopeLayout(window_theta=fields.number(key, 1e-3, 1e12, LOCAL_THETA))
-    section = rope_section(fields)
-    if not section.has("sliding_attention"):
-        key = "rope_local_base_freq"
-        return RopeLayout(window_theta=fields.number(key, 1e-3, 1e12, LOCAL_THETA))
-    local = section.section("sliding_attention")
-    kind = local.string("rope_type", "default")
-    if kind != "default":
-        raise ModelLoadError(
-            f"{local.where}: rope_type is {kind!r}; layers with a window support 'default' only"
-        )
-    return RopeLayout(window_theta=local.number("rope_theta", 1e-3, 1e12, LOCAL_THETA))
+def gemma3_layout(fields: Fields, sizes: Sizes) -> RopeLayout:
+    return RopeLayout(window_theta=window_theta(fields, LOCAL_THETA))
 
 
 _DEFAULTS = {
@@ -66,6 +50,10 @@ _DEFAULTS = {
 }
 GEMMA = DecoderFamily(
     name="gemma",
+    about="Gemma 1, 2 and 3 (text): norm weights stored minus 1, scaled embeddings, GELU. Gemma 2 "
+    "adds norms after attention and MLP, soft caps and alternating windows (VaultGemma has no "
+    "norms after them); Gemma 3 replaces the caps by norms of q and k and has a RoPE of its own in "
+    "layers with a window.",
     variant=gemma_variant,
     defaults=_DEFAULTS,
     activation_keys=("hidden_activation", "hidden_act"),
@@ -76,8 +64,7 @@ GEMMA2 = replace(
     GEMMA,
     name="gemma2",
     variant=gemma2_variant,
-    windows=pattern_windows(4096, 2),
-    gguf_windows=gguf_pattern_windows(2),
+    windows=windows(4096, pattern(2)),
     activations=("gelu_pytorch_tanh",),
     defaults={**_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
     names=TensorNames(
@@ -99,8 +86,7 @@ GEMMA3 = replace(
     GEMMA2,
     name="gemma3_text",
     qk_norm=True,
-    windows=pattern_windows(4096, 6),
-    gguf_windows=gguf_pattern_windows(6),
+    windows=windows(4096, pattern(6)),
     rope_layout=gemma3_layout,
     has_window_rope=True,
     defaults={**_DEFAULTS, "rope_theta": 1e6, "max_position_embeddings": 131072},

@@ -7,10 +7,9 @@ for each head, and `v_b_proj`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from llaisys.models.families.variant import Keys
+from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.limits import MAX_HEAD_DIM, MAX_HIDDEN
 from llaisys.models.loading.tensor_source import TensorSource
 
@@ -52,35 +51,19 @@ class Latent:
         )
 
 
-ReadLatent = Callable[[Keys], Latent | None]
-
-
-def no_latent(keys: Keys) -> Latent | None:
-    return None
-
-
-def deepseek_latent(keys: Keys) -> Latent | None:
-    fields = keys.fields
-    if not keys.arch:
-        return Latent(
-            rank=fields.integer("kv_lora_rank", 1, MAX_RANK),
-            q_rank=fields.integer("q_lora_rank", 1, MAX_HIDDEN, 0),
-            nope_dim=fields.integer("qk_nope_head_dim", 1, MAX_HEAD_DIM),
-            rope_dim=fields.integer("qk_rope_head_dim", 2, MAX_HEAD_DIM),
-            value_dim=fields.integer("v_head_dim", 1, MAX_HEAD_DIM),
-        )
+def read_latent(fields: Fields) -> Latent:
+    rank = fields.integer("kv_lora_rank", 1, MAX_RANK)
+    q_rank = fields.integer("q_lora_rank", 0 if fields.arch else 1, MAX_HIDDEN, 0)
+    if not fields.arch:
+        nope = fields.integer("qk_nope_head_dim", 1, MAX_HEAD_DIM)
+        rope = fields.integer("qk_rope_head_dim", 2, MAX_HEAD_DIM)
+        return Latent(rank, q_rank, nope, rope, fields.integer("v_head_dim", 1, MAX_HEAD_DIM))
     # Files with one kv_b tensor have the sizes of heads in key_length and value_length.
-    key, value = f"{keys.arch}.attention.key_length", f"{keys.arch}.attention.value_length"
-    has_split = fields.has(f"{key}_mla")
-    rope_dim = fields.integer(f"{keys.arch}.rope.dimension_count", 2, MAX_HEAD_DIM)
-    head_dim = fields.integer(f"{key}_mla" if has_split else key, rope_dim + 1, MAX_HEAD_DIM)
-    return Latent(
-        rank=fields.integer(f"{keys.arch}.attention.kv_lora_rank", 1, MAX_RANK),
-        q_rank=fields.integer(f"{keys.arch}.attention.q_lora_rank", 0, MAX_HIDDEN, 0),
-        nope_dim=head_dim - rope_dim,
-        rope_dim=rope_dim,
-        value_dim=fields.integer(f"{value}_mla" if has_split else value, 1, MAX_HEAD_DIM),
-    )
+    suffix = "_mla" if fields.has("attention.key_length_mla") else ""
+    rope = fields.integer("rotary_dim", 2, MAX_HEAD_DIM)
+    head_dim = fields.integer(f"attention.key_length{suffix}", rope + 1, MAX_HEAD_DIM)
+    value_dim = fields.integer(f"attention.value_length{suffix}", 1, MAX_HEAD_DIM)
+    return Latent(rank, q_rank, head_dim - rope, rope, value_dim)
 
 
 def latent_source(

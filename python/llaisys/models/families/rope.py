@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from llaisys.common.errors import ModelLoadError
 from llaisys.models.loading.convert import Array
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.limits import MAX_POSITIONS
@@ -20,6 +20,9 @@ from llaisys.models.loading.limits import MAX_POSITIONS
 MAX_FACTOR = 1e6
 KNOWN = "default, linear, dynamic, yarn, llama3, longrope"
 KNOWN_IN_GGUF = "none, linear, yarn"
+_PREFIX = "rope.scaling"  # of keys of GGUF metadata
+# Reads a small tensor of a GGUF file of the given shape; None: no such tensor.
+ReadVector = Callable[[str, tuple[int, ...]], Array | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +159,26 @@ class LongRopeScaling(RopeScaling):
         return list(self.long if is_long else self.short)
 
 
+def window_theta(fields: Fields, default: float) -> float:
+    """RoPE base of layers with a window, which is not scaled."""
+    local = rope_section(fields).section("sliding_attention")
+    local.choice("rope_type", ("default",), "default")
+    holder = local if local.has("rope_theta") else fields
+    key = "rope_theta" if local.has("rope_theta") else "rope_local_base_freq"
+    return float(holder.number(key, 1e-3, 1e12, default))
+
+
 def rope_section(fields: Fields) -> Fields:
     """`rope_parameters` (transformers 5) or `rope_scaling`; empty when absent."""
     section = fields.section("rope_parameters")
     return section if section.values else fields.section("rope_scaling")
+
+
+def rotated_part(fields: Fields, head_dim: int) -> int:
+    """Values of a head that RoPE rotates."""
+    if fields.arch:
+        return int(fields.integer("rotary_dim", 0, head_dim, head_dim))
+    return int(head_dim * partial_rotary_factor(fields))
 
 
 def partial_rotary_factor(fields: Fields) -> float:
@@ -210,37 +229,44 @@ def parse_rope(
             original_max_position_embeddings=_original(fields, section),
         )
     if kind in ("longrope", "su"):
-        return theta, _longrope(fields, section, head_dim)
+        return theta, _long_from_json(fields, section, head_dim // 2)
     raise section.fail("rope_type", f"{kind!r} is not supported; known: {KNOWN}")
 
 
 def rope_from_gguf(
-    fields: Fields, arch: str, theta: float, factors: Array | None
-) -> RopeScaling | None:
-    """From the keys `ARCH.rope.scaling.*`, or from rope_freqs.weight, [head_dim / 2]."""
-    prefix = f"{arch}.rope.scaling"
-    kind = fields.string(f"{prefix}.type", "none")
-    factor = fields.number(f"{prefix}.factor", 1.0, MAX_FACTOR, 1.0)
+    fields: Fields, rotary_dim: int, truncates: bool, read_vector: ReadVector
+) -> tuple[float, RopeScaling | None]:
+    """(theta, scaling) from the metadata, from rope_freqs.weight, [rotary_dim / 2], or from the
+    tensors of LongRoPE. `truncates`: see `YarnRopeScaling.truncate`."""
+    theta = fields.number("rope_theta", 1e-3, 1e12, 10000.0)
+    names = ("rope_factors_short", "rope_factors_long", "rope_freqs")
+    count = rotary_dim // 2
+    found = {name: read_vector(f"{name}.weight", (count,)) for name in names}
+    short, long, freqs = (
+        None if values is None else _factors(fields, f"{name}.weight", values.tolist(), count)
+        for name, values in found.items()
+    )
+    if short is not None and long is not None:
+        context = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
+        original = fields.integer(f"{_PREFIX}.original_context_length", 1, MAX_POSITIONS, context)
+        attention = fields.number(f"{_PREFIX}.attn_factor", 1e-3, 1e3, None)
+        return theta, _long_rope(short, long, original, context / original, attention)
+    kind = fields.string(f"{_PREFIX}.type", "none")
+    factor = fields.number(f"{_PREFIX}.factor", 1.0, MAX_FACTOR, 1.0)
     scaling: RopeScaling | None = None
     if kind == "none":
-        factor = fields.number(f"{arch}.rope.scale_linear", 1.0, MAX_FACTOR, 1.0)  # old files
-        scaling = LinearRopeScaling(factor) if factor != 1.0 else None
-    elif kind == "linear":
+        factor = fields.number("rope.scale_linear", 1.0, MAX_FACTOR, 1.0)  # old files
+    if kind in ("none", "linear"):
         scaling = LinearRopeScaling(factor) if factor != 1.0 else None
     elif kind == "yarn":
-        scaling = _yarn_from_gguf(fields, arch, factor, theta)
+        scaling = _yarn_from_gguf(fields, factor, theta, truncates)
     else:
-        raise fields.fail(f"{prefix}.type", f"{kind!r} is not supported; known: {KNOWN_IN_GGUF}")
-    if factors is None:
-        return scaling
+        raise fields.fail(f"{_PREFIX}.type", f"{kind!r} is not supported; known: {KNOWN_IN_GGUF}")
+    if freqs is None:
+        return theta, scaling
     if scaling is not None:
-        raise fields.fail(f"{prefix}.type", "is set in a file that also has rope_freqs.weight")
-    values = tuple(float(value) for value in factors)
-    if not all(math.isfinite(value) and 1e-3 <= value <= MAX_FACTOR for value in values):
-        raise ModelLoadError(
-            f"{fields.where}: tensor 'rope_freqs.weight': holds a value outside 0.001..1e6"
-        )
-    return None if all(value == 1.0 for value in values) else GivenRopeScaling(values)
+        raise fields.fail(f"{_PREFIX}.type", "is set in a file that also has rope_freqs.weight")
+    return theta, None if all(value == 1.0 for value in freqs) else GivenRopeScaling(freqs)
 
 
 def _stretched(length: int, factor: float) -> int:
@@ -256,40 +282,39 @@ def _original(fields: Fields, section: Fields) -> int:
     return int(holder.integer(name, 1, MAX_POSITIONS))
 
 
-def long_rope(
-    where: Fields,
-    short: Iterable[float],
-    long: Iterable[float],
+def _factors(fields: Fields, name: str, values: Any, count: int) -> tuple[float, ...]:
+    """Divisors of frequencies."""
+    is_list = isinstance(values, list) and len(values) == count
+    if not is_list or not all(isinstance(value, int | float) for value in values):
+        raise fields.fail(name, f"must be a list of {count} numbers")
+    if not all(math.isfinite(value) and 1e-3 <= value <= MAX_FACTOR for value in values):
+        raise fields.fail(name, "holds a value outside 0.001..1e6")
+    return tuple(map(float, values))
+
+
+def _long_rope(
+    short: tuple[float, ...],
+    long: tuple[float, ...],
     original: int,
     factor: float,
     attention: float | None,
 ) -> LongRopeScaling:
     """`factor`: context divided by the original; `attention` None: the paper's."""
-    lists = []
-    for name, values in (("short_factor", short), ("long_factor", long)):
-        found = tuple(float(value) for value in values)
-        if not all(math.isfinite(value) and 1e-3 <= value <= MAX_FACTOR for value in found):
-            raise where.fail(name, "holds a value outside 0.001..1e6")
-        lists.append(found)
     if attention is None:
         is_scaled = factor > 1.0 and original > 1
         attention = math.sqrt(1 + math.log(factor) / math.log(original)) if is_scaled else 1.0
-    return LongRopeScaling(lists[0], lists[1], original, attention)
+    return LongRopeScaling(short, long, original, attention)
 
 
-def _longrope(fields: Fields, section: Fields, rotary_dim: int) -> LongRopeScaling:
+def _long_from_json(fields: Fields, section: Fields, count: int) -> LongRopeScaling:
     original = _original(fields, section)
     factor = fields.integer("max_position_embeddings", 1, MAX_POSITIONS) / original
-    lists = []
-    for name in ("short_factor", "long_factor"):
-        values = section.values.get(name)
-        is_list = isinstance(values, list) and len(values) == rotary_dim // 2
-        found = values if is_list and values is not None else []
-        if not found or not all(isinstance(value, int | float) for value in found):
-            raise section.fail(name, f"must be a list of {rotary_dim // 2} numbers")
-        lists.append(found)
+    short, long = (
+        _factors(section, name, section.get(name), count)
+        for name in ("short_factor", "long_factor")
+    )
     attention = section.number("attention_factor", 1e-3, 1e3, None)
-    return long_rope(section, lists[0], lists[1], original, factor, attention)
+    return _long_rope(short, long, original, factor, attention)
 
 
 def _yarn(fields: Fields, section: Fields, theta: float) -> YarnRopeScaling:
@@ -308,50 +333,37 @@ def _yarn(fields: Fields, section: Fields, theta: float) -> YarnRopeScaling:
             attention = _mscale(factor, mscale) / _mscale(factor, all_dims)
         else:
             attention = _mscale(factor)
-    return _checked(
-        section,
-        theta,
-        YarnRopeScaling(
-            factor=factor,
-            original_max_position_embeddings=original,
-            attention=attention,
-            beta_fast=section.number("beta_fast", 0.0, 1e6, 0.0) or 32.0,
-            beta_slow=section.number("beta_slow", 0.0, 1e6, 0.0) or 1.0,
-            truncate=section.boolean("truncate", True),
-        ),
-    )
+    fast = section.number("beta_fast", 0.0, 1e6, 0.0) or 32.0
+    slow = section.number("beta_slow", 0.0, 1e6, 0.0) or 1.0
+    truncates = section.boolean("truncate", True)
+    found = YarnRopeScaling(factor, original, attention, fast, slow, truncates)
+    return _checked(section, theta, found)
 
 
-def _yarn_from_gguf(fields: Fields, arch: str, factor: float, theta: float) -> YarnRopeScaling:
+def _yarn_from_gguf(
+    fields: Fields, factor: float, theta: float, truncates: bool
+) -> YarnRopeScaling:
     """`yarn_attn_factor`, the `attention_factor` of config.json, replaces the factor of the paper;
     `attn_factor` multiplies it. With a `yarn_log_multiplier` (DeepSeek) the factor applies to whole
     products, not to rotated values."""
-    prefix = f"{arch}.rope.scaling"
-    is_latent = fields.has(f"{arch}.attention.kv_lora_rank")
-    multiplier = fields.number(f"{prefix}.yarn_log_multiplier", 0.0, 1e6, 0.0)
-    for name, neutral in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
-        if is_latent and name == "yarn_log_multiplier":
-            continue
-        found = fields.number(f"{prefix}.{name}", -1e6, 1e6, neutral)
-        if found != neutral and not (name == "yarn_ext_factor" and found < 0):  # negative: default
-            raise fields.fail(f"{prefix}.{name}", f"is {found}; only {neutral} is supported")
-    context = fields.integer(f"{arch}.context_length", 1, MAX_POSITIONS)
+    is_latent = fields.has("kv_lora_rank")
+    multiplier = fields.number(f"{_PREFIX}.yarn_log_multiplier", 0.0, 1e6, 0.0)
+    if multiplier and not is_latent:
+        raise fields.fail(
+            f"{_PREFIX}.yarn_log_multiplier", f"is {multiplier}; only 0.0 is supported"
+        )
+    mix = fields.number(f"{_PREFIX}.yarn_ext_factor", -1e6, 1e6, 1.0)
+    if mix >= 0 and mix != 1.0:  # negative: default
+        raise fields.fail(f"{_PREFIX}.yarn_ext_factor", f"is {mix}; only 1.0 is supported")
+    context = fields.integer("max_position_embeddings", 1, MAX_POSITIONS)
     attention = 1.0 if is_latent and multiplier else _mscale(factor)
-    attention = fields.number(f"{prefix}.yarn_attn_factor", 1e-3, 1e3, attention)
-    attention *= fields.number(f"{prefix}.attn_factor", 1e-3, 1e3, 1.0)
-    return _checked(
-        fields,
-        theta,
-        YarnRopeScaling(
-            factor=factor,
-            original_max_position_embeddings=fields.integer(
-                f"{prefix}.original_context_length", 1, MAX_POSITIONS, context
-            ),
-            attention=attention,
-            beta_fast=fields.number(f"{prefix}.yarn_beta_fast", 1e-6, 1e6, 32.0),
-            beta_slow=fields.number(f"{prefix}.yarn_beta_slow", 1e-6, 1e6, 1.0),
-        ),
-    )
+    attention = fields.number(f"{_PREFIX}.yarn_attn_factor", 1e-3, 1e3, attention)
+    attention *= fields.number(f"{_PREFIX}.attn_factor", 1e-3, 1e3, 1.0)
+    original = fields.integer(f"{_PREFIX}.original_context_length", 1, MAX_POSITIONS, context)
+    fast = fields.number(f"{_PREFIX}.yarn_beta_fast", 1e-6, 1e6, 32.0)
+    slow = fields.number(f"{_PREFIX}.yarn_beta_slow", 1e-6, 1e6, 1.0)
+    found = YarnRopeScaling(factor, original, attention, fast, slow, truncates)
+    return _checked(fields, theta, found)
 
 
 def _checked(section: Fields, theta: float, scaling: YarnRopeScaling) -> YarnRopeScaling:

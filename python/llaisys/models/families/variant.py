@@ -1,4 +1,4 @@
-"""How a decoder departs from the Llama architecture, read from config.json or GGUF metadata."""
+"""How a decoder departs from the Llama architecture."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llaisys.models.loading.fields import Fields
 
-MAX_SCALE = 1e6
+MAX_SCALE = 1e6  # of multipliers and caps
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,33 +44,6 @@ class RopeLayout:
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
-    """A config in either format. Methods take the key of config.json and that of GGUF metadata
-    (without the architecture); '' is a key that the format does not have."""
-
-    fields: Fields
-    arch: str  # '' for config.json
-
-    def key(self, json: str, gguf: str) -> str:
-        if not self.arch:
-            return json
-        return f"{self.arch}.{gguf}" if gguf else ""
-
-    def number(self, json: str, gguf: str, default: float = 0.0) -> float:
-        """A multiplier or cap, at least 0."""
-        key = self.key(json, gguf)
-        return float(self.fields.number(key, 0.0, MAX_SCALE, default)) if key else default
-
-    def integer(self, json: str, gguf: str, high: int, default: int) -> int:
-        key = self.key(json, gguf)
-        return int(self.fields.integer(key, 0, high, default)) if key else default
-
-    def boolean(self, json: str, gguf: str, default: bool) -> bool:
-        key = self.key(json, gguf)
-        return self.fields.boolean(key, default) if key else default
-
-
-@dataclass(frozen=True, slots=True)
 class Sizes:
     """Sizes that a variant may depend on."""
 
@@ -80,13 +53,10 @@ class Sizes:
     head_dim: int
 
 
-ReadVariant = Callable[[Keys, Sizes], Variant]
-ReadLayout = Callable[[Keys, Sizes], RopeLayout]
+ReadVariant = Callable[[Fields, Sizes], Variant]
+ReadLayout = Callable[[Fields, Sizes], RopeLayout]
 
 
-def llama_variant(keys: Keys, sizes: Sizes) -> Variant:
-    return Variant()
-
-
-def llama_layout(keys: Keys, sizes: Sizes) -> RopeLayout:
-    return RopeLayout()
+def scale_of(fields: Fields, key: str, default: float = 0.0) -> float:
+    """A multiplier or cap, at least 0."""
+    return float(fields.number(key, 0.0, MAX_SCALE, default))

@@ -1,4 +1,4 @@
-"""Sliding windows of the layers, from config.json or GGUF metadata."""
+"""Sliding windows of the layers."""
 
 from __future__ import annotations
 
@@ -10,26 +10,72 @@ from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.limits import MAX_POSITIONS
 
 Windows = tuple[int | None, tuple[int, ...]]  # (window in tokens, layers with that window)
-JsonWindows = Callable[[Fields, int], Windows]  # (config.json, number of layers)
-GgufWindows = Callable[[Fields, str, int], Windows]  # (metadata, key of the window, layers)
+ReadWindows = Callable[[Fields, int], Windows]  # (config, number of layers)
+ReadLayers = Callable[[Fields, int], tuple[int, ...]]  # the layers with a window
 _TYPES = ("full_attention", "sliding_attention")
 
 
 def no_windows(fields: Fields, layers: int) -> Windows:
-    """Full attention in every layer, even if the config names a window."""
+    """Full attention in every layer, even if config.json names a window."""
+    if fields.arch and fields.has("sliding_window"):
+        raise fields.fail("sliding_window", "is not supported in GGUF files of this architecture")
     return None, ()
 
 
-def no_gguf_windows(fields: Fields, key: str, layers: int) -> Windows:
-    """GGUF files of a family whose windows have no metadata: a window is rejected."""
-    if fields.has(key):
-        raise fields.fail(key, "is not supported in GGUF files of this architecture")
-    return None, ()
+def every_layer(fields: Fields, layers: int) -> tuple[int, ...]:
+    return tuple(range(layers))
 
 
-def window_layers(fields: Fields, layers: int) -> tuple[int, ...] | None:
+def late_layers(first: int) -> ReadLayers:
+    """Layers from `max_window_layers` on; `first`: its default."""
+
+    def chosen(fields: Fields, layers: int) -> tuple[int, ...]:
+        no_windows(fields, layers)  # GGUF files have no such key
+        start = fields.integer("max_window_layers", 0, MAX_POSITIONS, first)
+        return tuple(range(min(start, layers), layers))
+
+    return chosen
+
+
+def pattern(step: int, full: int = -1) -> ReadLayers:
+    """All layers except one of `step`, that with the remainder `full`. The file may have another
+    step; GGUF files may have one boolean per layer."""
+
+    def chosen(fields: Fields, layers: int) -> tuple[int, ...]:
+        private = "_sliding_window_pattern"
+        key = private if fields.has(private) else "sliding_window_pattern"
+        given = fields.get(key)
+        if fields.arch and isinstance(given, list | np.ndarray):
+            if len(given) < layers:  # multi-token prediction layers have a boolean too
+                raise fields.fail(key, f"must have {layers} entries")
+            return tuple(i for i in range(layers) if given[i])
+        size = fields.integer(key, 1, MAX_POSITIONS, step)
+        return tuple(i for i in range(layers) if i % size != full % size)
+
+    return chosen
+
+
+def windows(default: int | None = None, chosen: ReadLayers = every_layer) -> ReadWindows:
+    """`sliding_window` in the layers of `layer_types`, else in `chosen`. `default`: where
+    config.json does not say; null is no window."""
+
+    def read(fields: Fields, layers: int) -> Windows:
+        is_given = bool(fields.arch) or "sliding_window" in fields.values
+        low = 0 if fields.arch else 1  # GGUF: 0 is no window
+        window = fields.integer("sliding_window", low, MAX_POSITIONS, None if is_given else default)
+        if not window:
+            return None, ()
+        found = _named_layers(fields, layers)
+        if found is None:
+            found = chosen(fields, layers)
+        return (window, found) if found else (None, ())
+
+    return read
+
+
+def _named_layers(fields: Fields, layers: int) -> tuple[int, ...] | None:
     """The layers with a window in `layer_types`; None without that key."""
-    types = fields.values.get("layer_types")
+    types = fields.get("layer_types")
     if types is None:
         return None
     if not isinstance(types, list) or len(types) != layers:
@@ -38,57 +84,3 @@ def window_layers(fields: Fields, layers: int) -> tuple[int, ...] | None:
         if item not in _TYPES:
             raise fields.fail("layer_types", f"holds {item!r}; known: {', '.join(_TYPES)}")
     return tuple(i for i, item in enumerate(types) if item == "sliding_attention")
-
-
-def with_layers(window: int | None, chosen: tuple[int, ...]) -> Windows:
-    return (window, chosen) if window is not None and chosen else (None, ())
-
-
-def every_layer(fields: Fields, layers: int) -> Windows:
-    """`sliding_window`, if set, applies to every layer."""
-    window = fields.integer("sliding_window", 1, MAX_POSITIONS, None)
-    return with_layers(window, tuple(range(layers)))
-
-
-def gguf_every_layer(fields: Fields, key: str, layers: int) -> Windows:
-    """As `every_layer`; 0 means no window."""
-    window = fields.integer(key, 0, MAX_POSITIONS, 0)
-    return with_layers(window or None, tuple(range(layers)))
-
-
-def _in_pattern(layers: int, pattern: int) -> tuple[int, ...]:
-    """All layers except every `pattern`-th."""
-    return tuple(i for i in range(layers) if (i + 1) % pattern)
-
-
-def pattern_windows(default_window: int, pattern: int) -> JsonWindows:
-    """All layers except every `pattern`-th have a window, unless `layer_types` names others."""
-
-    def windows(fields: Fields, layers: int) -> Windows:
-        window = fields.integer("sliding_window", 1, MAX_POSITIONS, default_window)
-        chosen = window_layers(fields, layers)
-        if chosen is None:
-            private = "_sliding_window_pattern"
-            key = private if fields.has(private) else "sliding_window_pattern"
-            chosen = _in_pattern(layers, fields.integer(key, 1, MAX_POSITIONS, pattern))
-        return with_layers(window, chosen)
-
-    return windows
-
-
-def gguf_pattern_windows(pattern: int) -> GgufWindows:
-    """As `pattern_windows`; the pattern may be in the metadata as a number."""
-
-    def windows(fields: Fields, key: str, layers: int) -> Windows:
-        window = fields.integer(key, 0, MAX_POSITIONS, 0)
-        given = fields.values.get(f"{key}_pattern")
-        if not isinstance(given, list | np.ndarray):
-            step = fields.integer(f"{key}_pattern", 1, MAX_POSITIONS, pattern)
-            return with_layers(window or None, _in_pattern(layers, step))
-        # One boolean per layer, of multi-token prediction layers too.
-        if len(given) < layers:
-            raise fields.fail(f"{key}_pattern", f"must have {layers} entries")
-        chosen = tuple(i for i in range(layers) if given[i])
-        return with_layers(window or None, chosen)
-
-    return windows

@@ -54,6 +54,7 @@ class Family(ABC):
     same name."""
 
     name: str  # model_type of config.json and general.architecture of GGUF files
+    about: str = ""  # for the reference page
     gguf_pre_tokenizer: str = "default"  # for GGUF files without tokenizer.ggml.pre
 
     @abstractmethod

@@ -5,7 +5,7 @@ Uses the checks of common/validation; errors are ModelLoadErrors that name the f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
@@ -35,18 +35,28 @@ class Fields:
     An absent or null key gives the default; without a default it is an error.
     """
 
+    arch = ""  # of GGUF metadata that is read under the names of config.json
+
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values = values
         self.where = where
 
+    def key(self, name: str) -> str:
+        """The key in the file."""
+        return name
+
+    def get(self, key: str) -> Any:
+        """The unchecked value; None: absent."""
+        return self.values.get(self.key(key))
+
     def has(self, key: str) -> bool:
-        return self.values.get(key) is not None
+        return self.get(key) is not None
 
     def fail(self, key: str, why: str) -> ModelLoadError:
-        return ModelLoadError(f"{self.where}: {key} {why}")
+        return ModelLoadError(f"{self.where}: {self.key(key)} {why}")
 
     def _get(self, key: str, default: T | _Required) -> Any:
-        value = self.values.get(key)
+        value = self.get(key)
         if value is not None:
             return value
         if isinstance(default, _Required):
@@ -56,7 +66,7 @@ class Fields:
     def _check(self, check: Callable[..., T], key: str, value: Any, *limits: Any) -> T:
         """Apply `check`; turn InvalidInputError into ModelLoadError."""
         try:
-            return check(key, value, *limits)
+            return check(self.key(key), value, *limits)
         except InvalidInputError as error:
             raise ModelLoadError(f"{self.where}: {error}") from None
 
@@ -78,6 +88,16 @@ class Fields:
     def string(self, key: str, default: str | _Required | None = REQUIRED) -> Any:
         value = self._get(key, default)
         return value if value is default else self._check(check_string, key, value)
+
+    def choice(
+        self, key: str, known: Sequence[str], default: str | _Required | None = REQUIRED
+    ) -> Any:
+        """A string that is one of `known`."""
+        value = self.string(key, default)
+        if value != default and value not in known:
+            only = f"only {known[0]!r} is supported" if len(known) == 1 else "known: "
+            raise self.fail(key, f"is {value[:40]!r}; {only}{', '.join(known[1:] and known)}")
+        return value
 
     def section(self, key: str) -> Fields:
         """The object under `key` (empty when absent)."""
