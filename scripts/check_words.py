@@ -90,6 +90,7 @@ ALLOWED = (
     Allowed("docs/reference/configuration.md", "async stepping", "deprecated name"),
     Allowed("CHANGELOG.md", "async stepping", "deprecated name"),
     Allowed("src/ops/sample_rows/*", "processors?", "logits processors"),
+    Allowed("test/cpp/sample_rows_reference.hpp", "processors?", "logits processors"),
     Allowed("test/cuda/native/check_sample_rows.cu", "processors?", "logits processors"),
     Allowed("test/*.py", "draw", "the API of hypothesis"),
     Allowed("scripts/draft_training/prompts.py", ".*", "training prompts are ordinary prose"),

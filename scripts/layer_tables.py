@@ -117,7 +117,7 @@ CPP_LAYERS: dict[str, list[str]] = {
 }  # fmt: skip
 
 # File pattern -> headers that it must not include: op.cpp of an operator checks its arguments and
-# dispatches by device, and uses a device only through its own cpu.hpp.
+# dispatches by device, and knows a device only by the kernels that its op.hpp declares.
 CPP_NEVER: dict[str, list[str]] = {"ops/*/op.cpp": ["ops/cpu", "device/cpu"]}
 
 CPP_FORBIDDEN_HEADERS = {"omp.h": "no OpenMP: threads come from device/cpu/thread_pool.hpp"}

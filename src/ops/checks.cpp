@@ -89,15 +89,35 @@ void Checks::real_rows(const char *argument, const Tensor &tensor, int dims) con
     dense_rows(argument, tensor);
 }
 
+void Checks::real_rows(const char *argument, const Tensor &tensor,
+                       std::initializer_list<int64_t> expected) const {
+    real_rows(argument, tensor, int(expected.size()));
+    shape(argument, tensor, expected);
+}
+
 void Checks::real_output(const char *argument, const Tensor &tensor, int dims) const {
     real_rows(argument, tensor, dims);
     writable(argument, tensor);
 }
 
-void Checks::vector(const char *argument, const Tensor &tensor, DType expected, int64_t n) const {
+void Checks::real_output(const char *argument, const Tensor &tensor,
+                         std::initializer_list<int64_t> expected) const {
+    real_output(argument, tensor, int(expected.size()));
+    shape(argument, tensor, expected);
+}
+
+void Checks::dense(const char *argument, const Tensor &tensor, DType dtype_expected,
+                   std::initializer_list<int64_t> expected) const {
     device(argument, tensor);
-    dtype(argument, tensor, expected);
-    shape(argument, tensor, {n});
+    dtype(argument, tensor, dtype_expected);
+    shape(argument, tensor, expected);
+    contiguous(argument, tensor);
+}
+
+void Checks::matrix(const char *argument, const Tensor &tensor, DType dtype_expected) const {
+    device(argument, tensor);
+    dtype(argument, tensor, dtype_expected);
+    ndim(argument, tensor, 2);
     contiguous(argument, tensor);
 }
 

@@ -86,8 +86,7 @@ void check_kv_rows(const Checks &check, const char *name, const Tensor &rows, co
         check.contiguous(name, rows);
         return;
     }
-    check.real_rows(name, rows, 3);
-    check.shape(name, rows, {n, kv.n_heads, kv.head_dim});
+    check.real_rows(name, rows, {n, kv.n_heads, kv.head_dim});
 }
 
 } // namespace llaisys::ops

@@ -3,6 +3,7 @@
 
 #include "check.hpp"
 #include "runtime/runner/model_runner.hpp"
+#include "sample_rows_reference.hpp"
 
 #include <algorithm>
 #include <cmath>

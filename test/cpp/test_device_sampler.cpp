@@ -3,6 +3,7 @@
 #include "fake_device.hpp"
 #include "runtime/runner/device_sampler.hpp"
 #include "runtime/runner/sampler.hpp"
+#include "sample_rows_reference.hpp"
 
 #include <numeric>
 #include <string>

@@ -1,4 +1,5 @@
 // Sampling on the device equals sampling on the host.
+#include "sample_rows_reference.hpp"
 #include "sampler_rows.hpp"
 
 #include "runtime/runner/device_sampler.hpp"

@@ -1,4 +1,4 @@
-#include "ops/add/cpu.hpp"
+#include "ops/add/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 

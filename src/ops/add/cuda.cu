@@ -1,5 +1,5 @@
 // out = a + b, elementwise. One thread per value; memory-bound.
-#include "ops/add/cuda.hpp"
+#include "ops/add/op.hpp"
 
 #include "ops/cuda/common.cuh"
 

@@ -1,7 +1,5 @@
 #include "ops/add/op.hpp"
 
-#include "ops/add/cpu.hpp"
-#include "ops/add/cuda.hpp"
 #include "ops/checks.hpp"
 
 namespace llaisys::ops {
@@ -15,24 +13,13 @@ void add(const device::Stream &stream, const Tensor &out, const Tensor &a, const
     const auto check_input = [&](const char *name, const Tensor &input) {
         check.device(name, input);
         check.real(name, input);
-        if (input.shape() != out.shape()) {
-            fail(LLAISYS_ERROR_INVALID, "add: ", name, ": got shape ", input.shape().text(),
-                 ", expected that of out ", out.shape().text());
-        }
+        require(input.shape() == out.shape(), "add: ", name, ": got shape ", input.shape(),
+                ", expected that of out ", out.shape());
         check.contiguous(name, input);
     };
     check_input("a", a);
     check_input("b", b);
-    switch (stream.type()) {
-    case LLAISYS_DEVICE_CPU:
-        return add_cpu(stream, out, a, b);
-#if defined(LLAISYS_HAVE_CUDA)
-    case LLAISYS_DEVICE_NVIDIA:
-        return add_cuda(stream, out, a, b);
-#endif
-    default:
-        check.no_kernel();
-    }
+    check.dispatch(LLAISYS_KERNELS(add), out, a, b);
 }
 
 } // namespace llaisys::ops

@@ -7,5 +7,6 @@
 namespace llaisys::ops {
 
 void add(const device::Stream &stream, const Tensor &out, const Tensor &a, const Tensor &b);
+decltype(add) add_cpu, add_cuda;
 
 } // namespace llaisys::ops

@@ -1,4 +1,4 @@
-#include "ops/argmax/cpu.hpp"
+#include "ops/argmax/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 

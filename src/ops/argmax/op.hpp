@@ -14,5 +14,6 @@ struct ArgmaxOnHost {
 
 void argmax(const device::Stream &stream, const Tensor &max_index, const Tensor &max_value,
             const Tensor &values, const ArgmaxOnHost &host = {});
+decltype(argmax) argmax_cpu, argmax_cuda;
 
 } // namespace llaisys::ops

@@ -1,7 +1,7 @@
 // Divides attention into work items: some tokens of one sequence x one KV head, or several adjacent
 // KV heads when there are few tokens. With few items and long sequences the spans of an item are
 // distributed too and merged in order, with bitwise identical results.
-#include "ops/attention/cpu.hpp"
+#include "ops/attention/op.hpp"
 
 #include "ops/cpu/byte_attention.hpp"
 #include "ops/cpu/rows.hpp"

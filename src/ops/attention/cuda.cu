@@ -11,7 +11,7 @@
 //  512, 16 bits, one KV head, no sinks
 //  everything else (f32, other sizes)    attention_reference_kernel below: one block per token and
 //                                        head, one warp per fourth key
-#include "ops/attention/cuda.hpp"
+#include "ops/attention/op.hpp"
 
 #include "ops/attention/cuda_bytes.cuh"
 #include "ops/attention/cuda_launch.cuh"

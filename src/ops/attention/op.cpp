@@ -1,8 +1,5 @@
 #include "ops/attention/op.hpp"
 
-#include "ops/attention/cpu.hpp"
-#include "ops/attention/cuda.hpp"
-
 #include <algorithm>
 
 namespace llaisys::ops {
@@ -54,44 +51,23 @@ void attention(const device::Stream &stream, const Tensor &out, const Tensor &q,
     const int64_t n = q.size(0);
     const int64_t d = q.size(2);
     check_kv(check, kv);
-    check.real_output("out", out, 3);
-    check.shape("out", out, {n, q.size(1), kv.value_dim});
-    if (kv.head_dim != d) {
-        fail(LLAISYS_ERROR_INVALID, "attention: k_cache: got heads of ", kv.head_dim,
-             ", expected those of q, ", d);
-    }
-    if (kv.n_heads == 0 || q.size(1) % kv.n_heads != 0) {
-        fail(LLAISYS_ERROR_INVALID, "attention: q: got ", q.size(1),
-             " heads, expected a multiple of the ", kv.n_heads, " of k_cache");
-    }
+    check.real_output("out", out, {n, q.size(1), kv.value_dim});
+    require(kv.head_dim == d, "attention: k_cache: got heads of ", kv.head_dim,
+            ", expected those of q, ", d);
+    require(kv.n_heads != 0 && q.size(1) % kv.n_heads == 0, "attention: q: got ", q.size(1),
+            " heads, expected a multiple of the ", kv.n_heads, " of k_cache");
     check.vector("q_rows", lists.q_rows, LLAISYS_DTYPE_I32, n);
     check.vector("begin", lists.begin, LLAISYS_DTYPE_I32, n);
     check.vector("end", lists.end, LLAISYS_DTYPE_I32, n);
-    check.device("tables", lists.tables);
-    check.dtype("tables", lists.tables, LLAISYS_DTYPE_I32);
-    check.ndim("tables", lists.tables, 2);
-    check.contiguous("tables", lists.tables);
-    if (lists.block_size < 1) {
-        fail(LLAISYS_ERROR_INVALID, "attention: block_size: got ", lists.block_size,
-             ", expected at least 1");
-    }
-    if (!(soft_cap >= 0)) {
-        fail(LLAISYS_ERROR_INVALID, "attention: soft_cap: got ", soft_cap, ", expected at least 0");
-    }
+    check.matrix("tables", lists.tables, LLAISYS_DTYPE_I32);
+    require(lists.block_size >= 1, "attention: block_size: got ", lists.block_size,
+            ", expected at least 1");
+    require(soft_cap >= 0, "attention: soft_cap: got ", soft_cap, ", expected at least 0");
     if (sinks != nullptr) {
         check.vector("sinks", *sinks, LLAISYS_DTYPE_F32, q.size(1));
     }
     check.index_range("q_rows", lists.q_rows, lists.tables.size(0));
-    switch (stream.type()) {
-    case LLAISYS_DEVICE_CPU:
-        return attention_cpu(stream, out, q, kv, lists, scale, soft_cap, sinks);
-#if defined(LLAISYS_HAVE_CUDA)
-    case LLAISYS_DEVICE_NVIDIA:
-        return attention_cuda(stream, out, q, kv, lists, scale, soft_cap, sinks);
-#endif
-    default:
-        check.no_kernel();
-    }
+    check.dispatch(LLAISYS_KERNELS(attention), out, q, kv, lists, scale, soft_cap, sinks);
 }
 
 } // namespace llaisys::ops

@@ -64,5 +64,8 @@ struct AttentionLists {
 void attention(const device::Stream &stream, const Tensor &out, const Tensor &q, const KvLayer &kv,
                const AttentionLists &lists, float scale, float soft_cap = 0.0f,
                const Tensor *sinks = nullptr);
+// The CPU checks begin, end and the blocks that they reach before it writes anything; CUDA does not
+// detect slots outside the cache.
+decltype(attention) attention_cpu, attention_cuda;
 
 } // namespace llaisys::ops

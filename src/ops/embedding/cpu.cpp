@@ -1,4 +1,4 @@
-#include "ops/embedding/cpu.hpp"
+#include "ops/embedding/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 

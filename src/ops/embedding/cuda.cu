@@ -1,5 +1,5 @@
 // Embedding lookup. One block per row; memory-bound.
-#include "ops/embedding/cuda.hpp"
+#include "ops/embedding/op.hpp"
 
 #include "ops/cuda/common.cuh"
 

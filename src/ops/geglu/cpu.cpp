@@ -1,4 +1,4 @@
-#include "ops/geglu/cpu.hpp"
+#include "ops/geglu/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 

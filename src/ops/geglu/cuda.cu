@@ -1,7 +1,7 @@
 // GeGLU: out = up * gelu(gate), gelu(x) = x / (1 + exp(-2 sqrt(2 / pi) (x + 0.044715 x^3))), which
 // equals the tanh approximation, or x (1 + erf(x / sqrt(2))) / 2. One value per thread;
 // memory-bound.
-#include "ops/geglu/cuda.hpp"
+#include "ops/geglu/op.hpp"
 
 #include "ops/cuda/common.cuh"
 

@@ -1,5 +1,5 @@
 // A grouped linear: the rows of a head are a group.
-#include "ops/head_linear/cpu.hpp"
+#include "ops/head_linear/op.hpp"
 
 #include <vector>
 

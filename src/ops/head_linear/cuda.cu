@@ -6,7 +6,7 @@
 //   everything else                     head_linear_reference_kernel: one warp per output
 //
 // Both sum along K in one fixed order: batch-invariant.
-#include "ops/head_linear/cuda.hpp"
+#include "ops/head_linear/op.hpp"
 
 #include "ops/cuda/common.cuh"
 #include "ops/cuda/dispatch_dtype.cuh"

@@ -10,5 +10,6 @@ namespace llaisys::ops {
 // that row and its weight only.
 void head_linear(const device::Stream &stream, const Tensor &out, const Tensor &in,
                  const ExpertWeights &weights);
+decltype(head_linear) head_linear_cpu, head_linear_cuda;
 
 } // namespace llaisys::ops

@@ -1,4 +1,4 @@
-#include "ops/kv_blocks/cpu.hpp"
+#include "ops/kv_blocks/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 

@@ -3,7 +3,7 @@
 // keys and one for the values of a KV block; bound by the host link. If the keys of a block are a
 // multiple of 16 bytes, every offset is 16-byte aligned. An 8-bit block is its bytes, then its
 // scales [n_heads, block_size].
-#include "ops/kv_blocks/cuda.hpp"
+#include "ops/kv_blocks/op.hpp"
 
 #include "ops/cuda/kv_bytes.cuh"
 

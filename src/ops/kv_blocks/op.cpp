@@ -1,8 +1,5 @@
 #include "ops/kv_blocks/op.hpp"
 
-#include "ops/kv_blocks/cpu.hpp"
-#include "ops/kv_blocks/cuda.hpp"
-
 namespace llaisys::ops {
 
 namespace {
@@ -25,16 +22,8 @@ void kv_blocks(const device::Stream &stream, KvDirection direction, const KvLaye
     check.writable("v_cache", kv.values());
     check_numbers("blocks", blocks, n, kv.n_slots / block_size);
     check_numbers("host_slots", host_slots, n, host.n_slots);
-    switch (stream.type()) {
-    case LLAISYS_DEVICE_CPU:
-        return kv_blocks_cpu(stream, direction, kv, block_size, host, blocks, host_slots, n);
-#if defined(LLAISYS_HAVE_CUDA)
-    case LLAISYS_DEVICE_NVIDIA:
-        return kv_blocks_cuda(stream, direction, kv, block_size, host, blocks, host_slots, n);
-#endif
-    default:
-        check.no_kernel();
-    }
+    check.dispatch(LLAISYS_KERNELS(kv_blocks), direction, kv, block_size, host, blocks, host_slots,
+                   n);
 }
 
 } // namespace llaisys::ops

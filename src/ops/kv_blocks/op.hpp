@@ -21,5 +21,6 @@ struct KvHost {
 void kv_blocks(const device::Stream &stream, KvDirection direction, const KvLayer &kv,
                int64_t block_size, const KvHost &host, const int32_t *blocks,
                const int32_t *host_slots, int64_t n);
+decltype(kv_blocks) kv_blocks_cpu, kv_blocks_cuda;
 
 } // namespace llaisys::ops

@@ -1,4 +1,4 @@
-#include "ops/kv_load/cpu.hpp"
+#include "ops/kv_load/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 

@@ -1,6 +1,6 @@
 // rows[i] = cache[slots[i]]. One block for the keys and one for the values of a slot;
 // memory-bound.
-#include "ops/kv_load/cuda.hpp"
+#include "ops/kv_load/op.hpp"
 
 #include "ops/cuda/kv_bytes.cuh"
 

@@ -1,8 +1,5 @@
 #include "ops/kv_load/op.hpp"
 
-#include "ops/kv_load/cpu.hpp"
-#include "ops/kv_load/cuda.hpp"
-
 namespace llaisys::ops {
 
 void kv_load(const device::Stream &stream, const Tensor &k, const Tensor *v, const KvLayer &kv,
@@ -10,8 +7,6 @@ void kv_load(const device::Stream &stream, const Tensor &k, const Tensor *v, con
     const Checks check{"kv_load", stream};
     check_kv(check, kv);
     const auto check_output = [&](const char *name, const Tensor &rows) {
-        check.device(name, rows);
-        check.ndim(name, rows, 3);
         check_kv_rows(check, name, rows, kv, k.size(0));
         check.writable(name, rows);
         check.contiguous(name, rows);
@@ -23,16 +18,7 @@ void kv_load(const device::Stream &stream, const Tensor &k, const Tensor *v, con
     }
     check.vector("slots", slots, LLAISYS_DTYPE_I32, k.size(0));
     check.index_range("slots", slots, kv.n_slots);
-    switch (stream.type()) {
-    case LLAISYS_DEVICE_CPU:
-        return kv_load_cpu(stream, k, v, kv, slots);
-#if defined(LLAISYS_HAVE_CUDA)
-    case LLAISYS_DEVICE_NVIDIA:
-        return kv_load_cuda(stream, k, v, kv, slots);
-#endif
-    default:
-        check.no_kernel();
-    }
+    check.dispatch(LLAISYS_KERNELS(kv_load), k, v, kv, slots);
 }
 
 } // namespace llaisys::ops

@@ -9,5 +9,6 @@ namespace llaisys::ops {
 // layout (check_kv_rows); slots i32 [n] within the cache. v null: keys only.
 void kv_load(const device::Stream &stream, const Tensor &k, const Tensor *v, const KvLayer &kv,
              const Tensor &slots);
+decltype(kv_load) kv_load_cpu, kv_load_cuda;
 
 } // namespace llaisys::ops

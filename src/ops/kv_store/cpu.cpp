@@ -1,4 +1,4 @@
-#include "ops/kv_store/cpu.hpp"
+#include "ops/kv_store/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 

@@ -1,6 +1,6 @@
 // cache[slots[i]] = values[i]. One block for the keys and one for the values of a token;
 // memory-bound. 8-bit caches: one warp per head, which finds the scale and then quantises.
-#include "ops/kv_store/cuda.hpp"
+#include "ops/kv_store/op.hpp"
 
 #include "ops/cuda/kv_bytes.cuh"
 

@@ -1,8 +1,5 @@
 #include "ops/kv_store/op.hpp"
 
-#include "ops/kv_store/cpu.hpp"
-#include "ops/kv_store/cuda.hpp"
-
 namespace llaisys::ops {
 
 void kv_store(const device::Stream &stream, const KvLayer &kv, const Tensor &k, const Tensor *v,
@@ -11,8 +8,6 @@ void kv_store(const device::Stream &stream, const KvLayer &kv, const Tensor &k, 
     check_kv(check, kv);
     check.writable("k_cache", kv.k);
     check.writable("v_cache", kv.values());
-    check.device("values", k);
-    check.ndim("values", k, 3);
     const int64_t n = k.size(0);
     check_kv_rows(check, "values", k, kv, n);
     if (v != nullptr) {
@@ -21,16 +16,7 @@ void kv_store(const device::Stream &stream, const KvLayer &kv, const Tensor &k, 
     }
     check.vector("slots", slots, LLAISYS_DTYPE_I32, n);
     check.index_range("slots", slots, kv.n_slots);
-    switch (stream.type()) {
-    case LLAISYS_DEVICE_CPU:
-        return kv_store_cpu(stream, kv, k, v, slots);
-#if defined(LLAISYS_HAVE_CUDA)
-    case LLAISYS_DEVICE_NVIDIA:
-        return kv_store_cuda(stream, kv, k, v, slots);
-#endif
-    default:
-        check.no_kernel();
-    }
+    check.dispatch(LLAISYS_KERNELS(kv_store), kv, k, v, slots);
 }
 
 } // namespace llaisys::ops

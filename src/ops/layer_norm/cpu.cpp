@@ -1,4 +1,4 @@
-#include "ops/layer_norm/cpu.hpp"
+#include "ops/layer_norm/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 

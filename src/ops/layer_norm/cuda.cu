@@ -1,6 +1,6 @@
 // Layer norm: out = (x - mean) / sqrt(variance + epsilon) * weight + bias. One block per row, which
 // is read three times (from L2 after the first). Memory-bound.
-#include "ops/layer_norm/cuda.hpp"
+#include "ops/layer_norm/op.hpp"
 
 #include "ops/cuda/common.cuh"
 

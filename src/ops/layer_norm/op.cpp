@@ -1,8 +1,6 @@
 #include "ops/layer_norm/op.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/layer_norm/cpu.hpp"
-#include "ops/layer_norm/cuda.hpp"
 
 namespace llaisys::ops {
 
@@ -12,24 +10,12 @@ void layer_norm(const device::Stream &stream, const Tensor &out, const Tensor &i
     check.real_rows("in", in, 2);
     const int64_t n = in.size(0);
     const int64_t d = in.size(1);
-    check.real_output("out", out, 2);
-    check.shape("out", out, {n, d});
-    check.real_rows("weight", weight, 1);
-    check.shape("weight", weight, {d});
+    check.real_output("out", out, {n, d});
+    check.real_rows("weight", weight, {d});
     if (bias != nullptr) {
-        check.real_rows("bias", *bias, 1);
-        check.shape("bias", *bias, {d});
+        check.real_rows("bias", *bias, {d});
     }
-    switch (stream.type()) {
-    case LLAISYS_DEVICE_CPU:
-        return layer_norm_cpu(stream, out, in, weight, bias, epsilon);
-#if defined(LLAISYS_HAVE_CUDA)
-    case LLAISYS_DEVICE_NVIDIA:
-        return layer_norm_cuda(stream, out, in, weight, bias, epsilon);
-#endif
-    default:
-        check.no_kernel();
-    }
+    check.dispatch(LLAISYS_KERNELS(layer_norm), out, in, weight, bias, epsilon);
 }
 
 } // namespace llaisys::ops

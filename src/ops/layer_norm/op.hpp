@@ -9,5 +9,6 @@ namespace llaisys::ops {
 // bias null: none.
 void layer_norm(const device::Stream &stream, const Tensor &out, const Tensor &in,
                 const Tensor &weight, const Tensor *bias, float epsilon);
+decltype(layer_norm) layer_norm_cpu, layer_norm_cuda;
 
 } // namespace llaisys::ops

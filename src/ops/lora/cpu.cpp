@@ -1,4 +1,4 @@
-#include "ops/lora/cpu.hpp"
+#include "ops/lora/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 

@@ -6,7 +6,7 @@
 //     ranks above 64,
 //     batch-invariant      cuda_two_kernels.cuh: A and B are read once per tile of rows
 //   everything else        reference kernels below, f32; for tests
-#include "ops/lora/cuda.hpp"
+#include "ops/lora/op.hpp"
 
 #include "ops/cuda/dispatch_dtype.cuh"
 #include "ops/lora/cuda_norm.cuh"

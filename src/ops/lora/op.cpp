@@ -1,8 +1,6 @@
 #include "ops/lora/op.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/lora/cpu.hpp"
-#include "ops/lora/cuda.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -68,8 +66,7 @@ void check_lora(const Checks &check, const Tensor &in, const LoraPart *parts, in
         check.device("a", weight.a);
         check.dtype("a", weight.a, first.a.dtype());
         check.shape("a", weight.a, {first.n_slots(), first.max_rank(), in.size(1)});
-        check.real_output("out", *parts[p].out, 2);
-        check.shape("out", *parts[p].out, {m, weight.out_features()});
+        check.real_output("out", *parts[p].out, {m, weight.out_features()});
     }
     check.vector("rows", rows.rows, LLAISYS_DTYPE_I32, m);
     check.device("tiles", rows.tiles);
@@ -194,16 +191,7 @@ void lora(const device::Stream &stream, const Tensor &in, const LoraPart *parts,
     if (in.size(0) == 0) {
         return;
     }
-    switch (stream.type()) {
-    case LLAISYS_DEVICE_CPU:
-        return lora_cpu(stream, in, parts, n_parts, rows, scratch);
-#if defined(LLAISYS_HAVE_CUDA)
-    case LLAISYS_DEVICE_NVIDIA:
-        return lora_cuda(stream, in, parts, n_parts, rows, scratch);
-#endif
-    default:
-        check.no_kernel();
-    }
+    check.dispatch(LLAISYS_KERNELS(lora), in, parts, n_parts, rows, scratch);
 }
 
 void add_pending_lora(const device::Stream &stream, const Tensor &out, const PendingLora &pending) {

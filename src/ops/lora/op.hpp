@@ -78,6 +78,7 @@ int64_t lora_scratch(int64_t m, int64_t n_parts, int64_t in_features, int64_t ma
 // have the same slots and max_rank. scratch: f32, at least lora_scratch() values.
 void lora(const device::Stream &stream, const Tensor &in, const LoraPart *parts, int n_parts,
           const LoraRows &rows, const Tensor &scratch);
+decltype(lora) lora_cpu, lora_cuda;
 
 // A product t = A x whose B t is to be added to a tensor later.
 struct PendingLora {

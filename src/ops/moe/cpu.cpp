@@ -1,4 +1,4 @@
-#include "ops/moe/cpu.hpp"
+#include "ops/moe/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 #include "ops/swiglu/op.hpp"

@@ -14,7 +14,7 @@
 //   everything else    cuda_reference.cuh
 //
 // No result is read by the host: all launches are fit for graph capture.
-#include "ops/moe/cuda.hpp"
+#include "ops/moe/op.hpp"
 
 #include "ops/cuda/dispatch_dtype.cuh"
 #include "ops/cuda/quant_weight.cuh"

@@ -1,7 +1,7 @@
 // Launches cuda_token.cuh.
 #include "ops/cuda/dispatch_dtype.cuh"
-#include "ops/moe/cuda.hpp"
 #include "ops/moe/cuda_token.cuh"
+#include "ops/moe/op.hpp"
 
 #include <algorithm>
 

@@ -1,8 +1,6 @@
 #include "ops/moe/op.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/moe/cpu.hpp"
-#include "ops/moe/cuda.hpp"
 
 #include <cmath>
 
@@ -12,47 +10,33 @@ namespace {
 
 void check_experts(const Checks &check, const char *argument, const ExpertWeights *weights,
                    int64_t out_features, int64_t in_features) {
-    if (weights == nullptr || !weights->defined()) {
-        fail(LLAISYS_ERROR_INVALID, check.op, ": ", argument, ": got none, expected experts");
-    }
-    if (weights->out_features != out_features || weights->in_features != in_features) {
-        fail(LLAISYS_ERROR_INVALID, check.op, ": ", argument, ": got experts of [",
-             weights->out_features, ", ", weights->in_features, "], expected [", out_features, ", ",
-             in_features, "]");
-    }
+    require(weights != nullptr && weights->defined(), check.op, ": ", argument,
+            ": got none, expected experts");
+    require(weights->out_features == out_features && weights->in_features == in_features, check.op,
+            ": ", argument, ": got experts of [", weights->out_features, ", ", weights->in_features,
+            "], expected [", out_features, ", ", in_features, "]");
 }
 
 void check_bias(const Checks &check, const char *argument, const Tensor *bias, int64_t experts,
                 int64_t out_features) {
     if (bias != nullptr) {
-        check.device(argument, *bias);
-        check.real(argument, *bias);
-        check.ndim(argument, *bias, 2);
-        check.shape(argument, *bias, {experts, out_features});
+        check.real_rows(argument, *bias, {experts, out_features});
         check.contiguous(argument, *bias);
     }
 }
 
 void check_scratch(const Checks &check, const char *argument, const Tensor &tensor, int64_t rows,
                    int64_t columns) {
-    check.real_output(argument, tensor, 2);
-    check.shape(argument, tensor, {rows, columns});
+    check.real_output(argument, tensor, {rows, columns});
     check.contiguous(argument, tensor);
 }
 
 // Checks the selected experts of n tokens and their weights; returns the experts of a token.
 int64_t check_selected(const Checks &check, const Tensor &experts, const Tensor &weights,
                        int64_t n) {
-    check.device("experts", experts);
-    check.ndim("experts", experts, 2);
     const int64_t k = experts.size(1);
-    check.dtype("experts", experts, LLAISYS_DTYPE_I32);
-    check.shape("experts", experts, {n, k});
-    check.contiguous("experts", experts);
-    check.device("weights", weights);
-    check.dtype("weights", weights, LLAISYS_DTYPE_F32);
-    check.shape("weights", weights, {n, k});
-    check.contiguous("weights", weights);
+    check.dense("experts", experts, LLAISYS_DTYPE_I32, {n, k});
+    check.dense("weights", weights, LLAISYS_DTYPE_F32, {n, k});
     return k;
 }
 
@@ -109,10 +93,7 @@ int64_t moe_sorted_size(int64_t n_pairs, int64_t n_experts) { return n_experts +
 void moe_route(const device::Stream &stream, const Tensor &experts, const Tensor &weights,
                const Tensor &logits, const Tensor *bias, const MoeRouting &routing) {
     const Checks check{"moe_route", stream};
-    check.device("logits", logits);
-    check.dtype("logits", logits, LLAISYS_DTYPE_F32);
-    check.ndim("logits", logits, 2);
-    check.contiguous("logits", logits);
+    check.matrix("logits", logits, LLAISYS_DTYPE_F32);
     const int64_t n = logits.size(0);
     const int64_t n_experts = logits.size(1);
     const int64_t k = check_selected(check, experts, weights, n);
@@ -120,16 +101,7 @@ void moe_route(const device::Stream &stream, const Tensor &experts, const Tensor
         check.vector("bias", *bias, LLAISYS_DTYPE_F32, n_experts);
     }
     check_routing(routing, n_experts, k);
-    switch (stream.type()) {
-    case LLAISYS_DEVICE_CPU:
-        return moe_route_cpu(stream, experts, weights, logits, bias, routing);
-#if defined(LLAISYS_HAVE_CUDA)
-    case LLAISYS_DEVICE_NVIDIA:
-        return moe_route_cuda(stream, experts, weights, logits, bias, routing);
-#endif
-    default:
-        check.no_kernel();
-    }
+    check.dispatch(LLAISYS_KERNELS(moe_route), experts, weights, logits, bias, routing);
 }
 
 bool moe_norm_route(const device::Stream &stream, const Tensor &experts, const Tensor &weights,
@@ -174,14 +146,12 @@ void moe_mlp(const device::Stream &stream, const Tensor &out, bool adds, const T
     const int64_t n = in.size(0);
     const int64_t hidden = in.size(1);
     const int64_t k = check_selected(check, experts, weights, n);
-    if (mlp.gate == nullptr || !mlp.gate->defined()) {
-        fail(LLAISYS_ERROR_INVALID, "moe_mlp: gate: got none, expected experts");
-    }
+    require(mlp.gate != nullptr && mlp.gate->defined(),
+            "moe_mlp: gate: got none, expected experts");
     const int64_t inner = mlp.gate->out_features;
     const int64_t count = mlp.gate->count;
     check_mlp(check, mlp, count, hidden, inner);
-    check.real_output("out", out, 2);
-    check.shape("out", out, {n, hidden});
+    check.real_output("out", out, {n, hidden});
     if (adds) {
         check.dtype("out", out, LLAISYS_DTYPE_F32);
     }
@@ -190,39 +160,21 @@ void moe_mlp(const device::Stream &stream, const Tensor &out, bool adds, const T
     if (n == 0) {
         return;
     }
-    switch (stream.type()) {
-    case LLAISYS_DEVICE_CPU:
+    if (stream.type() == LLAISYS_DEVICE_CPU) {
         check_scratch(check, "buffers.up", buffers.up, n * k, inner);
         check.index_range("experts", experts.view({n * k}), count);
-        return moe_mlp_cpu(stream, out, adds, in, experts, weights, mlp, buffers);
-#if defined(LLAISYS_HAVE_CUDA)
-    case LLAISYS_DEVICE_NVIDIA:
+    } else {
         check.vector("buffers.sorted", buffers.sorted, LLAISYS_DTYPE_I32,
                      moe_sorted_size(n * k, count));
-        return moe_mlp_cuda(stream, out, adds, in, experts, weights, mlp, buffers);
-#endif
-    default:
-        check.no_kernel();
     }
+    check.dispatch(LLAISYS_KERNELS(moe_mlp), out, adds, in, experts, weights, mlp, buffers);
 }
 
 void sigmoid_scale(const device::Stream &stream, const Tensor &rows, const Tensor &logits) {
     const Checks check{"sigmoid_scale", stream};
     check.real_output("rows", rows, 2);
-    check.device("logits", logits);
-    check.dtype("logits", logits, LLAISYS_DTYPE_F32);
-    check.shape("logits", logits, {rows.size(0), 1});
-    check.contiguous("logits", logits);
-    switch (stream.type()) {
-    case LLAISYS_DEVICE_CPU:
-        return sigmoid_scale_cpu(stream, rows, logits);
-#if defined(LLAISYS_HAVE_CUDA)
-    case LLAISYS_DEVICE_NVIDIA:
-        return sigmoid_scale_cuda(stream, rows, logits);
-#endif
-    default:
-        check.no_kernel();
-    }
+    check.dense("logits", logits, LLAISYS_DTYPE_F32, {rows.size(0), 1});
+    check.dispatch(LLAISYS_KERNELS(sigmoid_scale), rows, logits);
 }
 
 } // namespace llaisys::ops

@@ -23,6 +23,7 @@ struct MoeRouting {
 // with a bias. NaN counts as the lowest score.
 void moe_route(const device::Stream &stream, const Tensor &experts, const Tensor &weights,
                const Tensor &logits, const Tensor *bias, const MoeRouting &routing);
+decltype(moe_route) moe_route_cpu, moe_route_cuda;
 
 // The input of a router: rows of the residual stream, their RMS norm and the product.
 struct RouterInput {
@@ -39,6 +40,7 @@ struct RouterInput {
 // none for these arguments; nothing is written then.
 bool moe_norm_route(const device::Stream &stream, const Tensor &experts, const Tensor &weights,
                     const RouterInput &input, const Tensor *bias, const MoeRouting &routing);
+decltype(moe_norm_route) moe_norm_route_cuda;
 
 // Weights of one product of all experts, packed for the device.
 struct ExpertWeights {
@@ -81,14 +83,17 @@ int64_t moe_sorted_size(int64_t n_pairs, int64_t n_experts);
 void moe_mlp(const device::Stream &stream, const Tensor &out, bool adds, const Tensor &in,
              const Tensor &experts, const Tensor &weights, const ExpertMlp &mlp,
              const MoeBuffers &buffers);
+decltype(moe_mlp) moe_mlp_cpu, moe_mlp_cuda;
 
 // input.residual (f32, one row) += the weighted MLPs of k experts, with the norm, the router and
 // the routing in one kernel. False where the device has none for these arguments; nothing is
 // written then.
 bool moe_token(const device::Stream &stream, const RouterInput &input, const Tensor *bias,
                const MoeRouting &routing, const ExpertMlp &mlp, int64_t k);
+decltype(moe_token) moe_token_cuda;
 
 // rows[t] *= sigmoid(logits[t]); rows [n, d] real strided, logits f32 [n, 1].
 void sigmoid_scale(const device::Stream &stream, const Tensor &rows, const Tensor &logits);
+decltype(sigmoid_scale) sigmoid_scale_cpu, sigmoid_scale_cuda;
 
 } // namespace llaisys::ops

@@ -1,6 +1,6 @@
 // Bound: arithmetic, a few operations per value and candidate scale. Loops over a block are written
 // to vectorise.
-#include "ops/quantise/cpu.hpp"
+#include "ops/quantise/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 

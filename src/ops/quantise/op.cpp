@@ -1,7 +1,6 @@
 #include "ops/quantise/op.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/quantise/cpu.hpp"
 
 namespace llaisys::ops {
 
@@ -11,19 +10,12 @@ void quantise(const device::Stream &stream, const Tensor &out, const Tensor &in)
     check.device("out", out);
     check.writable("out", out);
     const DType to = out.dtype();
-    if (to != LLAISYS_DTYPE_Q8_0 && to != LLAISYS_DTYPE_Q4_0 && to != LLAISYS_DTYPE_Q4_1 &&
-        to != LLAISYS_DTYPE_F8_G128) {
-        fail(LLAISYS_ERROR_INVALID, "quantise: out: got dtype ", name_of(to),
-             ", expected q8_0, q4_0, q4_1 or f8_g128");
-    }
+    require(to == LLAISYS_DTYPE_Q8_0 || to == LLAISYS_DTYPE_Q4_0 || to == LLAISYS_DTYPE_Q4_1 ||
+                to == LLAISYS_DTYPE_F8_G128,
+            "quantise: out: got dtype ", name_of(to), ", expected q8_0, q4_0, q4_1 or f8_g128");
     check.shape("out", out, {in.size(0), in.size(1)});
     check.contiguous("out", out);
-    switch (stream.type()) {
-    case LLAISYS_DEVICE_CPU:
-        return quantise_cpu(stream, out, in);
-    default:
-        check.no_kernel();
-    }
+    check.dispatch(quantise_cpu, nullptr, out, in);
 }
 
 } // namespace llaisys::ops

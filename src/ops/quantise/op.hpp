@@ -7,5 +7,6 @@
 namespace llaisys::ops {
 
 void quantise(const device::Stream &stream, const Tensor &out, const Tensor &in);
+decltype(quantise) quantise_cpu;
 
 } // namespace llaisys::ops

@@ -1,4 +1,4 @@
-#include "ops/rearrange/cpu.hpp"
+#include "ops/rearrange/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 

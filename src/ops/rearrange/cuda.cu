@@ -1,6 +1,6 @@
 // Copies between strided layouts of up to LLAISYS_MAX_DIMS dimensions. One thread per element;
 // memory-bound when both sides are contiguous in the last dimension.
-#include "ops/rearrange/cuda.hpp"
+#include "ops/rearrange/op.hpp"
 
 #include "ops/cuda/common.cuh"
 

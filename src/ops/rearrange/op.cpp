@@ -1,8 +1,6 @@
 #include "ops/rearrange/op.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/rearrange/cpu.hpp"
-#include "ops/rearrange/cuda.hpp"
 
 namespace llaisys::ops {
 
@@ -12,20 +10,9 @@ void rearrange(const device::Stream &stream, const Tensor &out, const Tensor &in
     check.device("out", out);
     check.writable("out", out);
     check.dtype("out", out, in.dtype());
-    if (out.shape() != in.shape()) {
-        fail(LLAISYS_ERROR_INVALID, "rearrange: out: got shape ", out.shape().text(),
-             ", expected that of in ", in.shape().text());
-    }
-    switch (stream.type()) {
-    case LLAISYS_DEVICE_CPU:
-        return rearrange_cpu(stream, out, in);
-#if defined(LLAISYS_HAVE_CUDA)
-    case LLAISYS_DEVICE_NVIDIA:
-        return rearrange_cuda(stream, out, in);
-#endif
-    default:
-        check.no_kernel();
-    }
+    require(out.shape() == in.shape(), "rearrange: out: got shape ", out.shape(),
+            ", expected that of in ", in.shape());
+    check.dispatch(LLAISYS_KERNELS(rearrange), out, in);
 }
 
 Tensor contiguous(const device::Stream &stream, const Tensor &tensor) {

@@ -1,4 +1,4 @@
-#include "ops/rms_norm/cpu.hpp"
+#include "ops/rms_norm/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 

@@ -1,6 +1,6 @@
 // RMS norm: out = x / rms(x) * weight, where x is the input, or residual += input. Fast path in
 // ops/cuda/rms_norm_rows.cuh; here one block per row, which is read twice.
-#include "ops/rms_norm/cuda.hpp"
+#include "ops/rms_norm/op.hpp"
 
 #include "ops/cuda/dispatch_dtype.cuh"
 #include "ops/cuda/rms_norm_rows.cuh"

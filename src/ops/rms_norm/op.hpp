@@ -9,8 +9,10 @@ namespace llaisys::ops {
 
 void rms_norm(const device::Stream &stream, const Tensor &out, const Tensor &in,
               const Tensor &weight, float epsilon);
+decltype(rms_norm) rms_norm_cpu, rms_norm_cuda;
 
 void add_rms_norm(const device::Stream &stream, const Tensor &out, const Tensor &residual,
                   const Tensor &in, const Tensor &weight, float epsilon);
+decltype(add_rms_norm) add_rms_norm_cpu, add_rms_norm_cuda;
 
 } // namespace llaisys::ops

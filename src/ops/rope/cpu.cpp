@@ -1,4 +1,4 @@
-#include "ops/rope/cpu.hpp"
+#include "ops/rope/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 
@@ -7,6 +7,11 @@ namespace llaisys::ops {
 namespace {
 
 constexpr int64_t kAngles = 128; // pairs rotated at a time
+
+struct Rotation {
+    const Tensor &out;
+    const Tensor &in;
+};
 
 // Rotates pairs [first, first + n) of every head of token i; the angles are shared by the heads.
 void rope_pairs(const cpu::Kernels &kernels, const Tensor &out, const Tensor &in, int64_t i,
@@ -28,15 +33,14 @@ void rope_pairs(const cpu::Kernels &kernels, const Tensor &out, const Tensor &in
     }
 }
 
-} // namespace
-
-void rope_cpu(const device::Stream &stream, const Rotation *rotations, int count,
-              const Tensor &positions, const Tensor &inv_freq, float factor) {
+// All tensors have the same tokens and d.
+void rotate(const device::Stream &stream, std::initializer_list<Rotation> rotations,
+            const Tensor &positions, const Tensor &inv_freq, float factor) {
     const int64_t n = positions.size(0);
     const int64_t d = 2 * inv_freq.size(0);
     int64_t heads = 0;
-    for (int r = 0; r < count; ++r) {
-        heads += rotations[r].in.size(1);
+    for (const Rotation &rotation : rotations) {
+        heads += rotation.in.size(1);
     }
     const cpu::Kernels &kernels = cpu::kernels();
     cpu::for_rows(stream, n, heads * d + 4 * d, [&](int64_t first, int64_t last) {
@@ -52,12 +56,24 @@ void rope_cpu(const device::Stream &stream, const Rotation *rotations, int count
                     cos[j] *= times;
                     sin[j] *= times;
                 }
-                for (int r = 0; r < count; ++r) {
-                    rope_pairs(kernels, rotations[r].out, rotations[r].in, i, p, pairs, cos, sin);
+                for (const Rotation &rotation : rotations) {
+                    rope_pairs(kernels, rotation.out, rotation.in, i, p, pairs, cos, sin);
                 }
             }
         }
     });
+}
+
+} // namespace
+
+void rope_cpu(const device::Stream &stream, const Tensor &out, const Tensor &in,
+              const Tensor &positions, const Tensor &inv_freq, float factor) {
+    rotate(stream, {{out, in}}, positions, inv_freq, factor);
+}
+
+void rope_both_cpu(const device::Stream &stream, const Tensor &q, const Tensor &k,
+                   const Tensor &positions, const Tensor &inv_freq, float factor) {
+    rotate(stream, {{q, q}, {k, k}}, positions, inv_freq, factor);
 }
 
 } // namespace llaisys::ops

@@ -1,5 +1,5 @@
 // Rotary position embedding (RoPE) of pairs (i, i + d / 2). One block per token. Memory-bound.
-#include "ops/rope/cuda.hpp"
+#include "ops/rope/op.hpp"
 
 #include "ops/cuda/common.cuh"
 

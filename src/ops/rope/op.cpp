@@ -1,8 +1,6 @@
 #include "ops/rope/op.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/rope/cpu.hpp"
-#include "ops/rope/cuda.hpp"
 
 namespace llaisys::ops {
 
@@ -14,12 +12,8 @@ void check_rope(const Checks &check, const Tensor &out, const Tensor &in, const 
     const int64_t n = in.size(0);
     const int64_t heads = in.size(1);
     const int64_t d = in.size(2);
-    if (d % 2 != 0) {
-        fail(LLAISYS_ERROR_INVALID, "rope: in: got shape ", in.shape().text(),
-             ", expected an even last dimension");
-    }
-    check.real_output("out", out, 3);
-    check.shape("out", out, {n, heads, d});
+    require(d % 2 == 0, "rope: in: got shape ", in.shape(), ", expected an even last dimension");
+    check.real_output("out", out, {n, heads, d});
     check.vector("positions", positions, LLAISYS_DTYPE_I64, n);
     check.vector("inv_freq", inv_freq, LLAISYS_DTYPE_F32, d / 2);
 }
@@ -30,17 +24,7 @@ void rope(const device::Stream &stream, const Tensor &out, const Tensor &in,
           const Tensor &positions, const Tensor &inv_freq, float factor) {
     const Checks check{"rope", stream};
     check_rope(check, out, in, positions, inv_freq);
-    const Rotation rotation{out, in};
-    switch (stream.type()) {
-    case LLAISYS_DEVICE_CPU:
-        return rope_cpu(stream, &rotation, 1, positions, inv_freq, factor);
-#if defined(LLAISYS_HAVE_CUDA)
-    case LLAISYS_DEVICE_NVIDIA:
-        return rope_cuda(stream, out, in, positions, inv_freq, factor);
-#endif
-    default:
-        check.no_kernel();
-    }
+    check.dispatch(LLAISYS_KERNELS(rope), out, in, positions, inv_freq, factor);
 }
 
 void rope_both(const device::Stream &stream, const Tensor &q, const Tensor &k,
@@ -52,8 +36,7 @@ void rope_both(const device::Stream &stream, const Tensor &q, const Tensor &k,
     const Checks check{"rope", stream};
     check_rope(check, q, q, positions, inv_freq);
     check_rope(check, k, k, positions, inv_freq);
-    const Rotation rotations[] = {{q, q}, {k, k}};
-    rope_cpu(stream, rotations, 2, positions, inv_freq, factor);
+    rope_both_cpu(stream, q, k, positions, inv_freq, factor);
 }
 
 Tensor layer_frequencies(const Tensor &inv_freq, int64_t layer) {

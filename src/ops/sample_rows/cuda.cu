@@ -1,7 +1,7 @@
 // adjust_rows and weigh_rows: one block per row, which is read once. Memory-bound for many rows,
 // latency-bound for few. Sums have the order of the CPU kernels: 8 lanes over blocks of 512
 // weights, one thread per lane, then block by block.
-#include "ops/sample_rows/cuda.hpp"
+#include "ops/sample_rows/op.hpp"
 
 #include "base/sampling.hpp"
 #include "ops/cuda/common.cuh"

@@ -1,6 +1,6 @@
 // sample_rows: one block per row, one thread per candidate; a few microseconds for any number of
 // rows. rank_rows: one block per row, which is read only for a token that is not one of the best.
-#include "ops/sample_rows/cuda.hpp"
+#include "ops/sample_rows/op.hpp"
 
 #include "ops/cuda/common.cuh"
 #include "ops/sample_rows/cuda_pick.cuh"

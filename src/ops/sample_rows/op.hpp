@@ -1,6 +1,6 @@
 // Sampling operators over rows of logits in device memory. The maths is base/sampling.hpp and
 // docs/guides/sampling.md; the results are bitwise identical to runtime/runner/sampler_math.cpp.
-// The CPU versions are references for tests: the host sampler reads its rows directly.
+// The CPU has no kernels: the host sampler reads its rows directly.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -28,6 +28,7 @@ struct RowAdjustments {
 // out f32 [n, vocabulary] = the rows of logits f32 [.., vocabulary] after mask, bias and penalties.
 void adjust_rows(const device::Stream &stream, const Tensor &out, const Tensor &logits,
                  const RowAdjustments &adjustments);
+decltype(adjust_rows) adjust_rows_cuda;
 
 // Sum of weights of rows of logits f32 [.., vocabulary], given their k best f32 [.., k], largest
 // first: sums i64 [n], the bits of the double that softmax_weights() returns, 0 when all are -inf. rows i32
@@ -37,6 +38,7 @@ void adjust_rows(const device::Stream &stream, const Tensor &out, const Tensor &
 void weigh_rows(const device::Stream &stream, const Tensor &sums, const Tensor &picks,
                 const Tensor &logits, const Tensor &best, const Tensor &rows,
                 const Tensor &temperatures, const Tensor &uniforms);
+decltype(weigh_rows) weigh_rows_cuda;
 
 // How a row is sampled from its best candidates: the best one, the index picked by the weights of
 // the whole row, or a pick among the candidates that truncating processors leave.
@@ -64,6 +66,7 @@ constexpr int64_t kMaxTopK = 256;
 void sample_rows(const device::Stream &stream, const Tensor &ids, const Tensor &is_open,
                  const Tensor &logits, const Tensor &best_ids, const Tensor &best,
                  const Tensor &sums, const Tensor &picks, const RowSampling &samples);
+decltype(sample_rows) sample_rows_cuda;
 
 // Logprob inputs of sampled tokens, ids i64 [n] of rows i32 [n] of logits f32 [.., vocabulary] with
 // their k best, best_ids i32 and best f32 [.., k].
@@ -75,5 +78,10 @@ struct RowRanks {
 void rank_rows(const device::Stream &stream, const RowRanks &out, const Tensor &ids,
                const Tensor &logits, const Tensor &rows, const Tensor &best_ids,
                const Tensor &best);
+decltype(rank_rows) rank_rows_cuda;
+
+// For tests: the kernels of the CPU.
+void use_row_kernels_on_cpu(decltype(adjust_rows) *adjust, decltype(weigh_rows) *weigh,
+                            decltype(sample_rows) *sample, decltype(rank_rows) *rank);
 
 } // namespace llaisys::ops

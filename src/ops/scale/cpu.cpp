@@ -1,4 +1,4 @@
-#include "ops/scale/cpu.hpp"
+#include "ops/scale/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 

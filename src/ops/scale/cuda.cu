@@ -1,5 +1,5 @@
 // out = x * factor, or soft_cap * tanh(x * factor / soft_cap). One value per thread; memory-bound.
-#include "ops/scale/cuda.hpp"
+#include "ops/scale/op.hpp"
 
 #include "ops/cuda/common.cuh"
 

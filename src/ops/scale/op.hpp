@@ -9,5 +9,6 @@ namespace llaisys::ops {
 // soft_cap 0: none. Converts if the dtypes differ.
 void scale(const device::Stream &stream, const Tensor &out, const Tensor &in, float factor,
            float soft_cap = 0.0f);
+decltype(scale) scale_cpu, scale_cuda;
 
 } // namespace llaisys::ops

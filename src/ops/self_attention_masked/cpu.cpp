@@ -1,6 +1,6 @@
 // Converts the mask to lists of visible slots, in order, and runs the attention kernel on them.
 // Tokens whose lists share a prefix (a causal mask) share one list.
-#include "ops/self_attention_masked/cpu.hpp"
+#include "ops/self_attention_masked/op.hpp"
 
 #include "ops/attention/op.hpp"
 

@@ -1,6 +1,6 @@
 // Converts a mask into block tables, one row per token (one warp each), for the attention
 // kernels. Needs n * m integers for a mask [n, m]; for tests.
-#include "ops/self_attention_masked/cuda.hpp"
+#include "ops/self_attention_masked/op.hpp"
 
 #include "ops/attention/op.hpp"
 #include "ops/cuda/common.cuh"

@@ -8,5 +8,6 @@ namespace llaisys::ops {
 
 void self_attention_masked(const device::Stream &stream, const Tensor &out, const Tensor &q,
                            const Tensor &k, const Tensor &v, const Tensor &mask, float scale);
+decltype(self_attention_masked) self_attention_masked_cpu, self_attention_masked_cuda;
 
 } // namespace llaisys::ops

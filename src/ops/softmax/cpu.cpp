@@ -1,4 +1,4 @@
-#include "ops/softmax/cpu.hpp"
+#include "ops/softmax/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 

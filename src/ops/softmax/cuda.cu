@@ -1,5 +1,5 @@
 // Softmax of each row. One block per row, three passes; memory-bound.
-#include "ops/softmax/cuda.hpp"
+#include "ops/softmax/op.hpp"
 
 #include "ops/cuda/common.cuh"
 

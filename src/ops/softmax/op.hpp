@@ -7,5 +7,6 @@
 namespace llaisys::ops {
 
 void softmax(const device::Stream &stream, const Tensor &out, const Tensor &in);
+decltype(softmax) softmax_cpu, softmax_cuda;
 
 } // namespace llaisys::ops

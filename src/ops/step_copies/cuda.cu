@@ -1,7 +1,7 @@
 // Small copies between pinned host memory and the device, 16 bytes per thread. Host memory is
 // read before grid_dependency_wait(): its content is final when the kernel is queued, so the host
 // link latency overlaps with the previous kernel.
-#include "ops/step_copies/cuda.hpp"
+#include "ops/step_copies/op.hpp"
 
 #include "ops/cuda/common.cuh"
 

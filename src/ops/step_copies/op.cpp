@@ -1,7 +1,6 @@
 #include "ops/step_copies/op.hpp"
 
 #include "ops/checks.hpp"
-#include "ops/step_copies/cuda.hpp"
 
 #include <cstring>
 
@@ -38,17 +37,20 @@ void check_sampled(const Checks &check, const SampledTokens &sampled, const std:
     }
 }
 
-void copy_cpu(std::byte *to, const std::byte *from, int64_t bytes) {
+void bring_out_cpu(const device::Stream & /*stream*/, std::byte *to, const std::byte *from,
+                   int64_t bytes) {
     if (to != from && bytes > 0) {
         std::memcpy(to, from, size_t(bytes));
     }
 }
 
-void fill_sampled_cpu(const SampledTokens &sampled) {
-    for (int64_t i = 0; i < sampled.tokens.size(0); ++i) {
-        const int32_t source = sampled.sources.as<int32_t>()[i];
+void bring_in_cpu(const device::Stream &stream, std::byte *to, const std::byte *from, int64_t bytes,
+                  const SampledTokens *sampled) {
+    bring_out_cpu(stream, to, from, bytes);
+    for (int64_t i = 0; sampled != nullptr && i < sampled->tokens.size(0); ++i) {
+        const int32_t source = sampled->sources.as<int32_t>()[i];
         if (source >= 0) {
-            sampled.tokens.as<int64_t>()[i] = sampled.sampled.as<int64_t>()[source];
+            sampled->tokens.as<int64_t>()[i] = sampled->sampled.as<int64_t>()[source];
         }
     }
 }
@@ -62,32 +64,13 @@ void bring_in(const device::Stream &stream, std::byte *to, const std::byte *from
     if (sampled != nullptr) {
         check_sampled(check, *sampled, to, bytes);
     }
-    switch (stream.type()) {
-    case LLAISYS_DEVICE_CPU:
-        copy_cpu(to, from, bytes);
-        return sampled != nullptr ? fill_sampled_cpu(*sampled) : void();
-#if defined(LLAISYS_HAVE_CUDA)
-    case LLAISYS_DEVICE_NVIDIA:
-        return bring_in_cuda(stream, to, from, bytes, sampled);
-#endif
-    default:
-        check.no_kernel();
-    }
+    check.dispatch(LLAISYS_KERNELS(bring_in), to, from, bytes, sampled);
 }
 
 void bring_out(const device::Stream &stream, std::byte *to, const std::byte *from, int64_t bytes) {
     const Checks check{"bring_out", stream};
     check_range(check, to, from, bytes);
-    switch (stream.type()) {
-    case LLAISYS_DEVICE_CPU:
-        return copy_cpu(to, from, bytes);
-#if defined(LLAISYS_HAVE_CUDA)
-    case LLAISYS_DEVICE_NVIDIA:
-        return bring_out_cuda(stream, to, from, bytes);
-#endif
-    default:
-        check.no_kernel();
-    }
+    check.dispatch(LLAISYS_KERNELS(bring_out), to, from, bytes);
 }
 
 } // namespace llaisys::ops

@@ -20,7 +20,9 @@ struct SampledTokens {
 // complete.
 void bring_in(const device::Stream &stream, std::byte *to, const std::byte *from, int64_t bytes,
               const SampledTokens *sampled = nullptr);
+decltype(bring_in) bring_in_cuda;
 // The same in the other direction.
 void bring_out(const device::Stream &stream, std::byte *to, const std::byte *from, int64_t bytes);
+decltype(bring_out) bring_out_cuda;
 
 } // namespace llaisys::ops

@@ -1,4 +1,4 @@
-#include "ops/swiglu/cpu.hpp"
+#include "ops/swiglu/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 

@@ -1,6 +1,6 @@
 // SwiGLU: out = up * gate / (1 + exp(-gate)). Eight values per thread when all tensors have one
 // 16-bit dtype and are 16-byte aligned; memory-bound.
-#include "ops/swiglu/cuda.hpp"
+#include "ops/swiglu/op.hpp"
 
 #include "ops/cuda/swiglu_rows.cuh"
 

@@ -7,5 +7,6 @@
 namespace llaisys::ops {
 
 void swiglu(const device::Stream &stream, const Tensor &out, const Tensor &gate, const Tensor &up);
+decltype(swiglu) swiglu_cpu, swiglu_cuda;
 
 } // namespace llaisys::ops

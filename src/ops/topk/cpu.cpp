@@ -1,4 +1,4 @@
-#include "ops/topk/cpu.hpp"
+#include "ops/topk/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 

@@ -7,7 +7,7 @@
 //                   histograms of 11, 11 and 10 bits of the whole row follow until at most 2048
 //                   candidates are left. Bound: DRAM with many rows.
 //   more            topk_kernel: each of k rounds finds the next largest value.
-#include "ops/topk/cuda.hpp"
+#include "ops/topk/op.hpp"
 
 #include "ops/cuda/common.cuh"
 #include "ops/cuda/row_values.cuh"

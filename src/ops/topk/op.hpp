@@ -8,5 +8,6 @@ namespace llaisys::ops {
 
 void topk(const device::Stream &stream, const Tensor &index, const Tensor &value,
           const Tensor &values);
+decltype(topk) topk_cpu, topk_cuda;
 
 } // namespace llaisys::ops

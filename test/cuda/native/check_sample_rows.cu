@@ -3,6 +3,7 @@
 // by the copy engine.
 //
 //   check_sample_rows [check|small]
+#include "../../cpp/sample_rows_reference.hpp"
 #include "common.cuh"
 
 #include "ops/sample_rows/op.hpp"

@@ -1,25 +1,27 @@
-// Plain loops: the reference of the device kernels, for tests.
-#include "ops/sample_rows/cpu.hpp"
+// The operators of ops/sample_rows in plain loops, on the CPU: including this header installs them.
+#pragma once
 
 #include "base/sampling.hpp"
+#include "ops/sample_rows/op.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
 
-namespace llaisys::ops {
+namespace sample_rows_reference {
 
-namespace {
+using namespace llaisys;
+using namespace llaisys::ops;
 
-double double_of(int64_t bits) {
+inline double double_of(int64_t bits) {
     double value = 0;
     std::memcpy(&value, &bits, sizeof value);
     return value;
 }
 
 // Of at most one block of weights.
-double sum_block(const float *weights, int64_t n) {
+inline double sum_block(const float *weights, int64_t n) {
     double lanes[sampling::kLanes] = {};
     for (int64_t i = 0; i < n; ++i) {
         lanes[i % sampling::kLanes] += double(weights[i]);
@@ -34,7 +36,7 @@ struct Weighed {
     double sum = 0;
 };
 
-Weighed weigh(const float *x, int64_t n, float max, float temperature) {
+inline Weighed weigh(const float *x, int64_t n, float max, float temperature) {
     Weighed found;
     for (int64_t i = 0; i < n; ++i) {
         found.weights.push_back(sampling::weight_of(x[i], max, temperature));
@@ -47,7 +49,7 @@ Weighed weigh(const float *x, int64_t n, float max, float temperature) {
     return found;
 }
 
-int64_t pick(const Weighed &weighed, double target) {
+inline int64_t pick(const Weighed &weighed, double target) {
     double below = 0;
     size_t block = 0;
     size_t fallback = 0;
@@ -157,7 +159,7 @@ struct RowCandidates {
 };
 
 // -1: undecided.
-int32_t sample_row(const RowCandidates &row) {
+inline int32_t sample_row(const RowCandidates &row) {
     int64_t n = row.k; // above -inf
     while (n > 0 && !(row.x[n - 1] > -sampling::kInfinity)) {
         --n;
@@ -201,7 +203,8 @@ int32_t sample_row(const RowCandidates &row) {
 }
 
 // The last entry that top_p keeps, as find_cutoff of runner/sampler_math.cpp; id -1: not found.
-Entry find_cutoff(const std::vector<Entry> &entries, float max, float temperature, double target) {
+inline Entry find_cutoff(const std::vector<Entry> &entries, float max, float temperature,
+                         double target) {
     double mass[sampling::kCutoffBins] = {};
     std::vector<Entry> bins[sampling::kCutoffBins];
     for (const Entry &entry : entries) {
@@ -234,7 +237,7 @@ Entry find_cutoff(const std::vector<Entry> &entries, float max, float temperatur
 }
 
 // A row that its best candidates do not decide, from all logits; -1: undecided.
-int32_t sample_wide_row(const RowCandidates &row, const float *x) {
+inline int32_t sample_wide_row(const RowCandidates &row, const float *x) {
     if (row.kind != SampleKind::cut || !(row.x[0] > -sampling::kInfinity)) {
         return -1;
     }
@@ -280,10 +283,8 @@ int32_t sample_wide_row(const RowCandidates &row, const float *x) {
     return entries[size_t(pick(found, row.u * found.sum))].id;
 }
 
-} // namespace
-
-void adjust_rows_cpu(const device::Stream & /*stream*/, const Tensor &out, const Tensor &logits,
-                     const RowAdjustments &a) {
+inline void adjust_rows_cpu(const device::Stream & /*stream*/, const Tensor &out,
+                            const Tensor &logits, const RowAdjustments &a) {
     const int64_t vocabulary = logits.size(1);
     const auto integers = [](const Tensor &tensor) { return tensor.as<int32_t>(); };
     for (int64_t r = 0; r < out.size(0); ++r) {
@@ -317,9 +318,9 @@ void adjust_rows_cpu(const device::Stream & /*stream*/, const Tensor &out, const
     }
 }
 
-void weigh_rows_cpu(const device::Stream & /*stream*/, const Tensor &sums, const Tensor &picks,
-                    const Tensor &logits, const Tensor &best, const Tensor &rows,
-                    const Tensor &temperatures, const Tensor &uniforms) {
+inline void weigh_rows_cpu(const device::Stream & /*stream*/, const Tensor &sums,
+                           const Tensor &picks, const Tensor &logits, const Tensor &best,
+                           const Tensor &rows, const Tensor &temperatures, const Tensor &uniforms) {
     const int64_t vocabulary = logits.size(1);
     for (int64_t r = 0; r < sums.size(0); ++r) {
         const int64_t row = rows.defined() ? rows.as<int32_t>()[r] : r;
@@ -338,9 +339,10 @@ void weigh_rows_cpu(const device::Stream & /*stream*/, const Tensor &sums, const
     }
 }
 
-void sample_rows_cpu(const device::Stream & /*stream*/, const Tensor &ids, const Tensor &is_open,
-                     const Tensor &logits, const Tensor &best_ids, const Tensor &best,
-                     const Tensor &sums, const Tensor &picks, const RowSampling &samples) {
+inline void sample_rows_cpu(const device::Stream & /*stream*/, const Tensor &ids,
+                            const Tensor &is_open, const Tensor &logits, const Tensor &best_ids,
+                            const Tensor &best, const Tensor &sums, const Tensor &picks,
+                            const RowSampling &samples) {
     const int64_t k = best.size(1);
     const int64_t vocabulary = logits.size(1);
     for (int64_t r = 0; r < ids.size(0); ++r) {
@@ -368,9 +370,9 @@ void sample_rows_cpu(const device::Stream & /*stream*/, const Tensor &ids, const
     }
 }
 
-void rank_rows_cpu(const device::Stream & /*stream*/, const RowRanks &out, const Tensor &ids,
-                   const Tensor &logits, const Tensor &rows, const Tensor &best_ids,
-                   const Tensor &best) {
+inline void rank_rows_cpu(const device::Stream & /*stream*/, const RowRanks &out, const Tensor &ids,
+                          const Tensor &logits, const Tensor &rows, const Tensor &best_ids,
+                          const Tensor &best) {
     const int64_t m = out.tops.size(1);
     for (int64_t r = 0; r < ids.size(0); ++r) {
         const int64_t from = rows.as<int32_t>()[r];
@@ -388,4 +390,7 @@ void rank_rows_cpu(const device::Stream & /*stream*/, const RowRanks &out, const
     }
 }
 
-} // namespace llaisys::ops
+inline const bool is_installed =
+    (use_row_kernels_on_cpu(adjust_rows_cpu, weigh_rows_cpu, sample_rows_cpu, rank_rows_cpu), true);
+
+} // namespace sample_rows_reference
