@@ -23,10 +23,6 @@ using llaisys::ops::cpu::round_up;
 
 namespace {
 
-template <const QuantLayout &of> struct Format {
-    static constexpr QuantLayout layout = of;
-};
-
 double to_bf16(double value) { return to_f32(from_f32<bf16_t>(float(value))); }
 
 // Panels of random bytes with small scales, whatever they would mean in a file.
@@ -61,10 +57,11 @@ std::vector<std::byte> random_panels(const QuantLayout &layout, int64_t panels, 
     return bytes;
 }
 
-template <const QuantLayout &layout> void check_format() {
+template <size_t format> void check_format() {
+    using Format = tiles::LayoutFormat<format>;
     const int64_t k = 768;
     const int64_t n = 45;
-    const std::vector<std::byte> w = random_panels(layout, 2, k);
+    const std::vector<std::byte> w = random_panels(Format::layout, 2, k);
     for (int64_t m : {1, 31, 32, 33, 63, 64, 65, 80, 97}) {
         const int64_t rows = m < 16 ? m : round_up(m, 16);
         std::vector<int8_t> q(size_t(rows * k));
@@ -86,31 +83,22 @@ template <const QuantLayout &layout> void check_format() {
         task.out.out_dtype = kF32;
         task.out.ldo = n;
         task.out.out = outs[0].data();
-        tiles::quant_linear<Format<layout>>(task);
+        tiles::quant_linear<Format>(task);
         task.out.out = outs[1].data();
-        tiles::quant_linear_tiles<tiles::EmulatedTiles, Format<layout>>(task);
+        tiles::quant_linear_tiles<tiles::EmulatedTiles, Format>(task);
         CHECK(same_bits(outs[0], outs[1]));
         CHECK(!tiles::EmulatedTiles::is_configured);
     }
 }
 
+template <size_t... formats> void check_formats(std::index_sequence<formats...>) {
+    (check_format<formats>(), ...);
+}
+
 } // namespace
 
 TEST(quantised_products_over_tiles_have_the_bits_of_those_without) {
-    check_format<ops::cpu::kQ8_0>();
-    check_format<ops::cpu::kQ4_0>();
-    check_format<ops::cpu::kQ4_1>();
-    check_format<ops::cpu::kQ5_0>();
-    check_format<ops::cpu::kQ5_1>();
-    check_format<ops::cpu::kQ4_K>();
-    check_format<ops::cpu::kQ5_K>();
-    check_format<ops::cpu::kQ6_K>();
-    check_format<ops::cpu::kQ2_K>();
-    check_format<ops::cpu::kQ3_K>();
-    check_format<ops::cpu::kI4_G32>();
-    check_format<ops::cpu::kI4_G128>();
-    check_format<ops::cpu::kI8_G32>();
-    check_format<ops::cpu::kI8_G128>();
+    check_formats(std::make_index_sequence<ops::cpu::kQuantFormatCount>());
 }
 
 TEST(bf16_products_over_tiles_match_the_reference_in_any_batch) {

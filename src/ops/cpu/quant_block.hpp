@@ -16,6 +16,14 @@ using ops::cpu::QuantLayout;
 using ops::cpu::QuantRows;
 using ops::cpu::QuantTask;
 
+// Format parameter of the kernels: an index of kQuantFormats. Unnamed namespace: their instances stay
+// local to the file, and the compiler inlines those with one caller.
+namespace {
+template <size_t format> struct LayoutFormat {
+    static constexpr QuantLayout layout = ops::cpu::kQuantFormats[format].layout;
+};
+} // namespace
+
 constexpr int kBlockGroups = 20;
 constexpr int64_t kGroupBytes = 1024; // of unpacked q
 constexpr int kPanelVectors = int(kQuantPanel) / kLanes;

@@ -39,42 +39,6 @@ extern const ops::cpu::QuantKernels quant_kernels;
 
 namespace llaisys::ops::cpu {
 
-QuantKernels::Product QuantKernels::of(DType dtype) const {
-    switch (dtype) {
-    case LLAISYS_DTYPE_Q8_0:
-    case LLAISYS_DTYPE_IQ4_NL: // its values are bytes
-        return q8_0;
-    case LLAISYS_DTYPE_Q4_0:
-        return q4_0;
-    case LLAISYS_DTYPE_Q4_1:
-        return q4_1;
-    case LLAISYS_DTYPE_Q5_0:
-        return q5_0;
-    case LLAISYS_DTYPE_Q5_1:
-        return q5_1;
-    case LLAISYS_DTYPE_Q4_K:
-        return q4_k;
-    case LLAISYS_DTYPE_Q5_K:
-        return q5_k;
-    case LLAISYS_DTYPE_Q6_K:
-        return q6_k;
-    case LLAISYS_DTYPE_Q2_K:
-        return q2_k;
-    case LLAISYS_DTYPE_Q3_K:
-        return q3_k;
-    case LLAISYS_DTYPE_I4_G32:
-        return i4_g32;
-    case LLAISYS_DTYPE_I4_G128:
-        return i4_g128;
-    case LLAISYS_DTYPE_I8_G32:
-        return i8_g32;
-    case LLAISYS_DTYPE_I8_G128:
-        return i8_g128;
-    default:
-        fail(LLAISYS_ERROR_INVALID, "dtype must be quantised, got ", name_of(dtype));
-    }
-}
-
 // has_i8: the machine has the dot product instructions of its architecture.
 const QuantKernels *quant_kernels_of(device::Isa isa) {
     switch (isa) {

@@ -51,18 +51,13 @@ struct QuantTask {
 };
 
 struct QuantKernels {
-    const char *name;
     int byte_offset; // added to a signed weight byte of the 8-bit layout: 0 or 128
 
     // Quantises k values into row `row` of `out`; if one is NaN or infinite, its first scale is
     // NaN.
     void (*quantise)(const QuantRows &out, int64_t row, const float *x);
 
-    using Product = void (*)(const QuantTask &task);
-    Product q8_0, q4_0, q4_1, q5_0, q5_1, q4_k, q5_k, q6_k, q2_k, q3_k;
-    Product i4_g32, i4_g128, i8_g32, i8_g128;
-
-    Product of(DType dtype) const; // throws for a dtype that is not quantised
+    void (*products[kQuantFormatCount])(const QuantTask &task); // of each format
 };
 
 // The table that matches kernels(): the best of this machine within its instruction set.

@@ -23,6 +23,7 @@
 
 #include "base/dtype.hpp"
 
+#include <cstddef>
 #include <cstdint>
 
 namespace llaisys::ops::cpu {
@@ -62,19 +63,41 @@ struct QuantLayout {
     }
 };
 
-constexpr QuantLayout kQ8_0 = {8, false, false, false, 0, 0}; // iq4_nl too
-constexpr QuantLayout kQ4_0 = {4, false, false, false, 8, 0};
-constexpr QuantLayout kQ4_1 = {4, false, true, false, 0, 0};
-constexpr QuantLayout kQ5_0 = {5, false, false, false, 16, 0};
-constexpr QuantLayout kQ5_1 = {5, false, true, false, 0, 0};
-constexpr QuantLayout kQ4_K = {4, true, true, false, 0, 0};
-constexpr QuantLayout kQ5_K = {5, true, true, false, 0, 0};
-constexpr QuantLayout kQ6_K = {6, true, false, true, 32, 0};
-constexpr QuantLayout kQ2_K = {4, true, true, true, 0, 0}; // two of the four bits are used
-constexpr QuantLayout kQ3_K = {4, true, false, true, 4, 0};
-constexpr QuantLayout kI4_G32 = {4, false, true, false, 0, 32};
-constexpr QuantLayout kI4_G128 = {4, false, true, false, 0, 128};
-constexpr QuantLayout kI8_G32 = {8, false, true, false, 0, 32};
-constexpr QuantLayout kI8_G128 = {8, false, true, false, 0, 128};
+struct QuantFormat {
+    DType dtype;
+    QuantLayout layout;
+};
+constexpr QuantFormat kQuantFormats[] = {
+    {LLAISYS_DTYPE_Q8_0, {8, false, false, false, 0, 0}}, // iq4_nl too: its values are bytes
+    {LLAISYS_DTYPE_Q4_0, {4, false, false, false, 8, 0}},
+    {LLAISYS_DTYPE_Q4_1, {4, false, true, false, 0, 0}},
+    {LLAISYS_DTYPE_Q5_0, {5, false, false, false, 16, 0}},
+    {LLAISYS_DTYPE_Q5_1, {5, false, true, false, 0, 0}},
+    {LLAISYS_DTYPE_Q4_K, {4, true, true, false, 0, 0}},
+    {LLAISYS_DTYPE_Q5_K, {5, true, true, false, 0, 0}},
+    {LLAISYS_DTYPE_Q6_K, {6, true, false, true, 32, 0}},
+    {LLAISYS_DTYPE_Q2_K, {4, true, true, true, 0, 0}}, // two of the four bits are used
+    {LLAISYS_DTYPE_Q3_K, {4, true, false, true, 4, 0}},
+    {LLAISYS_DTYPE_I4_G32, {4, false, true, false, 0, 32}},
+    {LLAISYS_DTYPE_I4_G128, {4, false, true, false, 0, 128}},
+    {LLAISYS_DTYPE_I8_G32, {8, false, true, false, 0, 32}},
+    {LLAISYS_DTYPE_I8_G128, {8, false, true, false, 0, 128}},
+};
+constexpr size_t kQuantFormatCount = sizeof kQuantFormats / sizeof *kQuantFormats;
+
+// Index of the format of a dtype; throws for a dtype that is not quantised.
+constexpr size_t quant_format_of(DType dtype) {
+    const DType stored = dtype == LLAISYS_DTYPE_IQ4_NL ? LLAISYS_DTYPE_Q8_0 : dtype;
+    for (size_t i = 0; i < kQuantFormatCount; ++i) {
+        if (kQuantFormats[i].dtype == stored) {
+            return i;
+        }
+    }
+    fail(LLAISYS_ERROR_INVALID, "dtype must be quantised, got ", name_of(dtype));
+}
+
+inline const QuantLayout &quant_layout_of(DType dtype) {
+    return kQuantFormats[quant_format_of(dtype)].layout;
+}
 
 } // namespace llaisys::ops::cpu

@@ -9,11 +9,8 @@ namespace llaisys::ops {
 void pack_bf16_tiles(const device::Stream &stream, const Tensor &weight, LinearWeight *packed);
 int64_t bf16_tile_bytes(int64_t out_features, int64_t in_features);
 
-void run_bf16_tiles(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
-                    int n_parts, const Tensor *rows);
-
-void run_bf16_tile_groups(const device::Stream &stream, const Tensor &in, const int32_t *rows,
-                          const LinearGroup *groups, int64_t n_groups, int first_part, int n_parts);
+void run_bf16_tiles(const device::Stream &stream, const Tensor &in, const int32_t *rows,
+                    const LinearGroup *groups, int64_t n_groups, int first_part, int n_parts);
 
 void rows_of_bf16_tiles(const device::Stream &stream, const Tensor &out, const Tensor &index,
                         const LinearWeight &weight);

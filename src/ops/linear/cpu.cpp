@@ -32,71 +32,21 @@ void pack_panel(T *panel, const T *w, int64_t ldw, int64_t n_rows, int64_t k) {
     }
 }
 
-// The input rows as f32.
-struct Input {
-    const float *x; // [m, k], rows ldx apart
-    int64_t ldx;
-    int64_t m;
-    int64_t k;
-};
-
 // Rows at a stride of a multiple of 4 KiB map to the same L1 sets.
 bool collides(int64_t stride, int64_t m) { return m >= 8 && stride % 1024 == 0; }
 
-Input input_of(const device::Stream &stream, const Tensor &in, const Tensor *rows,
-               cpu::Scratch &scratch) {
-    const int32_t *index = rows != nullptr ? rows->as<int32_t>() : nullptr;
-    const int64_t m = rows != nullptr ? rows->size(0) : in.size(0);
-    const int64_t k = in.size(1);
-    if (in.dtype() == LLAISYS_DTYPE_F32 && (index == nullptr || m == 1) &&
-        !collides(in.stride(0), m)) {
-        const int64_t first = index != nullptr ? index[0] : 0;
-        return {in.as<float>() + first * in.stride(0), in.stride(0), m, k};
-    }
-    const int64_t ldx = cpu::round_up(k, 16) + 16;
-    float *x = scratch.floats(m * ldx);
-    const cpu::Kernels &kernels = cpu::kernels();
-    cpu::for_rows(stream, m, k, [&](int64_t first, int64_t last) {
-        for (int64_t i = first; i < last; ++i) {
-            cpu::convert(kernels, reinterpret_cast<std::byte *>(x + i * ldx), LLAISYS_DTYPE_F32,
-                         cpu::row_of(in, index != nullptr ? index[i] : i), in.dtype(), k);
-        }
-    });
-    return {x, ldx, m, k};
-}
-
-// Division of the work: a chunk is `group` panels of one part for `rows` rows.
-struct Plan {
-    int64_t group;
-    int64_t panel_groups; // over all parts
-    int64_t rows;
-    int64_t row_groups;
-};
-
-int64_t groups_of(const LinearPart &part, int64_t group) {
-    const int64_t panels = (part.weight->out_features + kPanel - 1) / kPanel;
-    return (panels + group - 1) / group;
-}
-
-Plan plan_of(const LinearPart *parts, int n_parts, const Input &input) {
+// Panels and rows of a chunk of m rows.
+GroupChunkSize chunk_size(int64_t k, int64_t m) {
     // Multiply-adds of a chunk, one or two microseconds: overhead is negligible and load is
     // balanced.
     constexpr int64_t kChunkSteps = 16384;
     constexpr int64_t kWholeTiles = 24; // tiles are 4, 6, 8 or 12 rows high
     static_assert(cpu::kLinearRows % kWholeTiles == 0);
-    const int64_t steps = kPanel * std::max<int64_t>(input.k * input.m, 1); // of one panel
-    Plan plan;
-    plan.group = (kChunkSteps + steps - 1) / steps;
-    plan.panel_groups = 0;
-    for (int p = 0; p < n_parts; ++p) {
-        plan.panel_groups += groups_of(parts[p], plan.group);
-    }
-    plan.row_groups = (input.m + cpu::kLinearRows - 1) / cpu::kLinearRows;
+    const int64_t steps = kPanel * std::max<int64_t>(k * m, 1); // of one panel
+    const int64_t row_groups = (m + cpu::kLinearRows - 1) / cpu::kLinearRows;
     // Even groups of whole register tiles, for any tile height.
-    plan.rows = plan.row_groups < 2
-                    ? input.m
-                    : cpu::round_up((input.m + plan.row_groups - 1) / plan.row_groups, kWholeTiles);
-    return plan;
+    const int64_t even = cpu::round_up((m + row_groups - 1) / row_groups, kWholeTiles);
+    return {(kChunkSteps + steps - 1) / steps, row_groups < 2 ? m : even};
 }
 
 void run_task(const cpu::Kernels &kernels, DType dtype, const cpu::LinearTask &task) {
@@ -110,29 +60,6 @@ void run_task(const cpu::Kernels &kernels, DType dtype, const cpu::LinearTask &t
     default:
         fail(LLAISYS_ERROR_INTERNAL, "linear: no kernel for panels of ", name_of(dtype));
     }
-}
-
-// Group `number` of the part's panels for rows [first_row, first_row + m).
-void run_chunk(const cpu::Kernels &kernels, const Input &input, const LinearPart &part,
-               int64_t group, int64_t number, int64_t first_row, int64_t m) {
-    const DType dtype = part.weight->bytes.dtype();
-    const int64_t first = number * group * kPanel;
-    const int64_t n = std::min(group * kPanel, part.weight->out_features - first);
-    const Tensor &out = *part.out;
-    cpu::LinearTask task;
-    task.x = input.x + first_row * input.ldx;
-    task.ldx = input.ldx;
-    task.m = m;
-    task.k = input.k;
-    task.w = cpu::at(part.weight->bytes.data(), dtype, first * input.k);
-    task.n = n;
-    task.bias =
-        part.bias != nullptr ? cpu::at(part.bias->data(), part.bias->dtype(), first) : nullptr;
-    task.bias_dtype = part.bias != nullptr ? part.bias->dtype() : LLAISYS_DTYPE_F32;
-    task.out = cpu::at(cpu::row_of(out, first_row), out.dtype(), first);
-    task.out_dtype = out.dtype();
-    task.ldo = out.stride(0);
-    run_task(kernels, dtype, task);
 }
 
 void pack_panels(const device::Stream &stream, const Tensor &weight, LinearWeight *result) {
@@ -153,75 +80,50 @@ void pack_panels(const device::Stream &stream, const Tensor &weight, LinearWeigh
     result->bytes = packed;
 }
 
-void run_panels(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
-                int n_parts, const Tensor *rows) {
-    static thread_local cpu::Scratch scratch;
-    const Input input = input_of(stream, in, rows, scratch);
-    device::ThreadPool &pool = device::pool_of(stream);
-    const Plan plan = plan_of(parts, n_parts, input);
-    const cpu::Kernels &kernels = cpu::kernels();
-    // Panels vary fastest: the rows of x stay in the cache while the weights stream.
-    pool.run(plan.panel_groups * plan.row_groups, [&](int64_t chunk, int) {
-        const int64_t first_row = chunk / plan.panel_groups * plan.rows;
-        const int64_t m = std::min(plan.rows, input.m - first_row);
-        int64_t number = chunk % plan.panel_groups;
-        const LinearPart *part = parts;
-        while (number >= groups_of(*part, plan.group)) {
-            number -= groups_of(*part, plan.group);
-            ++part;
-        }
-        run_chunk(kernels, input, *part, plan.group, number, first_row, m);
-    });
-}
-
-void run_panel_groups(const device::Stream &stream, const Tensor &in, const int32_t *rows,
-                      const LinearGroup *groups, int64_t n_groups, int first_part, int n_parts) {
+void run_panels(const device::Stream &stream, const Tensor &in, const int32_t *rows,
+                const LinearGroup *groups, int64_t n_groups, int first_part, int n_parts) {
     static thread_local cpu::Scratch scratch;
     const int64_t k = in.size(1);
     const int64_t ldx = cpu::round_up(k, 16) + 16;
-    // A single f32 row is read in place; all others are gathered.
+    // f32 rows at one stride are read in place; all others are copied, row r to x + r * ldx.
     const auto is_in_place = [&](const LinearGroup &group) {
-        return group.count == 1 && in.dtype() == LLAISYS_DTYPE_F32;
+        return in.dtype() == LLAISYS_DTYPE_F32 &&
+               (group.count == 1 || (rows == nullptr && !collides(in.stride(0), group.count)));
     };
-    int64_t end = 0;
+    int64_t end = 0; // of the copied rows
     for (int64_t g = 0; g < n_groups; ++g) {
-        end = std::max(end, groups[g].first + groups[g].count);
+        end = is_in_place(groups[g]) ? end : std::max(end, groups[g].first + groups[g].count);
     }
-    const auto row_of = [&](int64_t row) {
-        return cpu::row_of(in, rows != nullptr ? rows[row] : row);
-    };
     float *x = scratch.floats(end * ldx);
     const cpu::Kernels &kernels = cpu::kernels();
-    cpu::for_rows(stream, n_groups, end * k / std::max<int64_t>(n_groups, 1),
-                  [&](int64_t from, int64_t to) {
-                      for (int64_t g = from; g < to; ++g) {
-                          const LinearGroup &group = groups[g];
-                          for (int64_t i = 0; i < group.count && !is_in_place(group); ++i) {
-                              const int64_t row = group.first + i;
-                              cpu::convert(kernels, reinterpret_cast<std::byte *>(x + row * ldx),
-                                           LLAISYS_DTYPE_F32, row_of(row), in.dtype(), k);
-                          }
-                      }
-                  });
-    const auto size_of = [&](int64_t m) {
-        constexpr int64_t kChunkSteps = 16384; // as in plan_of
-        const int64_t steps = kPanel * std::max<int64_t>(k * m, 1);
-        return GroupChunkSize{(kChunkSteps + steps - 1) / steps, cpu::kLinearRows};
+    const auto copy = [&](int64_t g, int64_t i, const std::byte *row) {
+        if (!is_in_place(groups[g])) {
+            cpu::convert(kernels, reinterpret_cast<std::byte *>(x + (groups[g].first + i) * ldx),
+                         LLAISYS_DTYPE_F32, row, in.dtype(), k);
+        }
     };
-    for_group_chunks(stream, groups, n_groups, first_part, n_parts, kPanel, size_of,
-                     [&](const GroupChunk &chunk) {
-                         const LinearGroup &group = groups[chunk.group];
-                         const LinearWeight &weight = *group.parts[chunk.part].weight;
-                         cpu::LinearTask task = group_task(group, chunk, kPanel);
-                         const bool is_direct = is_in_place(group);
-                         task.x = is_direct ? reinterpret_cast<const float *>(row_of(group.first))
-                                            : x + (group.first + chunk.first_row) * ldx;
-                         task.ldx = is_direct ? in.stride(0) : ldx;
-                         task.k = k;
-                         task.w = cpu::at(weight.bytes.data(), weight.bytes.dtype(),
-                                          chunk.first_panel * kPanel * k);
-                         run_task(kernels, weight.bytes.dtype(), task);
-                     });
+    if (end > 0) {
+        for_group_rows(stream, in, rows, groups, n_groups, k, copy);
+    }
+    const auto run = [&](const GroupChunk &chunk) {
+        const LinearGroup &group = groups[chunk.group];
+        const LinearWeight &weight = *group.parts[chunk.part].weight;
+        const int64_t row = group.first + chunk.first_row;
+        cpu::LinearTask task = group_task(group, chunk, kPanel);
+        if (is_in_place(group)) {
+            task.x = in.as<float>() + (rows != nullptr ? rows[row] : row) * in.stride(0);
+            task.ldx = in.stride(0);
+        } else {
+            task.x = x + row * ldx;
+            task.ldx = ldx;
+        }
+        task.k = k;
+        task.w = cpu::at(weight.bytes.data(), weight.bytes.dtype(), chunk.first_panel * kPanel * k);
+        run_task(kernels, weight.bytes.dtype(), task);
+    };
+    for_group_chunks(
+        stream, groups, n_groups, first_part, n_parts, kPanel,
+        [=](int64_t m) { return chunk_size(k, m); }, run);
 }
 
 void rows_of_panels(const device::Stream &stream, const Tensor &out, const Tensor &index,
@@ -253,8 +155,7 @@ constexpr LinearFormat plain(const char *name, DType dtype) {
     format.name = name;
     format.dtype = dtype;
     format.pack = pack_panels;
-    format.run = run_panels;
-    format.run_groups = run_panel_groups;
+    format.run_groups = run_panels;
     format.rows = rows_of_panels;
     return format;
 }
@@ -262,8 +163,7 @@ constexpr LinearFormat plain(const char *name, DType dtype) {
 constexpr LinearFormat bf16_tiles() {
     LinearFormat format = plain("bf16 tiles", LLAISYS_DTYPE_BF16);
     format.pack = pack_bf16_tiles;
-    format.run = run_bf16_tiles;
-    format.run_groups = run_bf16_tile_groups;
+    format.run_groups = run_bf16_tiles;
     format.rows = rows_of_bf16_tiles;
     return format;
 }
@@ -271,8 +171,7 @@ constexpr LinearFormat bf16_tiles() {
 constexpr LinearFormat quantised(const char *name, DType dtype) {
     LinearFormat format = plain(name, dtype);
     format.pack = pack_quantised;
-    format.run = run_quantised;
-    format.run_groups = run_quantised_groups;
+    format.run_groups = run_quantised;
     format.rows = rows_of_quantised;
     return format;
 }

@@ -22,7 +22,7 @@ struct LinearFormat {
     // Fill bytes and scales of *packed from a weight [out_features, in_features] with dense rows.
     // Both are allocated already when the format has row_layout.
     void (*pack)(const device::Stream &stream, const Tensor &weight, LinearWeight *packed);
-    // linear() over parts whose formats all have this function.
+    // linear() over parts whose formats all have this function. Null: run_groups, as one group.
     void (*run)(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
                 int n_parts, const Tensor *rows);
     // linear_groups() over parts whose formats all have this function: parts [first_part,

@@ -1,4 +1,5 @@
-// Division of a grouped linear (ops/linear/op.hpp) into chunks of one parallel region.
+// Division of a grouped linear (ops/linear/op.hpp) into chunks of one parallel region. A plain linear
+// is one group.
 #pragma once
 
 #include "ops/cpu/rows.hpp"
@@ -7,6 +8,30 @@
 #include <vector>
 
 namespace llaisys::ops {
+
+// Calls body(g, i, row), on several threads if there is enough work, for row i of every group g; `row`
+// is its row of `in`, of `work` element steps.
+template <typename Body>
+void for_group_rows(const device::Stream &stream, const Tensor &in, const int32_t *rows,
+                    const LinearGroup *groups, int64_t n_groups, int64_t work, const Body &body) {
+    static thread_local std::vector<int64_t> counts; // of the rows before each group, and of all
+    counts.assign(1, 0);
+    for (int64_t g = 0; g < n_groups; ++g) {
+        counts.push_back(counts.back() + groups[g].count);
+    }
+    const std::vector<int64_t> &before = counts; // of the calling thread
+    cpu::for_rows(stream, before.back(), work, [&](int64_t first, int64_t last) {
+        const auto after = std::upper_bound(before.begin(), before.end(), first);
+        for (int64_t n = first, g = after - before.begin() - 1; n < last; ++n) {
+            while (n >= before[size_t(g) + 1]) {
+                ++g;
+            }
+            const int64_t i = n - before[size_t(g)];
+            const int64_t row = groups[g].first + i;
+            body(g, i, cpu::row_of(in, rows != nullptr ? rows[row] : row));
+        }
+    });
+}
 
 // A chunk: `panels` panels of one part from first_panel on, for m rows of a group from first_row
 // (within the group) on.

@@ -38,24 +38,31 @@ const LinearFormat &format_of(const Checks &check, DType dtype) {
 }
 
 void check_part(const Checks &check, const LinearPart &part, int64_t rows, int64_t in_features) {
-    if (part.weight == nullptr || !part.weight->defined()) {
-        fail(LLAISYS_ERROR_INVALID, check.op, ": weight: got none, expected a packed weight");
-    }
+    require(part.weight != nullptr && part.weight->defined(), check.op,
+            ": weight: got none, expected a packed weight");
     check.device("weight", part.weight->bytes);
-    if (part.weight->in_features != in_features) {
-        fail(LLAISYS_ERROR_INVALID, check.op, ": in: got ", in_features,
-             " columns, expected the in_features of the weight, ", part.weight->in_features);
-    }
+    require(part.weight->in_features == in_features, check.op, ": in: got ", in_features,
+            " columns, expected the in_features of the weight, ", part.weight->in_features);
     const int64_t n = part.weight->out_features;
     if (part.bias != nullptr) {
-        check.real_rows("bias", *part.bias, 1);
-        check.shape("bias", *part.bias, {n});
+        check.real_rows("bias", *part.bias, {n});
     }
-    if (part.out == nullptr) {
-        fail(LLAISYS_ERROR_INVALID, check.op, ": out: got none, expected a tensor");
+    require(part.out != nullptr, check.op, ": out: got none, expected a tensor");
+    check.real_output("out", *part.out, {rows, n});
+}
+
+// Calls f(format, first, n) for adjacent parts whose formats have the same functions.
+template <typename F> void for_formats(const LinearPart *parts, int n_parts, const F &f) {
+    for (int first = 0, end = 0; first < n_parts; first = end) {
+        const LinearFormat &format = *parts[first].weight->format;
+        const auto is_same = [&](const LinearFormat &other) {
+            return other.run == format.run && other.run_groups == format.run_groups;
+        };
+        for (end = first + 1; end < n_parts && is_same(*parts[end].weight->format);) {
+            ++end;
+        }
+        f(format, first, end - first);
     }
-    check.real_output("out", *part.out, 2);
-    check.shape("out", *part.out, {rows, n});
 }
 
 // Memory of a weight that is stored by rows: of the buffer if the layouts match, otherwise its own.
@@ -133,12 +140,9 @@ void linear(const device::Stream &stream, const Tensor &in, const LinearPart *pa
             const Tensor *rows) {
     const Checks check{"linear", stream};
     check.real_rows("in", in, 2);
-    if (n_parts < 0 || (n_parts > 0 && parts == nullptr)) {
-        fail(LLAISYS_ERROR_INVALID, "linear: parts: got ", n_parts, ", expected a list of parts");
-    }
+    require(n_parts == 0 || (n_parts > 0 && parts != nullptr), "linear: parts: got ", n_parts,
+            ", expected a list of parts");
     if (rows != nullptr) {
-        check.device("rows", *rows);
-        check.ndim("rows", *rows, 1);
         check.vector("rows", *rows, LLAISYS_DTYPE_I32, rows->size(0));
         check.index_range("rows", *rows, in.size(0));
     }
@@ -146,15 +150,14 @@ void linear(const device::Stream &stream, const Tensor &in, const LinearPart *pa
     for (int p = 0; p < n_parts; ++p) {
         check_part(check, parts[p], r, in.size(1));
     }
-    for (int first = 0; first < n_parts;) { // parts with the same run function form one call
-        const auto run = parts[first].weight->format->run;
-        int end = first + 1;
-        while (end < n_parts && parts[end].weight->format->run == run) {
-            ++end;
+    const LinearGroup all{0, r, parts};
+    for_formats(parts, n_parts, [&](const LinearFormat &format, int first, int n) {
+        if (format.run != nullptr) {
+            return format.run(stream, in, parts + first, n, rows);
         }
-        run(stream, in, parts + first, end - first, rows);
-        first = end;
-    }
+        const int32_t *index = rows != nullptr ? rows->as<int32_t>() : nullptr;
+        format.run_groups(stream, in, index, &all, 1, first, n);
+    });
 }
 
 void linear_groups(const device::Stream &stream, const Tensor &in, const int32_t *rows,
@@ -166,25 +169,21 @@ void linear_groups(const device::Stream &stream, const Tensor &in, const int32_t
             const LinearPart &part = groups[g].parts[p];
             check_part(check, part, part.out != nullptr ? part.out->size(0) : 0, in.size(1));
             const int64_t first = groups[g].first - groups[g].out_first;
-            if (groups[g].out_first < 0 || first < 0 || groups[g].count < 0 ||
-                first + groups[g].count > part.out->size(0)) {
-                fail(LLAISYS_ERROR_INVALID, check.op, ": group ", g, ": got rows ", first, " to ",
-                     first + groups[g].count, ", expected rows of out, ", part.out->size(0));
-            }
+            require(groups[g].out_first >= 0 && first >= 0 && groups[g].count >= 0 &&
+                        first + groups[g].count <= part.out->size(0),
+                    check.op, ": group ", g, ": got rows ", first, " to ", first + groups[g].count,
+                    ", expected rows of out, ", part.out->size(0));
         }
     }
-    for (int first = 0; first < n_parts && n_groups > 0;) {
-        const auto run = groups[0].parts[first].weight->format->run_groups;
-        if (run == nullptr) {
+    if (n_groups == 0) {
+        return;
+    }
+    for_formats(groups[0].parts, n_parts, [&](const LinearFormat &format, int first, int n) {
+        if (format.run_groups == nullptr) {
             check.no_kernel();
         }
-        int end = first + 1;
-        while (end < n_parts && groups[0].parts[end].weight->format->run_groups == run) {
-            ++end;
-        }
-        run(stream, in, rows, groups, n_groups, first, end - first);
-        first = end;
-    }
+        format.run_groups(stream, in, rows, groups, n_groups, first, n);
+    });
 }
 
 void linear_add(const device::Stream &stream, const Tensor &out, const Tensor &in,
@@ -206,13 +205,10 @@ void linear_add(const device::Stream &stream, const Tensor &out, const Tensor &i
 void linear_rows(const device::Stream &stream, const Tensor &out, const Tensor &index,
                  const LinearWeight &weight) {
     const Checks check{"linear_rows", stream};
-    if (!weight.defined()) {
-        fail(LLAISYS_ERROR_INVALID, "linear_rows: weight: got none, expected a packed weight");
-    }
+    require(weight.defined(), "linear_rows: weight: got none, expected a packed weight");
     check.device("weight", weight.bytes);
-    check.real_output("out", out, 2);
+    check.real_output("out", out, {out.size(0), weight.in_features});
     check.contiguous("out", out);
-    check.shape("out", out, {out.size(0), weight.in_features});
     check.vector("index", index, LLAISYS_DTYPE_I64, out.size(0));
     check.index_range("index", index, weight.out_features);
     weight.format->rows(stream, out, index, weight);

@@ -13,11 +13,8 @@ void pack_quantised(const device::Stream &stream, const Tensor &weight, LinearWe
 // Bytes of a panel of a quantised dtype; k is whole blocks.
 int64_t quantised_panel_bytes(DType dtype, int64_t k);
 
-void run_quantised(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
-                   int n_parts, const Tensor *rows);
-
-void run_quantised_groups(const device::Stream &stream, const Tensor &in, const int32_t *rows,
-                          const LinearGroup *groups, int64_t n_groups, int first_part, int n_parts);
+void run_quantised(const device::Stream &stream, const Tensor &in, const int32_t *rows,
+                   const LinearGroup *groups, int64_t n_groups, int first_part, int n_parts);
 
 // Exactly s * (q - zero), s * q - m or s * (q - z), each rounded as the formats' definition does.
 void rows_of_quantised(const device::Stream &stream, const Tensor &out, const Tensor &index,

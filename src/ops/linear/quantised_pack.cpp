@@ -2,7 +2,7 @@
 
 #include "ops/cpu/quant_kernels.hpp"
 #include "ops/cpu/rows.hpp"
-#include "ops/linear/quant_blocks.hpp"
+#include "ops/linear/quant_block.hpp"
 
 #include <cstring>
 
@@ -87,7 +87,7 @@ void pack_row(DType dtype, const QuantLayout &layout, int byte_offset, const std
     std::byte *group = panel + layout.front_bytes(k);
     QuantBlock block{};
     for (int64_t b = 0; b < k / layout.record_k(); ++b, row += block_bytes) {
-        read_block(dtype, row, &block);
+        try_read_block(dtype, row, &block); // quantised: it has a layout
         std::byte *front = layout.super_bytes() != 0 ? panel + b * layout.super_bytes() : group;
         if (layout.grouped != 0) {
             std::memcpy(front + 4 * j, &block.s, sizeof block.s);
@@ -151,7 +151,7 @@ ScaleAndMin scale_and_min(const QuantLayout &layout, const std::byte *front, con
 
 // Row `row` of the weight as f32 [in_features].
 void read_row(const LinearWeight &weight, int64_t row, float *out) {
-    const QuantLayout &layout = quant_layout_of(weight.format->dtype);
+    const QuantLayout &layout = cpu::quant_layout_of(weight.format->dtype);
     const int64_t k = weight.in_features;
     const int byte_offset = cpu::quant_kernels().byte_offset;
     const int64_t j = row % kQuantPanel;
@@ -173,11 +173,11 @@ void read_row(const LinearWeight &weight, int64_t row, float *out) {
 } // namespace
 
 int64_t quantised_panel_bytes(DType dtype, int64_t k) {
-    return quant_layout_of(dtype).panel_bytes(k);
+    return cpu::quant_layout_of(dtype).panel_bytes(k);
 }
 
 void pack_quantised(const device::Stream &stream, const Tensor &weight, LinearWeight *packed) {
-    const QuantLayout &layout = quant_layout_of(weight.dtype());
+    const QuantLayout &layout = cpu::quant_layout_of(weight.dtype());
     const int64_t n = weight.size(0);
     const int64_t k = weight.size(1);
     require(k % layout.record_k() == 0, "a weight in ", name_of(weight.dtype()),
