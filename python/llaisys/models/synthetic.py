@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from llaisys.common.validation import check_choice, invalid_value
 from llaisys.models.families import file_tensors, parse_config
-from llaisys.models.loading.convert import convert
+from llaisys.models.loading.convert import convert, storage_dtype
 
 _QWEN2: dict[str, Any] = {
     "model_type": "qwen2",
@@ -28,6 +27,7 @@ _QWEN2: dict[str, Any] = {
     "eos_token_id": 151645,
     "bos_token_id": 151643,
 }
+_QWEN3 = {**_QWEN2, "max_position_embeddings": 40960, "head_dim": 128}
 _LLAMA3: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -36,155 +36,67 @@ _LLAMA3: dict[str, Any] = {
     "max_position_embeddings": 131072,
     "eos_token_id": 128001,
     "bos_token_id": 128000,
-    "vocab_size": 128256,
 }
+_SMOLLM2 = {
+    **_LLAMA3,
+    "rope_theta": 100000.0,
+    "max_position_embeddings": 8192,
+    "eos_token_id": 2,
+    "bos_token_id": 1,
+}
+
+
+def _shape(
+    base: dict[str, Any],
+    hidden: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    inner: int,
+    vocab: int,
+    is_tied: bool = False,
+    **others: Any,
+) -> dict[str, Any]:
+    return {
+        **base,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "intermediate_size": inner,
+        "vocab_size": vocab,
+        "tie_word_embeddings": is_tied,
+        **others,
+    }
+
+
 SHAPES: dict[str, dict[str, Any]] = {
-    "qwen2.5-0.5b": {
-        **_QWEN2,
-        "hidden_size": 896,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 14,
-        "num_key_value_heads": 2,
-        "intermediate_size": 4864,
-        "vocab_size": 151936,
-        "tie_word_embeddings": True,
-    },
-    "qwen2.5-1.5b": {
-        **_QWEN2,
-        "hidden_size": 1536,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 12,
-        "num_key_value_heads": 2,
-        "intermediate_size": 8960,
-        "vocab_size": 151936,
-        "tie_word_embeddings": True,
-    },
-    "qwen2.5-3b": {
-        **_QWEN2,
-        "hidden_size": 2048,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "intermediate_size": 11008,
-        "vocab_size": 151936,
-        "tie_word_embeddings": True,
-    },
-    "qwen2.5-7b": {
-        **_QWEN2,
-        "hidden_size": 3584,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
-        "intermediate_size": 18944,
-        "vocab_size": 152064,
-        "tie_word_embeddings": False,
-    },
-    "qwen2.5-14b": {
-        **_QWEN2,
-        "hidden_size": 5120,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "intermediate_size": 13824,
-        "vocab_size": 152064,
-        "tie_word_embeddings": False,
-    },
-    "qwen2.5-32b": {
-        **_QWEN2,
-        "hidden_size": 5120,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-        "intermediate_size": 27648,
-        "vocab_size": 152064,
-        "tie_word_embeddings": False,
-    },
-    "qwen3-8b": {
-        **_QWEN2,
-        "model_type": "qwen3",
-        "architectures": ["Qwen3ForCausalLM"],
-        "max_position_embeddings": 40960,
-        "hidden_size": 4096,
-        "head_dim": 128,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 12288,
-        "vocab_size": 151936,
-        "tie_word_embeddings": False,
-    },
-    "qwen3-30b-a3b": {
-        **_QWEN2,
-        "model_type": "qwen3_moe",
-        "architectures": ["Qwen3MoeForCausalLM"],
-        "max_position_embeddings": 40960,
-        "hidden_size": 2048,
-        "head_dim": 128,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 4,
-        "intermediate_size": 6144,
-        "moe_intermediate_size": 768,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "norm_topk_prob": True,
-        "vocab_size": 151936,
-        "tie_word_embeddings": False,
-    },
-    "llama-3.2-1b": {
-        **_LLAMA3,
-        "hidden_size": 2048,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 8192,
-        "tie_word_embeddings": True,
-    },
-    "llama-3.1-8b": {
-        **_LLAMA3,
-        "hidden_size": 4096,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "intermediate_size": 14336,
-        "tie_word_embeddings": False,
-    },
-    "llama-3.1-70b": {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "max_position_embeddings": 131072,
-        "eos_token_id": 128001,
-        "bos_token_id": 128000,
-        "hidden_size": 8192,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "intermediate_size": 28672,
-        "vocab_size": 128256,
-        "tie_word_embeddings": False,
-    },
-    "smollm2-135m": {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 100000.0,
-        "max_position_embeddings": 8192,
-        "eos_token_id": 2,
-        "bos_token_id": 1,
-        "hidden_size": 576,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-        "intermediate_size": 1536,
-        "vocab_size": 49152,
-        "tie_word_embeddings": True,
-    },
+    "qwen2.5-0.5b": _shape(_QWEN2, 896, 24, 14, 2, 4864, 151936, is_tied=True),
+    "qwen2.5-1.5b": _shape(_QWEN2, 1536, 28, 12, 2, 8960, 151936, is_tied=True),
+    "qwen2.5-3b": _shape(_QWEN2, 2048, 36, 16, 2, 11008, 151936, is_tied=True),
+    "qwen2.5-7b": _shape(_QWEN2, 3584, 28, 28, 4, 18944, 152064),
+    "qwen2.5-14b": _shape(_QWEN2, 5120, 48, 40, 8, 13824, 152064),
+    "qwen2.5-32b": _shape(_QWEN2, 5120, 64, 40, 8, 27648, 152064),
+    "qwen3-8b": _shape(
+        *(_QWEN3, 4096, 36, 32, 8, 12288, 151936),
+        model_type="qwen3",
+        architectures=["Qwen3ForCausalLM"],
+    ),
+    "qwen3-30b-a3b": _shape(
+        *(_QWEN3, 2048, 48, 32, 4, 6144, 151936),
+        model_type="qwen3_moe",
+        architectures=["Qwen3MoeForCausalLM"],
+        moe_intermediate_size=768,
+        num_experts=128,
+        num_experts_per_tok=8,
+        norm_topk_prob=True,
+    ),
+    "llama-3.2-1b": _shape(_LLAMA3, 2048, 16, 32, 8, 8192, 128256, is_tied=True),
+    "llama-3.1-8b": _shape(_LLAMA3, 4096, 32, 32, 8, 14336, 128256),
+    "llama-3.1-70b": _shape(_LLAMA3, 8192, 80, 64, 8, 28672, 128256),
+    "smollm2-135m": _shape(_SMOLLM2, 576, 30, 9, 3, 1536, 49152, is_tied=True),
 }
 _TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-_SAFETENSORS_DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
-_ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2}
 _CHUNK = 1 << 20  # elements
 
 
@@ -237,9 +149,9 @@ def _write_tensors(file: BinaryIO, tensors: list[tuple[str, tuple[int, ...]]], d
     header: dict[str, Any] = {}
     offset = 0
     for name, shape in tensors:
-        nbytes = int(np.prod(shape)) * _ELEMENT_BYTES[dtype]
+        nbytes = int(np.prod(shape)) * storage_dtype(dtype).itemsize
         header[name] = {
-            "dtype": _SAFETENSORS_DTYPES[dtype],
+            "dtype": dtype.upper(),
             "shape": list(shape),
             "data_offsets": [offset, offset + nbytes],
         }
@@ -247,7 +159,9 @@ def _write_tensors(file: BinaryIO, tensors: list[tuple[str, tuple[int, ...]]], d
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 64)  # tensors start aligned
     file.write(len(text).to_bytes(8, "little") + text)
-    weights, norm = _random_chunk(dtype), convert(np.ones(_CHUNK, np.float32), "f32", dtype)
+    values = np.random.default_rng(0).standard_normal(_CHUNK, np.float32) * np.float32(0.02)
+    weights = convert(values, "f32", dtype)
+    norm = convert(np.ones(_CHUNK, np.float32), "f32", dtype)
     for name, shape in tensors:
         chunk = norm if "norm" in name else weights
         left = int(np.prod(shape))
@@ -255,8 +169,3 @@ def _write_tensors(file: BinaryIO, tensors: list[tuple[str, tuple[int, ...]]], d
             count = min(left, _CHUNK)
             file.write(chunk[:count].tobytes())
             left -= count
-
-
-def _random_chunk(dtype: str) -> NDArray[Any]:
-    values = np.random.default_rng(0).standard_normal(_CHUNK, np.float32) * np.float32(0.02)
-    return convert(values, "f32", dtype)
