@@ -11,7 +11,7 @@ from llaisys.chat.records import Tool
 from llaisys.chat.tool_formats.harmony import ANALYSIS, CHANNEL, CONSTRAIN, MESSAGE, RECIPIENT
 from llaisys.chat.tool_formats.harmony import END as HARMONY_END
 from llaisys.chat.tool_formats.harmony import START as HARMONY_START
-from llaisys.chat.tool_formats.hermes import END, START
+from llaisys.chat.tool_formats.json_formats import END, START
 from llaisys.chat.tools import ToolSet
 from llaisys.common.closed_schema import closed
 from llaisys.common.structured import StructuredOutputs

@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from llaisys.chat.records import Tool
-from llaisys.chat.tool_formats.hermes import END, START
-from llaisys.chat.tool_formats.mistral import ID_CHARS
+from llaisys.chat.tool_formats.json_formats import END, ID_CHARS, START
 
 Message = dict[str, Any]
 

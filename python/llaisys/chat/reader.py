@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
+from itertools import groupby
 
 from llaisys.chat.reasoning import ReasoningSplitter
 from llaisys.chat.records import (
     AnswerEvent,
-    CallArguments,
     CallStart,
     ChatAnswer,
     ContentText,
@@ -104,27 +105,11 @@ class AnswerReader:
 def merged(events: Iterable[AnswerEvent]) -> list[AnswerEvent]:
     """Join consecutive text events of the same kind."""
     found: list[AnswerEvent] = []
-    texts: list[str] = []
-
-    def flush() -> None:
-        if len(texts) > 1:
-            last, text = found[-1], "".join(texts)
-            if isinstance(last, CallArguments):
-                found[-1] = CallArguments(last.index, text)
-            else:
-                found[-1] = type(last)(text)  # type: ignore[call-arg, arg-type]
-        texts.clear()
-
-    for event in events:
-        if isinstance(event, CallStart):
-            flush()
-            found.append(event)
-            continue
-        last = found[-1] if found else None
-        same = type(last) is type(event) and bool(texts)
-        if not same:
-            flush()
-            found.append(event)
-        texts.append(event.text)
-    flush()
+    for _, group in groupby(events, lambda event: (type(event), getattr(event, "index", 0))):
+        first, *others = group
+        if not others or isinstance(first, CallStart):
+            found += [first, *others]
+        else:
+            texts = [event.text for event in (first, *others) if not isinstance(event, CallStart)]
+            found.append(replace(first, text="".join(texts)))
     return found

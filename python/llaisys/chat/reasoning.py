@@ -6,8 +6,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from llaisys.chat.json_reader import skip_space
-from llaisys.chat.records import AnswerEvent, ContentText, ReasoningText
-from llaisys.chat.text_source import Delimiters, Mismatch, Parsing, TextSource
+from llaisys.chat.records import ContentText, ReasoningText
+from llaisys.chat.text_source import Delimiters, Mismatch, Parsing, StreamParser
 
 MAX_SPACE = 1024  # characters of white space before the opening marker
 
@@ -33,46 +33,29 @@ ALIASES = {
 }
 
 
-class ReasoningSplitter:
+class ReasoningSplitter(StreamParser):
     """Reasoning is the text between the markers at the start of an answer, or before the closing
-    marker when the prompt ends with the opening one. White space around it is removed."""
+    marker when the prompt ends with the opening one. White space around it is removed. An answer
+    that ends inside the reasoning has no content."""
 
     def __init__(self, markers: ReasoningMarkers, opened: bool = False) -> None:
         """`opened`: the prompt ends inside the reasoning."""
-        self._source = TextSource(MAX_SPACE)
+        super().__init__(MAX_SPACE)
         self._markers = markers
         self._opened = opened
-        self._events: list[AnswerEvent] = []
-        self._space: list[str] = []  # trailing white space so far
         self._has_text = False
-        self._parsing: Parsing[None] | None = self._read()
 
-    def feed(self, text: str) -> list[AnswerEvent]:
-        self._source.push(text)
-        return self._advance()
-
-    def finish(self) -> list[AnswerEvent]:
-        """End of the answer; an answer that ends inside the reasoning has no content."""
-        self._source.closed = True
-        return self._advance()
-
-    def _advance(self) -> list[AnswerEvent]:
-        if self._parsing is not None and next(self._parsing, self) is self:
-            self._parsing = None
-        events, self._events = self._events, []
-        return events
-
-    def _read(self) -> Parsing[None]:
-        source, markers = self._source, self._markers
+    def _read_all(self) -> Parsing[None]:
+        source, markers = self.source, self._markers
         if self._opened or (yield from self._opens()):
             found = yield from source.until(Delimiters(markers.end), self._reasoning)
             if found is not None:
                 yield from skip_space(source)
-        yield from source.rest(self._content)
+        yield from source.rest(lambda text: self._events.append(ContentText(text)))
 
     def _opens(self) -> Parsing[bool]:
         """Read the opening marker if present, else nothing."""
-        source, found = self._source, False
+        source, found = self.source, False
         source.mark()
         with suppress(Mismatch):  # too much white space
             yield from skip_space(source)
@@ -85,15 +68,7 @@ class ReasoningSplitter:
         return True
 
     def _reasoning(self, text: str) -> None:
-        if not self._has_text:
-            text = text.lstrip()
-        bare = text.rstrip()
-        if bare:
+        ready = self._trimmed(text, not self._has_text)
+        if ready:
             self._has_text = True
-            self._events.append(ReasoningText("".join([*self._space, bare])))
-            self._space = []
-        if len(bare) < len(text):
-            self._space.append(text[len(bare) :])
-
-    def _content(self, text: str) -> None:
-        self._events.append(ContentText(text))
+            self._events.append(ReasoningText(ready))

@@ -19,7 +19,7 @@ from llaisys.chat.reasoning import REASONING_FORMATS, ReasoningMarkers, Reasonin
 from llaisys.chat.repeats import RepeatFilter
 from llaisys.chat.tool_formats import TOOL_FORMATS, harmony
 from llaisys.chat.tool_formats.harmony import HarmonyParser
-from llaisys.chat.tool_formats.hermes import HermesParser
+from llaisys.chat.tool_formats.json_formats import HermesParser
 from llaisys.chat.tools import ToolSet
 from llaisys.common.validation import check_choice
 

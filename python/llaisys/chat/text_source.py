@@ -7,8 +7,11 @@ is written as if it had the whole text; the result does not depend on how the te
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from typing import TypeVar
+
+from llaisys.chat.records import AnswerEvent
 
 T = TypeVar("T")
 Parsing = Generator[None, None, T]  # a parser that returns a T
@@ -76,6 +79,21 @@ class TextSource:
                 return False
         return self.text.startswith(word, self.pos)
 
+    def skip(self, word: str) -> Parsing[bool]:
+        """Read `word` if it comes next; return whether it did."""
+        found = yield from self.starts_with(word)
+        if found:
+            self.take(len(word))
+        return found
+
+    def up_to(self, words: Delimiters | re.Pattern[str], limit: int) -> Parsing[str]:
+        """Read up to one of `words`, which is not read. Raises Mismatch if there is none within
+        `limit` characters."""
+        while (found := words.search(self.text, self.pos, self.pos + limit)) is None:
+            if len(self.text) - self.pos >= limit or not (yield from self.more()):
+                raise Mismatch
+        return self.take(found.start() - self.pos)
+
     def until(self, words: Delimiters, sink: Sink) -> Parsing[str | None]:
         """Read through the first of `words` and return it; None at the end of the text. The text
         before it goes to `sink` as soon as it cannot be the start of a delimiter."""
@@ -129,3 +147,43 @@ class Delimiters:
             if any(word.startswith(end) for word in self.words):
                 return len(end)
         return 0
+
+
+class StreamParser(ABC):
+    """A parser of one answer; `feed` and `finish` return new events."""
+
+    def __init__(self, max_lookahead: int) -> None:
+        self.source = TextSource(max_lookahead)
+        self._events: list[AnswerEvent] = []
+        self._space: list[str] = []  # trailing white space so far
+        self._parsing: Parsing[None] | None = self._read_all()
+
+    def feed(self, text: str) -> list[AnswerEvent]:
+        self.source.push(text)
+        return self._advance()
+
+    def finish(self) -> list[AnswerEvent]:
+        """End of the answer."""
+        self.source.closed = True
+        return self._advance()
+
+    def _advance(self) -> list[AnswerEvent]:
+        if self._parsing is not None and next(self._parsing, self) is self:
+            self._parsing = None
+        events, self._events = self._events, []
+        return events
+
+    @abstractmethod
+    def _read_all(self) -> Parsing[None]:
+        """Parse the text up to its end."""
+
+    def _trimmed(self, text: str, is_first: bool) -> str:
+        """The text to forward: white space at its end is held back until more text follows, and
+        white space before the first text is dropped."""
+        text = text.lstrip() if is_first else text
+        bare = text.rstrip()
+        ready = "".join([*self._space, bare]) if bare else ""
+        self._space = [] if bare else self._space
+        if len(bare) < len(text):
+            self._space.append(text[len(bare) :])
+        return ready

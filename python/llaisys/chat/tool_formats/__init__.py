@@ -1,4 +1,4 @@
-"""Tool-call parsers, one module per format, by their `--tool-call-parser` names (vLLM's names are
+"""Tool-call parsers by their `--tool-call-parser` names (vLLM's names are
 accepted)."""
 
 from __future__ import annotations
@@ -7,10 +7,12 @@ from llaisys.chat.tool_formats.base import MAX_CALLS, ToolCallParser
 from llaisys.chat.tool_formats.deepseek import DeepSeekParser
 from llaisys.chat.tool_formats.gemma import FunctionGemmaParser
 from llaisys.chat.tool_formats.harmony import HarmonyParser
-from llaisys.chat.tool_formats.hermes import HermesParser
-from llaisys.chat.tool_formats.llama3 import Llama3Parser
-from llaisys.chat.tool_formats.mistral import MistralParser
-from llaisys.chat.tool_formats.phi4 import Phi4MiniParser
+from llaisys.chat.tool_formats.json_formats import (
+    HermesParser,
+    Llama3Parser,
+    MistralParser,
+    Phi4MiniParser,
+)
 from llaisys.chat.tool_formats.pythonic import PythonicParser
 from llaisys.chat.tool_formats.xml import Glm4Parser, Qwen3CoderParser
 

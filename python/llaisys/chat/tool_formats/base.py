@@ -12,14 +12,13 @@ import hashlib
 import json
 import re
 import uuid
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
 from llaisys.chat.json_reader import decoded, discard, expect, read_decoded, read_value, skip_space
 from llaisys.chat.records import AnswerEvent, CallArguments, CallStart, ContentText
-from llaisys.chat.text_source import Delimiters, Mismatch, Parsing, TextSource
+from llaisys.chat.text_source import Delimiters, Mismatch, Parsing, StreamParser
 
 MAX_CALLS = 128  # per answer; further calls are ignored
 MAX_LOOKAHEAD = 64 << 10  # characters held back until they are a call or content
@@ -29,11 +28,12 @@ _ARGUMENTS = ("arguments", "parameters")
 _OTHER_KEYS = ("id", "type")  # ignored keys of a call
 
 
-class ToolCallParser(ABC):
-    """`feed` and `finish` return new events. Time and memory are linear in the text."""
+class ToolCallParser(StreamParser):
+    """Time and memory are linear in the text."""
 
     short_id = 0  # length of call ids, if the template requires one
     markers: tuple[str, ...] = ()  # delimiters of calls; some may be special tokens
+    starts: tuple[str, ...] = ()  # texts before calls
 
     def __init__(
         self,
@@ -45,54 +45,43 @@ class ToolCallParser(ABC):
         """`names`: names of the request's tools. Bare JSON is a call only of one of them; between
         the format's markers any name is a call. `seed`: of the call ids, so that parsing a text
         again gives the same ids; "": random. `schemas`: of the tools' arguments, by name."""
+        super().__init__(MAX_LOOKAHEAD)
         self.schemas = schemas or {}
         self._seed = seed or uuid.uuid4().hex
-        self.source = TextSource(MAX_LOOKAHEAD)
         self._names = frozenset(names)
         self._max_calls = min(max_calls, MAX_CALLS)
         self._num_calls = 0
-        self._events: list[AnswerEvent] = []
-        self._space: list[str] = []  # trailing white space of the content so far
         self._after_call = False  # only white space since the last call
-        self._parsing: Parsing[None] | None = self._read_all()
-
-    def feed(self, text: str) -> list[AnswerEvent]:
-        self.source.push(text)
-        return self._advance()
 
     def finish(self) -> list[AnswerEvent]:
-        """End of the answer."""
-        self.source.closed = True
-        events = self._advance()
+        events = super().finish()
         if self._space and not self._num_calls:
             events = [*events, ContentText("".join(self._space))]
-        return events
-
-    def _advance(self) -> list[AnswerEvent]:
-        if self._parsing is not None and next(self._parsing, self) is self:
-            self._parsing = None
-        events, self._events = self._events, []
         return events
 
     def _read_all(self) -> Parsing[None]:
         yield from self._read()
         yield from self.source.rest(self.content)
 
-    @abstractmethod
     def _read(self) -> Parsing[None]:
-        """Parse the text up to its end, or to where no call can follow."""
+        """Parse the text up to its end, or to where no call can follow: calls after each of
+        `starts`, and at the start of an answer also without it."""
+        yield from self.bare_calls()
+        starts = Delimiters(*self.starts)
+        while (start := (yield from self.source.until(starts, self.content))) is not None:
+            yield from self.attempt(start, self._calls(start))
+
+    def _calls(self, start: str) -> Parsing[None]:
+        """Parse the calls after `start`, one of `starts`."""
+        raise NotImplementedError
 
     # ---- building blocks of formats ------------------------------------------------------------
 
     def content(self, text: str) -> None:
-        if self._after_call:
-            text = text.lstrip()
-        bare = text.rstrip()
-        if bare:
-            self._events.append(ContentText("".join([*self._space, bare])))
-            self._space, self._after_call = [], False
-        if len(bare) < len(text):
-            self._space.append(text[len(bare) :])
+        ready = self._trimmed(text, self._after_call)
+        if ready:
+            self._after_call = False
+            self._events.append(ContentText(ready))
 
     def begin(self, name: str) -> None:
         """Start a call; commits to it."""
@@ -216,19 +205,11 @@ class ToolCallParser(ABC):
             self.source.take(1)
             yield from skip_space(self.source)
         for end in ends:
-            if (yield from self.source.starts_with(end)):
-                self.source.take(len(end))
+            if (yield from self.source.skip(end)):
                 return
             rest = self.source.text[self.source.pos :]
             if self.source.closed and end.startswith(rest):  # truncated delimiter
                 self.source.take(len(rest))
-
-    def marked_calls(self, start: str, calls: Callable[[], Parsing[None]]) -> Parsing[None]:
-        """Parse calls after each `start`; at the start of an answer also without it."""
-        yield from self.bare_calls()
-        mark = Delimiters(start)
-        while (yield from self.source.until(mark, self.content)) is not None:
-            yield from self.attempt(start, calls())
 
     def bare_calls(self) -> Parsing[bool]:
         """Parse calls at the start of an answer without a marker, optionally in a code fence."""
@@ -238,9 +219,7 @@ class ToolCallParser(ABC):
         yield from skip_space(self.source)
         fenced = False
         for fence in ("```json", "```"):
-            if not fenced and (yield from self.source.starts_with(fence)):
-                self.source.take(len(fence))
-                fenced = True
+            fenced = fenced or (yield from self.source.skip(fence))
         yield from self.json_calls(Delimiters("```") if fenced else None, strict=True)
         if fenced:
             yield from self.close("```")

@@ -14,6 +14,7 @@ START, END = "<start_function_call>", "<end_function_call>"
 ESCAPE = "<escape>"
 PREFIX = "call:"
 MAX_DEPTH = 64
+MAX_WORD = 160  # characters of a name or a key, and its delimiter
 _KEY = re.compile(r"[^:{}\[\],<\s]{1,128}")
 
 
@@ -21,15 +22,12 @@ class FunctionGemmaParser(ToolCallParser):
     """A call is returned when its closing brace has arrived."""
 
     markers = (START, END, ESCAPE)
+    starts = (START,)
 
-    def _read(self) -> Parsing[None]:
-        yield from self.marked_calls(START, self._calls)
-
-    def _calls(self) -> Parsing[None]:
+    def _calls(self, start: str) -> Parsing[None]:
         yield from skip_space(self.source)
-        if not (yield from self.source.starts_with(PREFIX)):
+        if not (yield from self.source.skip(PREFIX)):
             raise Mismatch
-        self.source.take(len(PREFIX))
         name = yield from self._word("{")
         if not NAME.fullmatch(name):
             raise Mismatch
@@ -40,11 +38,8 @@ class FunctionGemmaParser(ToolCallParser):
 
     def _word(self, end: str) -> Parsing[str]:
         """Read a short word before `end`, which is not read."""
-        source = self.source
-        while (at := source.text.find(end, source.pos, source.pos + 160)) < 0:
-            if len(source.text) - source.pos >= 160 or not (yield from source.more()):
-                raise Mismatch
-        return source.take(at - source.pos).strip()
+        word = yield from self.source.up_to(Delimiters(end), MAX_WORD)
+        return word.strip()
 
     def _value(self, depth: int) -> Parsing[object]:
         source = self.source
@@ -56,9 +51,8 @@ class FunctionGemmaParser(ToolCallParser):
             return (yield from self._object(depth))
         if first == "[":
             return (yield from self._list(depth))
-        if not (yield from source.starts_with(ESCAPE)):
+        if not (yield from source.skip(ESCAPE)):
             return (yield from read_decoded(source))
-        source.take(len(ESCAPE))
         pieces: list[str] = []
         if (yield from source.until(Delimiters(ESCAPE), pieces.append)) is None:
             raise EndOfText

@@ -9,11 +9,12 @@ import re
 from collections.abc import Iterator
 
 from llaisys.chat.json_reader import expect, skip_space
-from llaisys.chat.text_source import Delimiters, Mismatch, Parsing
+from llaisys.chat.text_source import Mismatch, Parsing
 from llaisys.chat.tool_formats.base import MAX_LOOKAHEAD, NAME, ToolCallParser
 
 START, END = "<function_calls>", "</function_calls>"
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
+MAX_NAME = 128  # characters
 MAX_DEPTH = 64  # brackets in the arguments of a call
 _JSON_NAMES = {"true": True, "false": False, "null": None}
 _NAME_END = re.compile(r"[^A-Za-z0-9_.:/-]")
@@ -24,13 +25,14 @@ class PythonicParser(ToolCallParser):
 
     markers = (START, END, PYTHON_START, PYTHON_END)
 
-    def _read(self) -> Parsing[None]:
-        if not (yield from self.bare_calls()):
-            yield from self.attempt("", self._list(strict=True))
-        starts = Delimiters(START, PYTHON_START)
-        while (start := (yield from self.source.until(starts, self.content))) is not None:
-            calls = self._lines() if start == START else self._list(strict=False)
-            yield from self.attempt(start, calls)
+    starts = (START, PYTHON_START)
+
+    def bare_calls(self) -> Parsing[bool]:
+        called = yield from super().bare_calls()
+        return called or (yield from self.attempt("", self._list(strict=True)))
+
+    def _calls(self, start: str) -> Parsing[None]:
+        yield from self._lines() if start == START else self._list(strict=False)
 
     def _list(self, strict: bool) -> Parsing[None]:
         yield from skip_space(self.source)
@@ -56,10 +58,7 @@ class PythonicParser(ToolCallParser):
     def _call(self, strict: bool) -> Parsing[None]:
         source = self.source
         yield from skip_space(source)
-        while (found := _NAME_END.search(source.text, source.pos)) is None:
-            if len(source.text) - source.pos > 128 or not (yield from source.more()):
-                raise Mismatch
-        name = source.take(found.start() - source.pos)
+        name = yield from source.up_to(_NAME_END, MAX_NAME + 1)
         if not NAME.fullmatch(name) or (strict and name not in self._names):
             raise Mismatch
         yield from expect(source, "(")

@@ -29,10 +29,9 @@ class XmlParser(ToolCallParser):
     value_ends: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()  # of the call
 
-    def _calls(self, is_begun: bool = False) -> Parsing[None]:
-        """`is_begun`: `function_start` is read."""
+    def _calls(self, start: str) -> Parsing[None]:
         yield from skip_space(self.source)
-        if not is_begun:
+        if start != self.function_start:
             yield from self._expect(self.function_start)
         name = yield from self._name(self.function_ends)
         if not NAME.fullmatch(name):
@@ -45,9 +44,8 @@ class XmlParser(ToolCallParser):
         comma = ""
         while True:
             yield from skip_space(self.source)
-            if not (yield from self.source.starts_with(self.key_start)):
+            if not (yield from self.source.skip(self.key_start)):
                 break
-            self.source.take(len(self.key_start))
             key = yield from self._name(self.key_ends)
             self.arguments(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
             comma = ", "
@@ -60,8 +58,7 @@ class XmlParser(ToolCallParser):
     def _value(self, schema: Any) -> Parsing[None]:
         """Read an argument up to its end. A string is streamed."""
         ends = Delimiters(*(f"\n{end}" for end in self.value_ends), *self.value_ends)
-        if (yield from self.source.starts_with("\n")):
-            self.source.take(1)
+        yield from self.source.skip("\n")
         if _is_string(schema):
             self.arguments('"')
             found = yield from self.source.until(ends, lambda t: self.arguments(_escaped(t)))
@@ -75,24 +72,16 @@ class XmlParser(ToolCallParser):
         self.arguments(_as_json("".join(pieces), schema.get("type")))
 
     def _expect(self, word: str) -> Parsing[None]:
-        if not (yield from self.source.starts_with(word)):
+        if not (yield from self.source.skip(word)):
             raise Mismatch
-        self.source.take(len(word))
 
     def _name(self, ends: tuple[str, ...]) -> Parsing[str]:
         """Read a short text through one of `ends`; the last one is not read if it is a tag."""
-        pieces: list[str] = []
-        source = self.source
-        while True:
-            found = Delimiters(*ends).search(source.text, source.pos, source.pos + MAX_NAME)
-            if found is not None:
-                pieces.append(source.take(found.start() - source.pos))
-                if found[0] not in (self.key_start, *self.ends):
-                    source.take(len(found[0]))
-                break
-            if len(source.text) - source.pos >= MAX_NAME or not (yield from source.more()):
-                raise Mismatch
-        return "".join(pieces).strip()
+        name = yield from self.source.up_to(Delimiters(*ends), MAX_NAME)
+        for end in ends:
+            if end not in (self.key_start, *self.ends):
+                yield from self.source.skip(end)
+        return name.strip()
 
 
 class Qwen3CoderParser(XmlParser):
@@ -100,30 +89,23 @@ class Qwen3CoderParser(XmlParser):
     tags may be missing."""
 
     function_start = "<function="
+    starts = (START, function_start)
     function_ends = (">",)
     key_start = "<parameter="
     key_ends = (">",)
     value_ends = ("</parameter>",)
     ends = ("</function>", END)
 
-    def _read(self) -> Parsing[None]:
-        yield from self.bare_calls()
-        starts = Delimiters(START, self.function_start)
-        while (start := (yield from self.source.until(starts, self.content))) is not None:
-            yield from self.attempt(start, self._calls(start == self.function_start))
-
 
 class Glm4Parser(XmlParser):
     """<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>"""
 
+    starts = (START,)
     function_ends = ("\n", "<arg_key>", END)
     key_start = "<arg_key>"
     key_ends = ("</arg_key>",)
     value_ends = ("</arg_value>",)
     ends = (END,)
-
-    def _read(self) -> Parsing[None]:
-        yield from self.marked_calls(START, self._calls)
 
     def _value(self, schema: Any) -> Parsing[None]:
         yield from skip_space(self.source)
