@@ -68,9 +68,13 @@ class FaultAdapter(FakeAdapter):
         return ""
 
 
-if __name__ == "__main__":
+def main() -> None:
     from llaisys.common.model_registry import MODEL_REGISTRY
     from llaisys.server.engine_client import process as engine_process
 
     MODEL_REGISTRY["mock"] = "fault_engine:FaultAdapter"
     engine_process.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -74,9 +74,13 @@ class ScriptedAdapter(FakeAdapter):
         return script[len(begun)] if len(begun) < len(script) else self.eos
 
 
-if __name__ == "__main__":
+def main() -> None:
     from llaisys.common.model_registry import MODEL_REGISTRY
     from llaisys.server.engine_client import process as engine_process
 
     MODEL_REGISTRY["qwen2"] = "scripted_engine:ScriptedAdapter"
     engine_process.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -42,9 +42,9 @@ def scripted_server(
 
     script = folder / "script.json"
     script.write_text(json.dumps(list(rules)))
-    command = [str(Path(__file__).resolve()), str(write_model(folder, template))]
-    name = ("--served-model-name", MODEL)
-    with ServerProcess(*name, *options, command=command, env={SCRIPT: str(script)}) as process:
+    model = (str(write_model(folder, template)), "--served-model-name", MODEL)
+    environment = {SCRIPT: str(script)}
+    with ServerProcess(*model, *options, program="scripted_server", env=environment) as process:
         yield process.wait_ready()
 
 

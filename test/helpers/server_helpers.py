@@ -21,6 +21,7 @@ from typing import Any
 
 import httpx
 from fault_engine import CONTEXT, FAULT_FILE
+from prefork import PRODUCT, preforked
 
 import llaisys
 
@@ -82,28 +83,37 @@ class ServerProcess:
         env: dict[str, str] | None = None,
         real: bool = False,
         session_file: Path | None = None,
+        program: str | None = None,
         command: list[str] | None = None,
         cwd: Path | None = None,
     ) -> None:
-        """`real`: with the product's own engine; `command`: started in another way."""
-        if real:
-            command = ["-m", "llaisys.server"]
-        elif command is None:
-            command = [str(HELPERS / "fault_server.py")]
+        """`real`: with the product's own engine; `program`: the module of another one, forked by
+        `prefork`. `command`: arguments of an interpreter that is started instead, in `cwd`."""
+        program = PRODUCT if real else program or "fault_server"
         named = "--api-key" in options
         self.key = options[options.index("--api-key") + 1] if named else None  # the first
         self._folder = tempfile.TemporaryDirectory(prefix="test-server-")
         kept = session_file or Path(self._folder.name) / "sessions.sqlite3"
         options = (*options, "--session-file", str(kept))
         path = os.pathsep.join([str(PACKAGE), str(HELPERS)])
-        self.process = subprocess.Popen(
-            [sys.executable, *command, "--port", "0", "--log-format", "json", *options],
-            env={**os.environ, "PYTHONPATH": path, **(env or {})},
-            cwd=cwd,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        arguments = ["--port", "0", "--log-format", "json", *options]
+        environment = {**os.environ, "PYTHONPATH": path, **(env or {})}
+        self.process: Any
+        if command is None:
+            self.process = preforked().start(program, arguments, environment)
+        else:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    *command,
+                    *arguments,
+                ],
+                env=environment,
+                cwd=cwd,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
         self.log: list[str] = []
         self.url = ""
         self._ready = threading.Event()
@@ -163,6 +173,12 @@ class ServerProcess:
         rows = Path("/proc/net/unix").read_text().splitlines()[1:]
         listener = 1
         return len(sockets - {f"socket:[{row.split()[6]}]" for row in rows}) - listener
+
+    @property
+    def load(self) -> int:
+        """Requests that the API process has admitted and not answered."""
+        with self.client(self.key) as client:
+            return int(client.get("/load").json()["server_load"])
 
     def metric(self, name: str, key: str | None = None) -> float:
         """The sum over the labels of a metric."""
