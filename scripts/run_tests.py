@@ -18,6 +18,7 @@ only what fails twice fails the run. What passed the second time is named: each 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.util
 import json
 import os
@@ -72,6 +73,14 @@ def model_obstacle(model_path: Path | None) -> str | None:
     return None
 
 
+def cuda_obstacle() -> str | None:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no NVIDIA driver is installed"
+    return None
+
+
 def default_workers() -> int:
     """Half as many again as cores: tests of servers wait for much of their time."""
     cores = len(os.sched_getaffinity(0))
@@ -89,6 +98,7 @@ def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]
     parser.add_argument("--suite", choices=["all", "quick", *SUITES], default="all")
     parser.add_argument("--run-parity", choices=WHEN, default="auto", help="needs transformers")
     parser.add_argument("--run-hf", choices=WHEN, default="auto", help="needs --model-path")
+    parser.add_argument("--run-cuda", choices=WHEN, default="auto", help="needs a GPU")
     parser.add_argument("--model-path", type=Path, metavar="DIR", help="a real model's directory")
     parser.add_argument("--list", action="store_true", help="print the files and stop")
     parser.add_argument(
@@ -123,6 +133,10 @@ def main(arguments: list[str]) -> int:
         unwanted.append("not parity")
     if not group_runs("hf", options.run_hf, model_obstacle(options.model_path)):
         unwanted.append("not hf")
+    if options.suite in ("all", "quick") and not group_runs(
+        "cuda", options.run_cuda, cuda_obstacle()
+    ):
+        files = [path for path in files if path.parent.name != "cuda"]
 
     command = [sys.executable, "-m", "pytest", *map(str, files)]
     if unwanted:
