@@ -305,19 +305,12 @@ def test_progress_bar(llm, capsys):
 
 def test_import_is_light():
     program = (
-        "import sys, time; start = time.perf_counter(); import llaisys; "
-        "cost = time.perf_counter() - start; "
-        "assert 'numpy' not in sys.modules and 'tokenizers' not in sys.modules; "
-        "assert llaisys.__version__; llaisys.SamplingParams; assert 'numpy' not in sys.modules; "
-        "print(cost)"
+        "import sys; before = set(sys.modules); import llaisys; "
+        "print(*set(sys.modules) - before); assert llaisys.__version__; llaisys.SamplingParams; "
+        "assert not {'numpy', 'tokenizers', 'msgspec', 'asyncio'} & set(sys.modules)"
     )
-    best = min(
-        float(
-            subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
-        )
-        for _ in range(3)
-    )
-    assert best < 0.05
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert len(done.stdout.split()) < 10
 
 
 def test_exports():

@@ -288,7 +288,7 @@ def test_a_killed_stage_ends_the_engine(model: Path, backend: str, victim: int, 
         start = time.monotonic()
         with pytest.raises(LlaisysError, match=rf"rank {victim + 1} .*status -9"):
             tokens_of(llm)
-        assert time.monotonic() - start < 20
+        assert time.monotonic() - start < 30
         if when != "idle":
             killer.wait()
     assert all(child.popen.poll() is not None for child in children)

@@ -257,7 +257,7 @@ def test_a_rank_thread_that_fails_ends_the_engine_with_its_name(
         start = time.monotonic()
         with pytest.raises(WorkerLostError, match=r"worker rank 1 .*out of ideas"):
             tokens_of(llm)
-        assert time.monotonic() - start < 5 and executor.stats.worker_errors == 1
+        assert time.monotonic() - start < 30 and executor.stats.worker_errors == 1
 
 
 @pytest.mark.parametrize("backend", ["uni", "mp"])
@@ -308,7 +308,7 @@ def test_a_killed_worker_ends_the_engine_in_seconds(model: Path, when: str, mode
         start = time.monotonic()
         with pytest.raises(LlaisysError, match=r"rank 2 .*status -9"):
             tokens_of(llm)
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 30
         if when != "idle":
             killer.wait()
     assert all(child.popen.poll() is not None for child in children)
@@ -331,7 +331,7 @@ def test_workers_end_when_the_driver_is_killed(model: Path, tmp_path: Path) -> N
     assert Path(f"/proc/{worker}").exists()
     driver.kill()
     driver.wait()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 30
     while _runs(worker) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not _runs(worker)

@@ -110,8 +110,33 @@ class Scene:
         release()
 
 
+class SimulatedTime(asyncio.SelectorEventLoop):
+    """Time advances to the next timer when all tasks wait; threads do their work at once."""
+
+    _now = 0.0
+
+    def time(self) -> float:
+        return self._now
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, function: Callable[..., Any], *arguments: Any
+    ) -> asyncio.Future[Any]:
+        future = self.create_future()
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
+            self._now = max(self._now, self._scheduled[0].when())  # type: ignore[attr-defined]
+        super()._run_once()  # type: ignore[misc]
+
+
 def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 20))
+    with asyncio.Runner(loop_factory=SimulatedTime) as runner:
+        runner.run(asyncio.wait_for(work, 20))
 
 
 def test_loads_on_demand_and_unloads_least_recently_used(

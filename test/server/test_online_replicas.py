@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -111,7 +110,7 @@ def test_requests_without_tokens_move_to_another_replica(tmp_path: Path) -> None
         gate.order("wait")
         answers = ask_all(pool, server, 6, 5)
         gate.hold()
-        time.sleep(1)  # until each is routed
+        server.wait_for(lambda: server.load == 6, "admission")
         os.kill(pids(server)[1], signal.SIGKILL)
         server.wait_for(lambda: metric(server, "replica_up")[1] == 0.0, "the death to be noticed")
         gate.open()

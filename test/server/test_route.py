@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -107,8 +106,10 @@ def test_two_routers_share_an_address_and_one_survives_kill_9(
 ) -> None:
     urls = [server.url for server in servers]
     with Router(*urls) as first, Router(*urls, port=first.port) as second:
-        first.wait_up(2)
-        time.sleep(0.5)  # the probes of the second
+        # Each connection reaches one of the two.
+        wait_for(
+            lambda: all(first.metric("route_replica_up") == 2 for _ in range(16)), "both routers"
+        )
         with ThreadPoolExecutor(16) as pool:
             open_requests = {
                 f"stream {i}": pool.submit(ask, first.url, f"stream {i}", 150) for i in range(12)

@@ -238,13 +238,12 @@ HOSTILE = [
 
 @pytest.mark.parametrize("source", HOSTILE, ids=[s[:40] for s in HOSTILE])
 def test_hostile_templates_end_within_a_second(source: str) -> None:
-    started, cpu = time.perf_counter(), time.thread_time()
+    cpu = time.thread_time()
     with pytest.raises(LlaisysError) as caught:
         ChatTemplate(source).render([{"role": "user", "content": "hi"}])
     assert isinstance(caught.value, (InvalidInputError, ModelLoadError))
     assert "chat template" in str(caught.value)
     assert time.thread_time() - cpu < 1.0
-    assert time.perf_counter() - started < 20.0  # a loaded machine; CPU time is the limit
 
 
 def test_templates_get_plain_data_only() -> None:

@@ -35,6 +35,6 @@ def test_nested_prefixes_have_bounded_depth() -> None:
 
 def test_search_takes_linear_time() -> None:
     finder = re.compile(words_pattern(f"<|{i}|>" for i in range(20_000)))
-    started = time.perf_counter()
+    started = time.thread_time()
     assert finder.findall("<|" * 200_000) == []
-    assert time.perf_counter() - started < 2
+    assert time.thread_time() - started < 2
