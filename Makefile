@@ -340,9 +340,10 @@ asan-build: $(TOOLS)/.installed $(VENV)/.test $(PACKAGE)
 # memory limits that ASan's shadow memory exceeds, or measure times.
 NIGHTLY_NATIVE := $(wildcard test/core/test_capi_fuzz*.py) test/attack/test_mutated_model_files.py \
   test/attack/test_tokens_under_pressure.py test/attack/test_exhaustion.py
-NIGHTLY_REST := $(filter-out $(NIGHTLY_NATIVE),$(wildcard test/attack/test_*.py))
+NIGHTLY_REST := $(filter-out $(NIGHTLY_NATIVE),$(wildcard test/attack/test_*.py) \
+  $(shell grep -l '^from nightly' test/*/test_*.py | grep -v attack))
 
-attack-nightly: $(TOOLS)/.installed $(VENV)/.test $(PACKAGE) ## attack tests at full size, on ASan + UBSan where native
+attack-nightly: $(TOOLS)/.installed $(VENV)/.test $(PACKAGE) ## attack and fuzz tests at full size, on ASan + UBSan where native
 	$(ASAN_CONFIGURE)
 	$(CMAKE) --build $(ASAN) --target llaisys
 	@$(call asan_pytest,$(NIGHTLY_NATIVE),LLAISYS_TEST_PRESSURE=1000)

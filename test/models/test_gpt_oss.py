@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from family_parity import check_logits, greedy_tokens
+from family_parity import best_tokens, check_logits
 from moe_models import MXFP4_SIZES, VOCAB, make_moe_model, write_mxfp4
 from reference_models import BLOCK, Piece, opened, random_tokens, reference_logits, run_block, save
 from safetensors.torch import load_file, save_file
@@ -187,7 +187,7 @@ def test_tensor_parallel_ranks_give_the_same_tokens(tmp_path: Path) -> None:
     model = make_moe_model("gpt_oss")
     directory = save(model, tmp_path)
     prompt = random_tokens(21, VOCAB)
-    expected = greedy_tokens(model, prompt, 16)
     params = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True, detokenize=False)
     with LLM(str(directory), max_model_len=64, tensor_parallel_size=2) as llm:
-        assert llm.generate([prompt], params)[0].token_ids == expected
+        tokens = list(llm.generate([prompt], params)[0].token_ids)
+    assert best_tokens(model, prompt, tokens) == tokens

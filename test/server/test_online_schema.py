@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
+from nightly import NIGHTLY
 from schemathesis import GenerationMode
 from server_helpers import ServerProcess
 
-EXAMPLES = 25
+EXAMPLES = 25 if NIGHTLY else 6
 
 
 @pytest.fixture(scope="module")

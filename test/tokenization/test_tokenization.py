@@ -13,6 +13,7 @@ import pytest
 import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import NIGHTLY
 from quick_gguf import quick_gguf
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
@@ -22,7 +23,7 @@ from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
 from llaisys.tokenization import BpeVocabulary, Tokenizer, TokenizerSource, build
 from llaisys.tokenization.detokenizer import WindowDetokenizer
 
-NUM_STRINGS = 10_000
+NUM_STRINGS = 10_000 if NIGHTLY else 1_000
 
 
 def valid(text: str) -> str:
@@ -320,11 +321,11 @@ def test_tokenizing_a_long_text_releases_the_gil(tiny: Tokenizer) -> None:
 
     thread = threading.Thread(target=work)
     thread.start()
-    wakes = 0  # hundreds; only a few if the GIL were held
+    wakes = 0  # hundreds on an idle machine; one or two if the GIL were held
     while not done.wait(0.001):
         wakes += 1
     thread.join()
-    assert wakes > 20
+    assert wakes > 5
 
 
 @pytest.mark.parametrize(

@@ -62,10 +62,6 @@ def violations(root: Path) -> list[str]:
     return [str(found) for found in checker.check(root)]
 
 
-def test_repository_passes():
-    assert violations(ROOT) == []
-
-
 def test_empty_tree_of_layers_passes(tree):
     assert violations(tree) == []
 
