@@ -78,15 +78,15 @@ class Preforked:
 
     def _read(self) -> None:
         while message := self._socket.recv(MESSAGE):
-            told = json.loads(message)
+            report = json.loads(message)
             with self._condition:
-                if "started" in told:
-                    self._started.append(told["started"])
+                if "started" in report:
+                    self._started.append(report["started"])
                     self._condition.notify_all()
                     self._condition.wait_for(lambda: not self._started)
                 else:
-                    server = self._servers.pop(told["pid"])
-                    server.returncode = told["status"]
+                    server = self._servers.pop(report["pid"])
+                    server.returncode = report["status"]
                     server.ended.set()
 
     def start(
@@ -196,8 +196,8 @@ def report_ended(channel: socket.socket) -> None:
             return
         if pid == 0:
             return
-        told = {"pid": pid, "status": os.waitstatus_to_exitcode(status)}
-        channel.send(json.dumps(told).encode())
+        report = {"pid": pid, "status": os.waitstatus_to_exitcode(status)}
+        channel.send(json.dumps(report).encode())
 
 
 def serve_forks(channel: socket.socket) -> dict[str, Any] | None:
