@@ -75,10 +75,9 @@ class ConnectionPool:
             answer.close()
         return answer.status
 
-    async def fetch(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        """Fetch a complete response."""
+    async def fetch(self, path: str) -> tuple[int, bytes]:
         pieces: list[bytes] = []
-        status = await self.exchange(method, path, body, lambda _, piece: pieces.append(piece))
+        status = await self.exchange("GET", path, b"", lambda _, piece: pieces.append(piece))
         return status, b"".join(pieces)
 
     def close(self) -> None:

@@ -137,16 +137,19 @@ def _adapter_options(checkpoint: Checkpoint, options: LatencyOptions) -> Adapter
     if engine.max_model_len is not None:
         check_int("max_model_len", engine.max_model_len, min(length, limit), limit)
     return AdapterOptions(
-        device=engine.device,
-        dtype=engine.dtype,
-        quantization=engine.quantization,
-        kv_cache_dtype=engine.cache.kv_cache_dtype,
+        **model_options(engine),
         kv_cache_layout="block",
         kv_cache_block_size=BLOCK,
         max_model_len=engine.max_model_len or min(limit, length),
-        n_threads=engine.n_threads,
         exact=engine.exact,
     )
+
+
+def model_options(engine: EngineConfig) -> dict[str, Any]:
+    """The engine options that apply to a model without an engine, for AdapterOptions."""
+    names = ("device", "dtype", "quantization", "n_threads")
+    found = {name: getattr(engine, name) for name in names}
+    return found | {"kv_cache_dtype": engine.cache.kv_cache_dtype}
 
 
 def read_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> int:

@@ -62,11 +62,7 @@ def measure(target: BenchTarget) -> Limits:
         cpu=_cpu_name(),
         isa=lib().llaisysCpuIsa().decode(),
         threads=stream.n_threads,
-        read_bandwidth=stream.probe("read_bandwidth"),
-        f32=stream.probe("f32"),
-        f16=stream.probe("f16"),
-        i8=stream.probe("i8"),
-        bf16=stream.probe("bf16"),
+        **{name: stream.probe(name) for name in ("read_bandwidth", "f32", "f16", "i8", "bf16")},
         parallel_region=min(stream.parallel_region_seconds(10_000) for _ in range(5)) / 10_000,
     )
 
@@ -78,13 +74,8 @@ def probe_again(machine: Limits, stream: Stream) -> Limits:
     """
     if isinstance(machine, Gpu):
         return machine
-    return replace(
-        machine,
-        read_bandwidth=max(machine.read_bandwidth, stream.probe("read_bandwidth")),
-        f32=max(machine.f32, stream.probe("f32")),
-        i8=max(machine.i8, stream.probe("i8")),
-        bf16=max(machine.bf16, stream.probe("bf16")),
-    )
+    names = ("read_bandwidth", "f32", "i8", "bf16")
+    return replace(machine, **{n: max(getattr(machine, n), stream.probe(n)) for n in names})
 
 
 def describe_machine(machine: Limits) -> str:

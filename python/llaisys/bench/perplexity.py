@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from llaisys.bench.latency import model_options
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.step import ModelStepInput
@@ -101,25 +102,13 @@ def run_perplexity(
     with ExitStack() as stack:
         keep = stack.enter_context
         own = AdapterOptions(
-            device=engine.device,
-            dtype=engine.dtype,
-            quantization=engine.quantization,
-            kv_cache_dtype=engine.cache.kv_cache_dtype,
-            kv_cache_layout="slot",
-            max_model_len=options.context,
-            n_threads=engine.n_threads,
+            **model_options(engine), kv_cache_layout="slot", max_model_len=options.context
         )
         encoder, adapter = _load(model, own, make_encoder)
         models = [keep(closing(adapter))]
         if has_reference:
             dtype = options.reference_dtype or "f32"
-            plain = AdapterOptions(
-                device=engine.device,
-                dtype=dtype,
-                kv_cache_layout="slot",
-                max_model_len=options.context,
-                n_threads=engine.n_threads,
-            )
+            plain = replace(own, dtype=dtype, quantization=None, kv_cache_dtype="auto")
             models.append(keep(closing(_load(options.reference or model, plain, make_encoder)[1])))
             if models[1].vocab_size != models[0].vocab_size:
                 raise invalid_count(

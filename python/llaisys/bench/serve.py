@@ -246,7 +246,7 @@ class LoadGenerator:
     async def _first_model(self) -> str:
         try:
             async with asyncio.timeout(self.options.timeout):
-                status, body = await self.pool.fetch("GET", "/v1/models")
+                status, body = await self.pool.fetch("/v1/models")
             if status != 200:
                 raise BenchError(
                     f"{self.options.url}/v1/models: HTTP {status}: {_reason_of_body(body)}"

@@ -58,12 +58,9 @@ def _parts_of_others(schema: Any) -> frozenset[str]:
             continue
         stack += part.values()
         pieces = part.get("allOf")
-        if isinstance(pieces, list):
-            found |= {p["$ref"] for p in pieces if isinstance(p, dict) and _is_text(p, "$ref")}
-        if _is_text(part, "$ref") and "properties" in part:
-            found.add(part["$ref"])
+        pieces = pieces if isinstance(pieces, list) else []
+        refs = [piece.get("$ref") for piece in pieces if isinstance(piece, dict)]
+        if "properties" in part:
+            refs.append(part.get("$ref"))
+        found.update(ref for ref in refs if isinstance(ref, str))
     return frozenset(found)
-
-
-def _is_text(schema: dict[str, Any], name: str) -> bool:
-    return isinstance(schema.get(name), str)

@@ -53,7 +53,7 @@ class HelpFormatter(argparse.HelpFormatter):
 class OptionParser(argparse.ArgumentParser):
     """Accepts underscores in flags (`--max_model_len`), aliases and deprecated flags."""
 
-    def __init__(self, *, add_help: bool = True, **kwargs: Any) -> None:
+    def __init__(self, **kwargs: Any) -> None:
         kwargs = {"allow_abbrev": False, "formatter_class": HelpFormatter, **kwargs}
         super().__init__(add_help=False, **kwargs)
         self._replaced: dict[str, tuple[str, bool]] = {}  # flag -> (replacement, deprecated?)
@@ -62,13 +62,12 @@ class OptionParser(argparse.ArgumentParser):
         self._named_groups: dict[str, argparse._ArgumentGroup] = {}
         self._uncommon: set[str] = set()  # destinations that --help leaves out
         self._help_group = super().add_argument_group("help")
-        if add_help:
-            text = "Show this help and exit"
-            self._help_group.add_argument("-h", "--help", action="help", help=text)
-            self._help_group.add_argument(
-                "--help-all", action=_HelpAllAction, nargs=0, default=argparse.SUPPRESS,
-                help="Show every option and exit",
-            )  # fmt: skip
+        text = "Show this help and exit"
+        self._help_group.add_argument("-h", "--help", action="help", help=text)
+        self._help_group.add_argument(
+            "--help-all", action=_HelpAllAction, nargs=0, default=argparse.SUPPRESS,
+            help="Show every option and exit",
+        )  # fmt: skip
 
     # ---- names ---------------------------------------------------------------------------------
 

@@ -131,9 +131,9 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     return value
 
 
-def check_count(name: str, count: int, most: int, unit: str, *, code: str | None = None) -> None:
+def check_count(name: str, count: int, most: int, unit: str) -> None:
     if count > most:
-        raise invalid_count(name, count, unit, f"at most {most}", code=code)
+        raise invalid_count(name, count, unit, f"at most {most}")
 
 
 def check_strings(name: str, value: Any, max_count: int, max_chars: int) -> tuple[str, ...]:

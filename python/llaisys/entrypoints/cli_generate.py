@@ -196,11 +196,9 @@ def _read_jobs(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any
         yield "", {"prompt": sys.stdin.read() if options.prompt == "-" else options.prompt}
     if options.file is None:
         return
-    try:
+    with _naming("file", options.file):
         # Not splitlines(): a JSON string or a prompt may contain U+2028 and the like.
         lines = options.file.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInputError(f"--file {options.file}: {error}", field="file") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -223,26 +221,30 @@ def _read_jobs(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, Any
 
 
 @contextmanager
+def _naming(option: str, path: Path) -> Iterator[None]:
+    """Name the option and its file in errors of the file."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"--{option} {path}: {error}", field=option) from error
+
+
+@contextmanager
 def _output(path: Path | None) -> Iterator[IO[str]]:
     if path is None:
         yield sys.stdout
-        return
-    try:
-        with path.open("w", encoding="utf-8") as file:
+    else:
+        with _naming("output", path), path.open("w", encoding="utf-8") as file:
             yield file
-    except OSError as error:
-        raise InvalidInputError(f"--output {path}: {error}", field="output") from error
 
 
 def _check_writable(path: Path) -> None:
     """Check before the work that a file can be written, without changing it."""
-    try:
+    with _naming("output", path):
         if path.exists():
             path.open("a").close()
         elif not os.access(path.parent, os.W_OK):
             raise OSError(f"{path.parent} is not a folder that can be written")
-    except OSError as error:
-        raise InvalidInputError(f"--output {path}: {error}", field="output") from error
 
 
 def _as_json(output: RequestOutput) -> dict[str, Any]:
