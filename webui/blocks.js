@@ -8,7 +8,7 @@ export function codeBlock(language) {
 	const label = language.slice(0, 24);
 	const block = h("div", { class: "code" },
 		h("div", { class: "code-bar" }, h("span", { class: "code-language" }, label || "text"),
-			copyButton("Copy code", () => code.textContent, "icon-button code-copy")),
+			copyButton("Copy code", () => code.textContent, { class: "icon-button code-copy" })),
 		h("pre", { tabIndex: 0, "aria-label": label ? `${label} code` : "Code" }, code));
 	return { block, code };
 }

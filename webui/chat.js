@@ -7,7 +7,8 @@ import { Emitter } from "./events.js";
 import { callTool } from "./mcp.js";
 import { appendTokens } from "./probabilities.js";
 import { newAnswer, toWireMessages, withAnotherVersion } from "./chat_schema.js";
-import { ReasoningText } from "./reasoning_text.js";
+
+const THINK = ["<think>\n", "\n</think>\n\n"];
 
 /** Emits `progress` (chat, message), `state` (chat), `unauthorized`. */
 export class Conversations extends Emitter {
@@ -94,7 +95,8 @@ export class Conversations extends Emitter {
 		Object.assign(message, { finish: null, failure: null });
 		const requestId = api.newRequestId();
 		const { signal } = this.#begin(chat, message);
-		const prompt = wire(chat, earlier !== null);
+		// An unfinished answer is included only when it is continued.
+		const prompt = toWireMessages(chat, earlier === null ? chat.messages.slice(0, -1) : chat.messages);
 
 		const clock = new Clock(), reasoning = new ReasoningText();
 		let failure = null;
@@ -156,13 +158,6 @@ export class Conversations extends Emitter {
 /** The tool of an MCP server that a call names, or undefined. */
 export const toolOf = (chat, { name }) => chat.settings.tools?.find((tool) => tool.name === name);
 
-/** The messages of a request. An unfinished answer is included only when it is continued. */
-function wire(chat, resume) {
-	const system = chat.settings.system ? [{ role: "system", content: chat.settings.system }] : [];
-	const messages = resume ? chat.messages : chat.messages.slice(0, -1);
-	return [...system, ...toWireMessages(messages)];
-}
-
 function describe(error, requestId) {
 	const known = error instanceof api.ApiError;
 	if (!known) console.error(error); // a bug of this page
@@ -205,5 +200,25 @@ class Clock {
 			rate: seconds > 0.02 && tokens > 1 ? (tokens - 1) / seconds : null, // tokens/s
 			tokens,
 		};
+	}
+}
+
+/** Joins `reasoning_content` and `content` of a run to the single text that a chat stores, with the reasoning between
+ * <think> tags. That text can be edited, copied, continued and sent again. */
+class ReasoningText {
+	#open = false; // inside of the reasoning
+
+	/** The text that a chunk appends to `before`, the text so far. */
+	addition(before, { reasoning, text }) {
+		let added = "";
+		if (reasoning) {
+			added = (before ? "" : THINK[0]) + reasoning;
+			this.#open = true;
+		}
+		if (text && this.#open) {
+			added += THINK[1];
+			this.#open = false;
+		}
+		return added + text;
 	}
 }

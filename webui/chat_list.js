@@ -47,19 +47,10 @@ export class ChatList {
 		const words = this.#search.value.toLowerCase().split(/\s+/).filter(Boolean);
 		const chats = this.#store.all().filter((chat) => matches(chat, words)
 			&& (chat.messages.length || chat.id === this.#store.activeId));
-		const groups = new Map();
-		for (const chat of chats) {
-			const name = ageOf(chat.updated);
-			if (!groups.has(name)) groups.set(name, []);
-			groups.get(name).push(chat);
-		}
-		this.#list.replaceChildren(...[...groups].map(([name, group]) => h("section", {},
-			h("h2", {}, name), h("ul", {}, ...group.map((chat) => this.#row(chat))))));
+		const groups = Map.groupBy(chats, ({ updated }) => ageOf(updated));
+		this.#list.replaceChildren(...[...groups].map(([name, group]) => section(name, group.map((chat) => this.#row(chat)))));
 		const remote = this.#sync.remote.filter(({ title }) => words.every((word) => title.toLowerCase().includes(word)));
-		if (remote.length) {
-			this.#list.append(h("section", {}, h("h2", {}, "On the server"),
-				h("ul", {}, ...remote.map((session) => this.#remoteRow(session)))));
-		}
+		if (remote.length) this.#list.append(section("On the server", remote.map((session) => this.#remoteRow(session))));
 		if (!chats.length && !remote.length) this.#list.append(h("p", { class: "hint" }, "No chat matches."));
 		if (focused) this.#list.querySelector(`[data-id="${focused}"] button`)?.focus();
 	}
@@ -69,10 +60,9 @@ export class ChatList {
 		const running = this.#chats.isRunning(chat);
 		const open = h("button", { class: "chat", title: chat.title,
 			onclick: () => { this.#store.activate(chat.id); this.#onPick(); },
-			ondblclick: () => this.#rename(chat) },
+			ondblclick: () => this.#rename(chat), "aria-current": active ? "page" : null },
 		h("span", { class: "chat-title" }, chat.title),
 		running ? h("span", { class: "pulse", role: "img", "aria-label": "answering" }) : null);
-		if (active) open.setAttribute("aria-current", "page");
 		return h("li", { data: { id: chat.id }, class: active ? "active" : "" }, open,
 			iconButton("edit", `Rename “${chat.title}”`, () => this.#rename(chat)),
 			iconButton("trash", `Delete “${chat.title}”`, () => this.#delete(chat)));
@@ -135,6 +125,8 @@ export class ChatList {
 		rows[rows.indexOf(row) + step]?.firstChild.focus();
 	}
 }
+
+const section = (name, rows) => h("section", {}, h("h2", {}, name), h("ul", {}, ...rows));
 
 function matches(chat, words) {
 	if (!words.length) return true;

@@ -109,15 +109,17 @@ export function withVersions(messages, text) {
 }
 
 /** The content sent to the model: attached files, then the text. */
-export function contentOf({ content, files }) {
+function contentOf({ content, files }) {
 	return [...(files ?? []).map(fenced), content].filter(Boolean).join("\n\n");
 }
 
-/** Messages in the server's format: results of tool calls are messages of their own. */
-export const toWireMessages = (messages) => messages.flatMap((message) => [{
-	role: message.role, content: contentOf(message),
-	...(message.calls?.length && { tool_calls: toWireCalls(message.calls) }),
-}, ...toWireResults(message.calls ?? [])]);
+/** The system prompt and messages in the server's format: results of tool calls are messages of their own. */
+export const toWireMessages = ({ settings: { system } }, messages) => [
+	...(system ? [{ role: "system", content: system }] : []),
+	...messages.flatMap((message) => [{
+		role: message.role, content: contentOf(message),
+		...(message.calls?.length && { tool_calls: toWireCalls(message.calls) }),
+	}, ...toWireResults(message.calls ?? [])])];
 
 /** Messages of the server as messages of a chat, except system messages: results belong to their calls. */
 export function fromWireMessages(messages) {

@@ -18,16 +18,21 @@ export function h(tag, props = {}, ...children) {
 	return element;
 }
 
-/** A button with an icon; `label` is its accessible name and its tooltip. */
-export function iconButton(name, label, onclick, className = "icon-button") {
-	return h("button", { class: className, title: label, "aria-label": label, onclick },
-		icon(name));
+/** A button with an icon; `label` is its accessible name and its tooltip; `props`: further ones of the button. */
+export function iconButton(name, label, onclick, props) {
+	return h("button", { class: "icon-button", title: label, "aria-label": label, onclick, ...props }, icon(name));
+}
+
+/** A line of text with a button. */
+export function offer(text, label, onclick, props) {
+	return h("div", { class: "cut" }, text ? h("span", {}, text) : null,
+		h("button", { class: "button quiet", onclick, ...props }, icon("play"), label));
 }
 
 export const byId = (id) => document.getElementById(id);
 
 /** Copies text; falls back to execCommand without the clipboard API (plain http on a LAN). */
-export async function copyText(text) {
+async function copyText(text) {
 	try {
 		await navigator.clipboard.writeText(text);
 		return true;
@@ -42,13 +47,13 @@ export async function copyText(text) {
 }
 
 /** A copy button that shows the result for a moment. `text()` is called on click. */
-export function copyButton(label, text, className) {
+export function copyButton(label, text, props) {
 	const button = iconButton("copy", label, async () => {
 		const done = await copyText(text());
 		button.replaceChildren(icon(done ? "check" : "warning"));
 		announce(done ? "Copied" : "Copying failed");
 		setTimeout(() => button.replaceChildren(icon("copy")), 1500);
-	}, className);
+	}, props);
 	return button;
 }
 

@@ -26,7 +26,7 @@ const TICKS = /`+/g;
 const OPEN = /[`[$]|\\\(|[*~](?=\S|$)|(?<![\p{L}\p{N}])_|https?:\S*$/u;
 
 /** A URL that a link may have, or null. Only absolute http, https and mailto. */
-export function safeUrl(text) {
+function safeUrl(text) {
 	try {
 		const url = new URL(text);
 		return ["http:", "https:", "mailto:"].includes(url.protocol) ? url.href : null;
@@ -97,24 +97,15 @@ function simple(source, start) {
 	return { kind: "br", end };
 }
 
-/** Length of a run -> offsets of the runs of backticks with that length, last first. */
-function tickRuns(source) {
-	const runs = new Map();
-	if (!source.includes("`")) return runs;
-	for (const { 0: { length }, index } of source.matchAll(TICKS)) {
-		if (!runs.has(length)) runs.set(length, []);
-		runs.get(length).push(index);
-	}
-	for (const offsets of runs.values()) offsets.reverse();
-	return runs;
-}
+/** Length of a run -> matches of the runs of backticks with that length, last first. */
+const tickRuns = (source) => Map.groupBy([...source.matchAll(TICKS)].reverse(), ([run]) => run.length);
 
 function codeSpan(source, start, runs) {
 	let inside = start;
 	while (source[inside] === "`") inside += 1;
 	const closing = runs.get(inside - start) ?? [];
-	while (closing.at(-1) < inside) closing.pop();
-	const end = closing.at(-1);
+	while (closing.at(-1)?.index < inside) closing.pop();
+	const end = closing.at(-1)?.index;
 	if (end === undefined || source[start - 1] === "`") return { end: inside };
 	return { kind: "code", end: end + inside - start, code: source.slice(inside, end) };
 }

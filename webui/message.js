@@ -2,8 +2,7 @@
 
 import { Answer } from "./answer.js";
 import { callsView } from "./tool_calls.js";
-import { copyButton, h, icon, iconButton } from "./dom.js";
-import { editInPlace } from "./editor.js";
+import { copyButton, h, iconButton, offer } from "./dom.js";
 import { failureCard } from "./failure.js";
 import { sentFiles } from "./files.js";
 import { jsonBlock } from "./json_block.js";
@@ -145,22 +144,19 @@ class AnswerView {
 		const cut = NOTES[message.finish];
 		if (message.failure) parts.push(failureCard(message.failure, null));
 		if (last && (cut || message.failure)) {
-			parts.push(h("div", { class: "cut" }, cut ? h("span", {}, cut) : null,
-				h("button", { class: "button quiet", disabled: running,
-					onclick: () => actions.resume(message) }, icon("play"), "Continue")));
+			parts.push(offer(cut, "Continue", () => actions.resume(message), { disabled: running }));
 		}
 		const called = message.calls.filter((call) => this.#isPending(call));
 		if (last && called.length) {
 			const names = called.map((call) => `${call.name} (${new URL(actions.toolOf(call).url).host})`);
-			parts.push(h("div", { class: "cut" }, h("span", {}, `Run ${names.join(", ")} with these arguments?`),
-				h("button", { class: "button", disabled: running, onclick: () => actions.runTools(message) }, icon("play"), "Run")));
+			parts.push(offer(`Run ${names.join(", ")} with these arguments?`, "Run", () => actions.runTools(message),
+				{ class: "button", disabled: running }));
 		}
-		const changing = [iconButton("refresh", "Regenerate answer", () => actions.regenerate(message)),
-			iconButton("edit", "Edit answer", () => this.#edit())];
 		const tools = h("div", { class: "tools" }, ...versionSteps(this, running),
-			copyButton("Copy answer", () => message.content), ...changing,
+			copyButton("Copy answer", () => message.content),
+			iconButton("refresh", "Regenerate answer", () => actions.regenerate(message), { disabled: running }),
+			iconButton("edit", "Edit answer", () => this.#edit(), { disabled: running }),
 			iconButton("branch", "Branch into a new chat", () => actions.fork(message)));
-		for (const button of changing) button.disabled = running;
 		if (hasTokens(message)) {
 			const button = iconButton("chance", "Token probabilities", () => this.#toggleTokens(button));
 			tools.append(button);
@@ -179,11 +175,36 @@ function versionSteps({ message, actions }, running) {
 	const { versions } = message;
 	if (!versions) return [];
 	const at = versions.indexOf(null);
-	const step = (name, label, to) => {
-		const button = iconButton(name, label, () => actions.show(message, to));
-		button.disabled = running || !versions[to];
-		return button;
-	};
+	const step = (name, label, to) =>
+		iconButton(name, label, () => actions.show(message, to), { disabled: running || !versions[to] });
 	return [step("left", "Earlier version", at - 1), h("span", { class: "count" }, `${at + 1} / ${versions.length}`),
 		step("right", "Later version", at + 1)];
+}
+
+/** Replaces the element `shown` by an editor: Enter saves, Escape cancels. Calls `save(text)` on save and `closed()` in any case. */
+function editInPlace(shown, { text, label, button, save, closed }) {
+	const area = h("textarea", { value: text, class: "edit-text", rows: 2, "aria-label": label });
+	const close = () => {
+		editor.replaceWith(shown);
+		closed();
+	};
+	const keep = () => {
+		const changed = area.value.trim();
+		if (!changed) return;
+		close();
+		save(changed);
+	};
+	area.addEventListener("keydown", (event) => {
+		if (event.isComposing) return;
+		if (event.key === "Escape") close();
+		else if (event.key === "Enter" && !event.shiftKey) keep();
+		else return;
+		event.preventDefault();
+		event.stopPropagation();
+	});
+	const editor = h("div", { class: "editor" }, area, h("div", { class: "row end" },
+		h("button", { class: "button quiet", onclick: close }, "Cancel"),
+		h("button", { class: "button", onclick: keep }, button)));
+	shown.replaceWith(editor);
+	area.focus();
 }

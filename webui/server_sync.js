@@ -31,8 +31,7 @@ export class ServerSync {
 		if (chat.settings.keep && chat.messages.length) {
 			chat.session ??= `web-${chat.id}`;
 			this.#store.save(chat);
-			const system = chat.settings.system ? [{ role: "system", content: chat.settings.system }] : [];
-			const messages = [...system, ...toWireMessages(chat.messages)];
+			const messages = toWireMessages(chat, chat.messages);
 			const content = { title: chat.title.slice(0, 200), messages, client_state: versionsOf(chat.messages) };
 			this.#enqueue(chat.session, () => api.writeSession(chat.session, content));
 		} else if (!chat.settings.keep && chat.session) {

@@ -1,6 +1,6 @@
 // The active conversation: messages, empty state, failures, scroll position.
 
-import { announce, byId, h, icon } from "./dom.js";
+import { announce, byId, offer } from "./dom.js";
 import { toolOf } from "./chat.js";
 import { failureCard } from "./failure.js";
 import { messageView } from "./message.js";
@@ -103,9 +103,7 @@ export class Thread {
 		}
 		const last = messages.at(-1);
 		if (!last || (last.role !== "user" && !hasResults(last))) return [];
-		return [h("div", { class: "cut" }, h("span", {}, "No answer yet."),
-			h("button", { class: "button quiet",
-				onclick: () => this.#chats.regenerate(chat, messages.length) }, icon("play"), "Answer"))];
+		return [offer("No answer yet.", "Answer", () => this.#chats.regenerate(chat, messages.length))];
 	}
 
 	#actions(chat) {
