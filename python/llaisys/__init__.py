@@ -4,20 +4,12 @@ from llaisys.common.version import __version__
 
 TYPE_CHECKING = False  # not typing's: `python -m llaisys` sets a safe import path first
 if TYPE_CHECKING:
-    from llaisys.common.sampling import SamplingParams
-    from llaisys.common.structured import StructuredOutputs
-    from llaisys.engine.beam_search import BeamSearchParams
-    from llaisys.entrypoints.llm import LLM
-    from llaisys.models.families import register_family
+    from llaisys.common.sampling import SamplingParams as SamplingParams
+    from llaisys.common.structured import StructuredOutputs as StructuredOutputs
+    from llaisys.engine.beam_search import BeamSearchParams as BeamSearchParams
+    from llaisys.entrypoints.llm import LLM as LLM
+    from llaisys.models.families import register_family as register_family
 
-__all__ = [
-    "LLM",
-    "BeamSearchParams",
-    "SamplingParams",
-    "StructuredOutputs",
-    "__version__",
-    "register_family",
-]
 _MODULES = {
     "LLM": "llaisys.entrypoints.llm",
     "BeamSearchParams": "llaisys.engine.beam_search",
@@ -25,6 +17,7 @@ _MODULES = {
     "StructuredOutputs": "llaisys.common.structured",
     "register_family": "llaisys.models.families",
 }
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> object:

@@ -46,7 +46,7 @@ def test_serve_help_fits_two_screens() -> None:
     text = PARSERS["llaisys serve"].format_help()
     assert len(text.splitlines()) <= MAX_LINES
     assert "--max-model-len" in text and "--max-header-bytes" not in text
-    assert "--max-header-bytes" in PARSERS["llaisys serve"].format_help_all()
+    assert "--max-header-bytes" in PARSERS["llaisys serve"].format_help(show_all=True)
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -83,7 +83,7 @@ def test_every_option_is_described(name: str, about: object, default: object) ->
 
 
 def test_help_all_of_serve_shows_every_option_that_has_a_flag() -> None:
-    text = PARSERS["llaisys serve"].format_help_all()
+    text = PARSERS["llaisys serve"].format_help(show_all=True)
     for name, about, default in serve_rows():
         flag = about.flag or "--" + name.replace("_", "-")
         if isinstance(about.kind, Switch) and default:

@@ -43,11 +43,7 @@ class HelpFormatter(argparse.HelpFormatter):
         flags = ", ".join(action.option_strings)
         if action.nargs == "+":
             return f"{flags} {action.metavar} ..."
-        return (
-            flags
-            if action.nargs == 0
-            else f"{flags} {self._format_args(action, action.dest.upper())}"
-        )
+        return f"{flags} {self._format_args(action, action.dest.upper())}".rstrip()
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -57,10 +53,12 @@ class OptionParser(argparse.ArgumentParser):
         kwargs = {"allow_abbrev": False, "formatter_class": HelpFormatter, **kwargs}
         super().__init__(add_help=False, **kwargs)
         self._replaced: dict[str, tuple[str, bool]] = {}  # flag -> (replacement, deprecated?)
-        self._toggles: dict[str, tuple[str, ...]] = {}  # flag that needs no value -> its choices
-        self._without_effect: dict[str, str] = {}  # switch -> the reason
+        # Flag that is on without a value -> the values that may follow it.
+        self.toggles: dict[str, tuple[str, ...]] = {}
+        # Switch of another program that is accepted with a warning -> the reason.
+        self.without_effect: dict[str, str] = {}
         self._named_groups: dict[str, argparse._ArgumentGroup] = {}
-        self._uncommon: set[str] = set()  # destinations that --help leaves out
+        self.uncommon: set[str] = set()  # destinations that --help leaves out
         self._help_group = super().add_argument_group("help")
         text = "Show this help and exit"
         self._help_group.add_argument("-h", "--help", action="help", help=text)
@@ -74,14 +72,6 @@ class OptionParser(argparse.ArgumentParser):
     def accept_alias(self, flag: str, replacement: str, *, is_deprecated: bool = False) -> None:
         """Read `flag` as `replacement`, which may have a value: "--flag" or "--flag=value"."""
         self._replaced.setdefault(flag, (replacement, is_deprecated))
-
-    def accept_without_value(self, flag: str, choices: tuple[str, ...]) -> None:
-        """Read `flag` as `flag=on` unless one of `choices` follows it."""
-        self._toggles[flag] = choices
-
-    def accept_without_effect(self, switch: str, reason: str) -> None:
-        """Accept a switch of another program, with a warning."""
-        self._without_effect[switch] = reason
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -113,8 +103,8 @@ class OptionParser(argparse.ArgumentParser):
             dashed = flag.replace("_", "-")
             if flag.startswith("--") and self._is_known(dashed) and not self._is_known(flag):
                 flag = dashed
-            if flag in self._without_effect:
-                self._warn(f"{flag} has no effect: {self._without_effect[flag]}")
+            if flag in self.without_effect:
+                self._warn(f"{flag} has no effect: {self.without_effect[flag]}")
                 continue
             replacement, is_deprecated = self._replaced.get(flag, (flag, False))
             if is_deprecated:
@@ -123,16 +113,15 @@ class OptionParser(argparse.ArgumentParser):
                 self.error(f"{flag} takes no value")
             flag = replacement
             following = given[index + 1] if index + 1 < len(given) else ""
-            if not equals and following not in self._toggles.get(flag, (following,)):
+            if not equals and following not in self.toggles.get(flag, (following,)):
                 flag += "=on"
             words.append(flag + equals + value)
         return words
 
     def _is_known(self, flag: str) -> bool:
-        return (
-            flag in self._option_string_actions
-            or flag in self._replaced
-            or flag in self._without_effect
+        return any(
+            flag in known
+            for known in (self._option_string_actions, self._replaced, self.without_effect)
         )
 
     def _warn(self, text: str) -> None:
@@ -146,30 +135,20 @@ class OptionParser(argparse.ArgumentParser):
             self._named_groups[group] = self.add_argument_group(title or GROUPS[group])
         return self._named_groups[group]
 
-    def hide(self, destination: str) -> None:
-        """Show an option in --help-all only."""
-        self._uncommon.add(destination)
-
     def format_usage(self) -> str:
         formatter = self._get_formatter()
         formatter.add_usage(self.usage or self._short_usage(), [], [])
         return formatter.format_help()
 
-    def format_help(self) -> str:
-        return self._format(show_all=False)
-
-    def format_help_all(self) -> str:
-        return self._format(show_all=True)
-
-    def _format(self, *, show_all: bool) -> str:
+    def format_help(self, *, show_all: bool = False) -> str:
         formatter = self._get_formatter()
         formatter.add_usage(self.usage or self._short_usage(), [], [])
         formatter.add_text(self.description)
         named = [self._named_groups[name] for name in GROUPS if name in self._named_groups]
         own = [group for group in self._action_groups if group not in (*named, self._help_group)]
         for group in (*own, *named, self._help_group):
-            shown = [a for a in group._group_actions if show_all or a.dest not in self._uncommon]
-            if not self._uncommon:
+            shown = [a for a in group._group_actions if show_all or a.dest not in self.uncommon]
+            if not self.uncommon:
                 shown = [action for action in shown if not isinstance(action, _HelpAllAction)]
             formatter.start_section(group.title)
             formatter.add_text(group.description)
@@ -190,7 +169,7 @@ class OptionParser(argparse.ArgumentParser):
 
 class _HelpAllAction(argparse.Action):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        parser._print_message(parser.format_help_all(), sys.stdout)
+        parser._print_message(parser.format_help(show_all=True), sys.stdout)
         parser.exit()
 
 
@@ -259,7 +238,7 @@ def add_flags(
                 flag, dest=name, type=kind.parse, metavar=metavar, help=text, **extra
             )
         if is_shown and not about.common:
-            parser.hide(name)
+            parser.uncommon.add(name)
         _accept_names(parser, flag, (name, about, default))
 
 
@@ -267,7 +246,7 @@ def _accept_names(parser: OptionParser, flag: str, row: Row) -> None:
     kind, about = row[1].kind, row[1]
     off = flag + "=off" if isinstance(kind, Toggle) else negated(flag)
     if isinstance(kind, Toggle):
-        parser.accept_without_value(flag, kind.choices)
+        parser.toggles[flag] = kind.choices
     for name, spelling in spellings([row]).items():
         other = "--" + name.replace("_", "-")
         if other not in parser._option_string_actions:

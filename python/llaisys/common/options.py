@@ -16,54 +16,30 @@ from dataclasses import dataclass
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.option_kinds import (
-    Bytes,
-    Choice,
-    FilePath,
-    Integer,
-    Integers,
-    Kind,
-    Names,
-    Number,
-    Paths,
-    Strings,
-    Switch,
-    Text,
-    TextOrFile,
-    Toggle,
-    TokenIds,
-    json_or_text,
-)
-from llaisys.common.validation import invalid_value
 
-__all__ = [
-    "GROUPS",
-    "Bytes",
-    "Choice",
-    "FilePath",
-    "Integer",
-    "Integers",
-    "Kind",
-    "Names",
-    "Number",
-    "Option",
-    "Paths",
-    "Record",
-    "Strings",
-    "Switch",
-    "Text",
-    "TextOrFile",
-    "Toggle",
-    "TokenIds",
-    "changed",
-    "check_options",
-    "described",
-    "json_or_text",
-    "option",
-    "options_of",
-    "rebuilt",
-    "rebuilt_field",
-]
+# isort: off
+# Exported from here too.
+from llaisys.common.option_kinds import (
+    Bytes as Bytes,
+    Choice as Choice,
+    FilePath as FilePath,
+    Integer as Integer,
+    Integers as Integers,
+    Kind as Kind,
+    Names as Names,
+    Number as Number,
+    Paths as Paths,
+    Strings as Strings,
+    Switch as Switch,
+    Text as Text,
+    TextOrFile as TextOrFile,
+    Toggle as Toggle,
+    TokenIds as TokenIds,
+    json_or_text as json_or_text,
+)
+
+# isort: on
+from llaisys.common.validation import invalid_value
 
 _KEY = "llaisys"  # of the field's metadata
 _NEVER = object()  # no value is this

@@ -75,8 +75,7 @@ def add_arguments(parser: OptionParser) -> None:
     add_model_argument(parser, several=True)
     add_flags(parser, [CONFIG, *serve_rows()], titles=TITLES)
     add_speculative_flags(parser)
-    for switch, reason in WITHOUT_EFFECT.items():
-        parser.accept_without_effect(switch, reason)
+    parser.without_effect.update(WITHOUT_EFFECT)
 
 
 def config_from_args(args: argparse.Namespace) -> ServerConfig:
