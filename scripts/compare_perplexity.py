@@ -82,7 +82,7 @@ def our_perplexity(
 
     engine = EngineConfig.of(model=str(model), n_threads=options.threads)
     asked = PerplexityOptions(options.file, engine, context=CONTEXT, chunks=options.chunks)
-    report = run_perplexity(asked, Tokenizer.from_source, lambda *_: None)
+    report = run_perplexity(asked)
     with open_checkpoint(model) as checkpoint:
         encoder = Tokenizer.from_source(checkpoint.tokenizer_source)
     text = options.file.read_text(encoding="utf-8")

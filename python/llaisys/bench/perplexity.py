@@ -7,12 +7,11 @@ the second half are scored, as in llama.cpp's llama-perplexity, so that the resu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from llaisys.bench.latency import model_options
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.model_registry import get_adapter_class
+from llaisys.common.progress import report
 from llaisys.common.step import ModelStepInput
 from llaisys.common.validation import invalid_count, invalid_value
 from llaisys.engine.config import EngineConfig
@@ -27,18 +27,10 @@ from llaisys.engine.executor.device_choice import resolve_device
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
+from llaisys.tokenization import Tokenizer
 
 STEP_TOKENS = 32  # scored tokens per step; bounds the memory of the logits
 Rows = NDArray[np.float64]  # log-probabilities [tokens, vocabulary]
-
-
-class Encoder(Protocol):
-    """The tokenizer interface."""
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
-
-
-MakeEncoder = Callable[[Any], Encoder]  # from the tokenizer source of a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +82,7 @@ class Score:
         return result
 
 
-def run_perplexity(
-    options: PerplexityOptions,
-    make_encoder: MakeEncoder,
-    progress: Callable[[int, int, float], None],
-) -> dict[str, Any]:
-    """`progress` is called with (chunks done, number of chunks, perplexity so far)."""
+def run_perplexity(options: PerplexityOptions) -> dict[str, Any]:
     engine = resolve_device(options.engine)
     model = engine.model or DEFAULT_MODEL
     has_reference = options.reference is not None or options.reference_dtype is not None
@@ -104,12 +91,12 @@ def run_perplexity(
         own = AdapterOptions(
             **model_options(engine), kv_cache_layout="slot", max_model_len=options.context
         )
-        encoder, adapter = _load(model, own, make_encoder)
+        encoder, adapter = _load(model, own)
         models = [keep(closing(adapter))]
         if has_reference:
             dtype = options.reference_dtype or "f32"
             plain = replace(own, dtype=dtype, quantization=None, kv_cache_dtype="auto")
-            models.append(keep(closing(_load(options.reference or model, plain, make_encoder)[1])))
+            models.append(keep(closing(_load(options.reference or model, plain)[1])))
             if models[1].vocab_size != models[0].vocab_size:
                 raise invalid_count(
                     *("reference", models[1].vocab_size, "tokens in its vocabulary"),
@@ -127,7 +114,8 @@ def run_perplexity(
                     score.add(rows[0], chunk[start + 1 : stop + 1], rows[1] if rows[1:] else None)
             for adapter in models:
                 adapter.native.kv_seq_rm(0, 0, -1)  # type: ignore[attr-defined]
-            progress(done, len(chunks), math.exp(score.loss / score.tokens))
+            perplexity = math.exp(score.loss / score.tokens)
+            report(f"perplexity {perplexity:.4f}", done, len(chunks))
     about = {"model": model, "context": options.context, "chunks": len(chunks)}
     return about | score.report(has_reference)
 
@@ -141,16 +129,14 @@ def _read(file: Path) -> str:
         ) from error
 
 
-def _load(
-    model: str, options: AdapterOptions, make_encoder: MakeEncoder
-) -> tuple[Encoder, ModelAdapter]:
+def _load(model: str, options: AdapterOptions) -> tuple[Tokenizer, ModelAdapter]:
     with open_checkpoint(resolve_model(model)) as checkpoint:
-        encoder = make_encoder(checkpoint.tokenizer_source)
+        encoder = Tokenizer.from_source(checkpoint.tokenizer_source)
         family = get_adapter_class(checkpoint.config.model_type)
         return encoder, family.load(checkpoint, options)
 
 
-def cut(encoder: Encoder, text: str, context: int) -> NDArray[np.int64]:
+def cut(encoder: Tokenizer, text: str, context: int) -> NDArray[np.int64]:
     """Chunks [n, context] of the text's tokens; each begins with the BOS token, if the model has
     one."""
     first = encoder.encode("", add_special_tokens=True)

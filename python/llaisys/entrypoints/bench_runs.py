@@ -9,21 +9,28 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from llaisys.common.progress import report, show_progress
+from llaisys.bench.plot import Chart, roofline_chart, serve_charts, svg_page, throughput_charts
+from llaisys.bench.report import (
+    format_comparison,
+    format_fields,
+    format_table,
+    load_result,
+    quantity,
+    save_result,
+    write_text,
+)
+from llaisys.common.progress import show_progress
 from llaisys.common.validation import check_int, invalid_value
 from llaisys.engine.config import DTYPES, EngineConfig, given_engine_options
-from llaisys.entrypoints.cli_options import open_llm
+from llaisys.entrypoints.cli_options import (
+    LATENCY_OPTIONS,
+    OPS_OPTIONS,
+    PERPLEXITY_OPTIONS,
+    open_llm,
+)
 
-if TYPE_CHECKING:
-    from llaisys.bench.plot import Chart
-
-# The engine options that apply to a model without an engine; the others are rejected.
-MODEL_OPTIONS = ("dtype", "quantization", "kv_cache_dtype", "n_threads")
-LATENCY_OPTIONS = (*MODEL_OPTIONS, "device", "exact", "max_model_len")
-PERPLEXITY_OPTIONS = (*MODEL_OPTIONS, "device")
-OPS_OPTIONS = ("device", "n_threads")
 NO_ENGINE = "this runs {} without the engine; bench throughput takes every option"
 SIMULATED_PROMPT = 128  # tokens
 FIRST_OF_TWO = 0.45  # gpu_memory_utilization of the first of two engines in a process
@@ -33,31 +40,26 @@ def _finish(
     options: argparse.Namespace, document: Any, text: str, charts: Sequence[Chart] = ()
 ) -> None:
     """Print the result as text or JSON, compare it, save it and plot it."""
-    from llaisys.bench import report as reports
-    from llaisys.bench.plot import svg_page
-
     before = None
     if options.compare is not None:
-        before = reports.load_result(Path(options.compare), options.kind)
+        before = load_result(Path(options.compare), options.kind)
     if options.json:
         print(json.dumps(document, indent=1))
     else:
         print(text)
     if before is not None:
-        table = reports.format_comparison(before["result"], document)
+        table = format_comparison(before["result"], document)
         heading = f"\ncompared with {options.compare} of {before['date']}"
         print(f"{heading}\n{table}", file=sys.stderr if options.json else sys.stdout)
     if options.save is not None:
-        reports.save_result(Path(options.save), options.kind, document)
+        save_result(Path(options.save), options.kind, document)
     if getattr(options, "plot", None) is not None:
-        reports.write_text(Path(options.plot), svg_page(charts), "plot")
+        write_text(Path(options.plot), svg_page(charts), "plot")
 
 
 def run_ops(options: argparse.Namespace) -> int:
     from llaisys.bench.machine import describe_machine
     from llaisys.bench.ops import run_ops as measure
-    from llaisys.bench.plot import roofline_chart
-    from llaisys.bench.report import format_table
     from llaisys.engine.executor.device_choice import resolve_device
 
     given = given_engine_options(options, only=OPS_OPTIONS, because=NO_ENGINE.format("operators"))
@@ -86,7 +88,6 @@ def run_ops(options: argparse.Namespace) -> int:
 def run_latency(options: argparse.Namespace) -> int:
     from llaisys.bench.latency import LatencyOptions
     from llaisys.bench.latency import run_latency as measure
-    from llaisys.bench.report import format_fields
 
     given = given_engine_options(
         options,
@@ -113,8 +114,6 @@ def run_latency(options: argparse.Namespace) -> int:
 
 
 def run_throughput(options: argparse.Namespace) -> int:
-    from llaisys.bench.plot import throughput_charts
-    from llaisys.bench.report import format_fields, format_table, quantity
     from llaisys.bench.throughput import run_throughput as measure
 
     concurrencies = _concurrencies(options)
@@ -165,7 +164,6 @@ def _shape_model(options: argparse.Namespace) -> str:
 
 def run_speculative(options: argparse.Namespace) -> int:
     """Return 1 if drafts change an output."""
-    from llaisys.bench.report import format_table
     from llaisys.bench.simulated import run_simulated
     from llaisys.bench.speculative import run_speculative as measure
 
@@ -206,7 +204,6 @@ def run_speculative(options: argparse.Namespace) -> int:
 
 
 def run_structured(options: argparse.Namespace) -> int:
-    from llaisys.bench.report import format_table
     from llaisys.bench.structured import run_structured as measure
 
     concurrencies = _concurrencies(options)
@@ -219,8 +216,6 @@ def run_structured(options: argparse.Namespace) -> int:
 def run_perplexity(options: argparse.Namespace) -> int:
     from llaisys.bench.perplexity import PerplexityOptions
     from llaisys.bench.perplexity import run_perplexity as measure
-    from llaisys.bench.report import format_fields
-    from llaisys.tokenization import Tokenizer
 
     given = given_engine_options(
         options, only=PERPLEXITY_OPTIONS, because=NO_ENGINE.format("a model")
@@ -234,9 +229,7 @@ def run_perplexity(options: argparse.Namespace) -> int:
                 reference_dtype=options.reference_dtype,
                 context=check_int("context", options.context, 4, 1 << 20),
                 chunks=check_int("chunks", options.chunks, 0, 1 << 40),
-            ),
-            Tokenizer.from_source,
-            lambda done, total, value: report(f"perplexity {value:.4f}", done, total),
+            )
         )
     _finish(options, result, format_fields(result))
     return 0
@@ -245,7 +238,6 @@ def run_perplexity(options: argparse.Namespace) -> int:
 def run_questions(options: argparse.Namespace) -> int:
     from llaisys.bench.questions import GREEDY, QUESTIONS
     from llaisys.bench.questions import run_questions as measure
-    from llaisys.bench.report import format_table
 
     most = check_int("new_tokens", options.new_tokens, 1, 1 << 20)
     with open_llm(options) as llm, show_progress(sys.stderr):
@@ -274,8 +266,6 @@ def run_questions(options: argparse.Namespace) -> int:
 
 def run_serve(options: argparse.Namespace) -> int:
     """Return 1 if no request succeeds."""
-    from llaisys.bench.plot import serve_charts
-    from llaisys.bench.report import format_table, quantity
     from llaisys.bench.serve import ServeOptions
     from llaisys.bench.serve import run_serve as measure
 

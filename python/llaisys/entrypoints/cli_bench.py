@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import Any
 
 from llaisys.common.flags import OptionParser
 from llaisys.common.model_argument import add_model_argument
 from llaisys.engine.config import add_engine_flags
-from llaisys.entrypoints import bench_runs as runs
-from llaisys.entrypoints.cli_options import add_model_options
+from llaisys.entrypoints.cli_options import (
+    LATENCY_OPTIONS,
+    OPS_OPTIONS,
+    PERPLEXITY_OPTIONS,
+    add_model_options,
+)
 
 SHAPE = "Random weights of this shape, e.g. qwen2.5-0.5b"
 
@@ -22,7 +25,7 @@ def add_commands(commands: Any) -> None:
     )  # fmt: skip
     kinds = bench.add_subparsers(dest="kind", metavar="KIND", required=True, title="benchmarks")
 
-    ops = _add(kinds, "ops", "Benchmark kernels against the limits of this machine", runs.run_ops)
+    ops = _add(kinds, "ops", "Benchmark kernels against the limits of this machine")
     ops.add_argument(
         "--model", dest="models", action="append", metavar="NAME",
         help="Shapes of this model only; repeatable",
@@ -33,63 +36,53 @@ def add_commands(commands: Any) -> None:
     )  # fmt: skip
     _add_plot(ops, "roofline")
     ops.add_argument("--quick", action="store_true", help="Fewer row counts")
-    add_engine_flags(ops, without=("dtype",), shown=runs.OPS_OPTIONS)
+    add_engine_flags(ops, without=("dtype",), shown=OPS_OPTIONS)
 
-    latency = _add(
-        kinds,
-        "latency",
-        "One sequence: load, time to first token, prefill, decode",
-        runs.run_latency,
-    )
+    latency = _add(kinds, "latency", "One sequence: load, time to first token, prefill, decode")
     add_model_argument(latency)
     latency.add_argument("--shape", metavar="NAME", help=SHAPE)
     _add_count(latency, "--prompt-tokens", 512, "Prompt length, in tokens", "--input-len")
     _add_count(latency, "--new-tokens", 64, "Output length, in tokens", "--output-len")
     latency.add_argument("--profile", action="store_true", help="Report the time of each stage")
-    add_engine_flags(latency, shown=runs.LATENCY_OPTIONS)
+    add_engine_flags(latency, shown=LATENCY_OPTIONS)
 
-    throughput = _add(kinds, "throughput", "Many requests at once", runs.run_throughput)
+    throughput = _add(kinds, "throughput", "Many requests at once")
     _add_plot(throughput, "throughput against concurrency")
     throughput.add_argument("--shape", metavar="NAME", help=SHAPE)
     _add_count(throughput, "--prompt-tokens", 128, "Prompt length, in tokens", "--input-len")
     throughput.add_argument("--profile", action="store_true", help="Report the time of each stage")
     _add_load(throughput, concurrency="1,8,32", new_tokens=64, repeats=5)
 
-    speculative = _add(
-        kinds,
-        "speculative",
-        "The same requests with and without draft tokens",
-        runs.run_speculative,
-    )
+    speculative = _add(kinds, "speculative", "The same requests with and without draft tokens")
     _add_load(speculative, concurrency="1,8", new_tokens=128, repeats=3)
     speculative.add_argument(
         "--simulate", type=float, metavar="RATE", help="Simulate drafts with this acceptance rate"
     )
     speculative.add_argument("--shape", metavar="NAME", help=SHAPE)
 
-    structured = _add(
-        kinds, "structured", "Requests with and without a JSON schema", runs.run_structured
-    )
+    structured = _add(kinds, "structured", "Requests with and without a JSON schema")
     _add_load(structured, concurrency="1,8", new_tokens=128, repeats=5)
     _add_perplexity(kinds)
-    questions = _add(
-        kinds, "questions", "Score on thirty plain questions: greedy and default sampling",
-        runs.run_questions,
-    )  # fmt: skip
+    about = "Score on thirty plain questions: greedy and default sampling"
+    questions = _add(kinds, "questions", about)
     add_model_options(questions)
     _add_count(questions, "--new-tokens", 128, "Longest answer, in tokens", "--output-len")
     questions.add_argument("--answers", action="store_true", help="Print every answer")
     _add_serve(kinds)
 
 
-def _add(
-    kinds: Any, name: str, help: str, run: Callable[[argparse.Namespace], int]
-) -> OptionParser:
+def _run(options: argparse.Namespace) -> int:
+    from llaisys.entrypoints import bench_runs
+
+    return int(getattr(bench_runs, f"run_{options.kind}")(options))
+
+
+def _add(kinds: Any, name: str, help: str) -> OptionParser:
     parser: OptionParser = kinds.add_parser(name, help=help, description=help + ".")
     parser.add_argument("--json", action="store_true", help="Print JSON")
     parser.add_argument("--save", metavar="FILE", help="Write the result for --compare")
     parser.add_argument("--compare", metavar="FILE", help="Compare with a result of --save")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=_run)
     return parser
 
 
@@ -116,7 +109,7 @@ def _add_load(parser: OptionParser, *, concurrency: str, new_tokens: int, repeat
 
 
 def _add_perplexity(kinds: Any) -> None:
-    parser = _add(kinds, "perplexity", "Perplexity of a model on a text file", runs.run_perplexity)
+    parser = _add(kinds, "perplexity", "Perplexity of a model on a text file")
     add_model_argument(parser)
     parser.add_argument("--file", required=True, metavar="FILE", help="UTF-8 text")
     _add_count(parser, "--context", 512, "Chunk length, in tokens", "--ctx-size", "-c")
@@ -127,11 +120,11 @@ def _add_perplexity(kinds: Any) -> None:
     parser.add_argument(
         "--reference-dtype", choices=["f32", "f16", "bf16"], help="Data type of the reference"
     )
-    add_engine_flags(parser, shown=runs.PERPLEXITY_OPTIONS)
+    add_engine_flags(parser, shown=PERPLEXITY_OPTIONS)
 
 
 def _add_serve(kinds: Any) -> None:
-    serve = _add(kinds, "serve", "Benchmark a server through its OpenAI API", runs.run_serve)
+    serve = _add(kinds, "serve", "Benchmark a server through its OpenAI API")
     serve.add_argument(
         "--url", default="http://127.0.0.1:8000", metavar="URL",
         help="Base URL (default: http://127.0.0.1:8000)",

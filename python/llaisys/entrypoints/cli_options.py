@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from llaisys.entrypoints.llm import LLM
 
 
+# The engine options of benchmarks without an engine; the others are rejected.
+MODEL_OPTIONS = ("dtype", "quantization", "kv_cache_dtype", "n_threads")
+LATENCY_OPTIONS = (*MODEL_OPTIONS, "device", "exact", "max_model_len")
+PERPLEXITY_OPTIONS = (*MODEL_OPTIONS, "device")
+OPS_OPTIONS = ("device", "n_threads")
 SEED = ("seed",)  # an engine option that the sampling option of the same name replaces
 MAX_TOKENS = 512  # of a request on the command line
 
