@@ -83,10 +83,10 @@ def _chart(chart: Chart) -> list[str]:
     y = _Axis.of((py for _, py in points), HEIGHT - BOTTOM, TOP, chart.is_log)
     parts = [f'<text x="16" y="24" font-size="15" font-weight="600">{escape(chart.title)}</text>']
     for tick in x.ticks():
-        parts += _tick(x.at(tick), HEIGHT - BOTTOM, x.at(tick), TOP)
+        parts.append(_tick(x.at(tick), HEIGHT - BOTTOM, x.at(tick), TOP))
         parts.append(_text(x.at(tick), HEIGHT - BOTTOM + 16, _short(tick), "middle"))
     for tick in y.ticks():
-        parts += _tick(LEFT, y.at(tick), WIDTH - RIGHT, y.at(tick))
+        parts.append(_tick(LEFT, y.at(tick), WIDTH - RIGHT, y.at(tick)))
         parts.append(_text(LEFT - 8, y.at(tick) + 4, _short(tick), "end"))
     parts.append(_text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 14, chart.x_label, "middle"))
     parts.append(_text(LEFT - 60, TOP - 8, chart.y_label, "start"))
@@ -114,9 +114,9 @@ def _chart(chart: Chart) -> list[str]:
     return parts
 
 
-def _tick(x1: float, y1: float, x2: float, y2: float) -> list[str]:
+def _tick(x1: float, y1: float, x2: float, y2: float) -> str:
     place = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
-    return [f'<line {place} stroke="#ddd" stroke-width="1"/>']
+    return f'<line {place} stroke="#ddd" stroke-width="1"/>'
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:

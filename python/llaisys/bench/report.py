@@ -68,13 +68,9 @@ def quantity(name: str, value: Any) -> str:
     value = value * factor
     if unit == "%":
         return f"{100 * value:.1f} %"
-    for size, scaled in _SCALES.get(unit, ()):
-        if abs(value) >= size:
-            return f"{_digits(value / size)} {scaled}"
-    if unit in _SCALES:
-        size, scaled = _SCALES[unit][-1]
-        return f"{_digits(value / size)} {scaled}"
-    return f"{_digits(value)} {unit}".strip()
+    scales = _SCALES.get(unit, ((1.0, unit),))
+    size, scaled = next((scale for scale in scales if abs(value) >= scale[0]), scales[-1])
+    return f"{_digits(value / size)} {scaled}".strip()
 
 
 def _digits(value: float) -> str:

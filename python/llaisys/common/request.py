@@ -175,15 +175,9 @@ class Request:
     def set_status(self, status: RequestStatus) -> None:
         """Change the status; a transition that is not allowed is logged and raises."""
         if status not in TRANSITIONS[self.status]:
-            logger.error(
-                "request %s: illegal transition %s -> %s",
-                self.request_id,
-                self.status.value,
-                status.value,
-            )
-            raise IllegalTransitionError(
-                f"request {self.request_id}: {self.status.value} -> {status.value}"
-            )
+            change = f"{self.status.value} -> {status.value}"
+            logger.error("request %s: illegal transition %s", self.request_id, change)
+            raise IllegalTransitionError(f"request {self.request_id}: {change}")
         if logger.isEnabledFor(logging.DEBUG):
             logger.debug("request %s: %s -> %s", self.request_id, self.status.value, status.value)
         self.status = status

@@ -6,8 +6,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,31 +33,38 @@ from llaisys.entrypoints.cli_options import (
 
 NO_ENGINE = "this runs {} without the engine; bench throughput takes every option"
 SIMULATED_PROMPT = 128  # tokens
+LATENCIES = {"first token": "ttft_ms", "between tokens": "itl_ms", "whole answer": "e2e_ms"}
 FIRST_OF_TWO = 0.45  # gpu_memory_utilization of the first of two engines in a process
 
 
-def _finish(
-    options: argparse.Namespace, document: Any, text: str, charts: Sequence[Chart] = ()
-) -> None:
-    """Print the result as text or JSON, compare it, save it and plot it."""
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    document: Any  # printed by --json, saved and compared
+    text: str
+    charts: Sequence[Chart] = ()
+    failed: bool = False
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run a benchmark, print its result as text or JSON, compare it, save it and plot it."""
     before = None
     if options.compare is not None:
         before = load_result(Path(options.compare), options.kind)
-    if options.json:
-        print(json.dumps(document, indent=1))
-    else:
-        print(text)
+    with show_progress(sys.stderr):
+        found = RUNS[options.kind](options)
+    print(json.dumps(found.document, indent=1) if options.json else found.text)
     if before is not None:
-        table = format_comparison(before["result"], document)
+        table = format_comparison(before["result"], found.document)
         heading = f"\ncompared with {options.compare} of {before['date']}"
         print(f"{heading}\n{table}", file=sys.stderr if options.json else sys.stdout)
     if options.save is not None:
-        save_result(Path(options.save), options.kind, document)
+        save_result(Path(options.save), options.kind, found.document)
     if getattr(options, "plot", None) is not None:
-        write_text(Path(options.plot), svg_page(charts), "plot")
+        write_text(Path(options.plot), svg_page(found.charts), "plot")
+    return int(found.failed)
 
 
-def run_ops(options: argparse.Namespace) -> int:
+def _ops(options: argparse.Namespace) -> Outcome:
     from llaisys.bench.machine import describe_machine
     from llaisys.bench.ops import run_ops as measure
     from llaisys.engine.executor.device_choice import resolve_device
@@ -66,10 +73,9 @@ def run_ops(options: argparse.Namespace) -> int:
     others = [name for name in options.dtypes or () if name not in DTYPES]
     cpu_reason = f"dtype {others[0]} is timed on the CPU only" if others else ""
     engine = resolve_device(EngineConfig.of(**given), cpu_reason=cpu_reason)
-    with show_progress(sys.stderr):
-        machine, timings = measure(
-            *(engine.device, engine.n_threads, options.models, options.dtypes, options.quick)
-        )
+    machine, timings = measure(
+        *(engine.device, engine.n_threads, options.models, options.dtypes, options.quick)
+    )
     results = [timing.against(machine) for timing in timings]
     rows = [
         {
@@ -81,11 +87,10 @@ def run_ops(options: argparse.Namespace) -> int:
     ]
     text = f"{describe_machine(machine)}\n\n{format_table(rows)}"
     document = {"machine": asdict(machine), "results": results}
-    _finish(options, document, text, [roofline_chart(asdict(machine), timings, machine)])
-    return 0
+    return Outcome(document, text, [roofline_chart(asdict(machine), timings, machine)])
 
 
-def run_latency(options: argparse.Namespace) -> int:
+def _latency(options: argparse.Namespace) -> Outcome:
     from llaisys.bench.latency import LatencyOptions
     from llaisys.bench.latency import run_latency as measure
 
@@ -94,54 +99,40 @@ def run_latency(options: argparse.Namespace) -> int:
         only=LATENCY_OPTIONS,
         because=NO_ENGINE.format("one sequence of a model"),
     )
-    with show_progress(sys.stderr):
-        result = measure(
-            LatencyOptions(
-                engine=EngineConfig.of(model=options.model, **given),
-                shape=options.shape,
-                prompt_tokens=options.prompt_tokens,
-                new_tokens=options.new_tokens,
-            )
+    result = measure(
+        LatencyOptions(
+            engine=EngineConfig.of(model=options.model, **given),
+            shape=options.shape,
+            prompt_tokens=options.prompt_tokens,
+            new_tokens=options.new_tokens,
         )
-    stages = result["stage_ms_per_token"]
+    )
     shown = {name: value for name, value in result.items() if name != "stage_ms_per_token"}
     if not options.profile:
-        _finish(options, shown, format_fields(shown))
-        return 0
-    times = {f"{name}_ms_per_token": value for name, value in stages.items()}
-    _finish(options, result, format_fields(shown | times))
-    return 0
+        return Outcome(shown, format_fields(shown))
+    times = {f"{name}_ms_per_token": ms for name, ms in result["stage_ms_per_token"].items()}
+    return Outcome(result, format_fields(shown | times))
 
 
-def run_throughput(options: argparse.Namespace) -> int:
+def _throughput(options: argparse.Namespace) -> Outcome:
     from llaisys.bench.throughput import run_throughput as measure
 
     concurrencies = _concurrencies(options)
     if options.shape is not None:
         options.model = _shape_model(options)
-    with open_llm(options) as llm, show_progress(sys.stderr):
-        result = measure(
-            llm,
-            concurrencies,
-            options.prompt_tokens,
-            options.new_tokens,
-            options.repeats,
-            options.profile,
-        )
+    counts = (options.prompt_tokens, options.new_tokens, options.repeats)
+    with open_llm(options) as llm:
+        result = measure(llm, concurrencies, *counts, options.profile)
     runs = result["runs"]
-    parts = [
-        format_table(
-            [{k: v for k, v in run.items() if k != "stage_ms_per_step"} for run in runs]
-        )
-    ]  # fmt: skip
+    rows = [{k: v for k, v in run.items() if k != "stage_ms_per_step"} for run in runs]
+    parts = [format_table(rows)]
     for run in runs if options.profile else ():
         times = {f"{name}_ms_per_step": v for name, v in run["stage_ms_per_step"].items()}
         parts.append(f"\nstages at concurrency {run['concurrency']}\n{format_fields(times)}")
     if prefix := result["prefix_cache"]:
         rate = quantity("hit_rate", prefix["hit_rate"])
         parts.append(f"\nshared prefixes: hit rate {rate}, prefill {prefix['speedup']} x as fast")
-    _finish(options, result, "\n".join(parts), throughput_charts(runs))
-    return 0
+    return Outcome(result, "\n".join(parts), throughput_charts(runs))
 
 
 def _concurrencies(options: argparse.Namespace) -> list[int]:
@@ -162,85 +153,69 @@ def _shape_model(options: argparse.Namespace) -> str:
     return str(shape_model_path(options.shape, options.dtype or "auto"))
 
 
-def run_speculative(options: argparse.Namespace) -> int:
-    """Return 1 if drafts change an output."""
+def _speculative(options: argparse.Namespace) -> Outcome:
+    """Fails if drafts change an output."""
     from llaisys.bench.simulated import run_simulated
     from llaisys.bench.speculative import run_speculative as measure
 
     concurrencies = _concurrencies(options)
-    if options.simulate is not None:
-        with show_progress(sys.stderr):
-            runs = run_simulated(
-                options.model if options.shape is None else _shape_model(options),
-                given_engine_options(options),
-                options.simulate,
-                concurrencies,
-                SIMULATED_PROMPT,
-                options.new_tokens,
-            )
-        _finish(options, runs, format_table(runs))
-        return 0 if all(run["same_tokens"] for run in runs) else 1
     if options.shape is not None:
         options.model = _shape_model(options)
-    if options.speculative_config is None:
-        options.speculative_config = {}
-    fraction = options.gpu_memory_utilization
-    if fraction is None:  # both engines share a GPU
-        options.gpu_memory_utilization = FIRST_OF_TWO
-    with open_llm(options) as drafted:
-        options.speculative_config = None
-        options.gpu_memory_utilization = fraction
-        with open_llm(options) as plain, show_progress(sys.stderr):
-            runs = measure(
-                drafted,
-                plain,
-                concurrencies,
-                options.new_tokens,
-                options.repeats,
-                is_random=options.shape is not None,
-            )
-    _finish(options, runs, format_table(runs))
-    return 0 if all(run["same_tokens"] for run in runs) else 1
+    if options.simulate is not None:
+        given, counts = given_engine_options(options), (SIMULATED_PROMPT, options.new_tokens)
+        runs = run_simulated(options.model, given, options.simulate, concurrencies, *counts)
+    else:
+        if options.speculative_config is None:
+            options.speculative_config = {}
+        fraction = options.gpu_memory_utilization
+        if fraction is None:  # both engines share a GPU
+            options.gpu_memory_utilization = FIRST_OF_TWO
+        with open_llm(options) as drafted:
+            options.speculative_config = None
+            options.gpu_memory_utilization = fraction
+            is_random = options.shape is not None
+            counts = (options.new_tokens, options.repeats)
+            with open_llm(options) as plain:
+                runs = measure(drafted, plain, concurrencies, *counts, is_random=is_random)
+    is_changed = any(not run["same_tokens"] for run in runs)
+    return Outcome(runs, format_table(runs), failed=is_changed)
 
 
-def run_structured(options: argparse.Namespace) -> int:
+def _structured(options: argparse.Namespace) -> Outcome:
     from llaisys.bench.structured import run_structured as measure
 
     concurrencies = _concurrencies(options)
-    with open_llm(options) as llm, show_progress(sys.stderr):
+    with open_llm(options) as llm:
         runs = measure(llm, concurrencies, options.new_tokens, options.repeats)
-    _finish(options, runs, format_table(runs))
-    return 0
+    return Outcome(runs, format_table(runs))
 
 
-def run_perplexity(options: argparse.Namespace) -> int:
+def _perplexity(options: argparse.Namespace) -> Outcome:
     from llaisys.bench.perplexity import PerplexityOptions
     from llaisys.bench.perplexity import run_perplexity as measure
 
     given = given_engine_options(
         options, only=PERPLEXITY_OPTIONS, because=NO_ENGINE.format("a model")
     )
-    with show_progress(sys.stderr):
-        result = measure(
-            PerplexityOptions(
-                file=Path(options.file),
-                engine=EngineConfig.of(model=options.model, **given),
-                reference=options.reference,
-                reference_dtype=options.reference_dtype,
-                context=check_int("context", options.context, 4, 1 << 20),
-                chunks=check_int("chunks", options.chunks, 0, 1 << 40),
-            )
+    result = measure(
+        PerplexityOptions(
+            file=Path(options.file),
+            engine=EngineConfig.of(model=options.model, **given),
+            reference=options.reference,
+            reference_dtype=options.reference_dtype,
+            context=check_int("context", options.context, 4, 1 << 20),
+            chunks=check_int("chunks", options.chunks, 0, 1 << 40),
         )
-    _finish(options, result, format_fields(result))
-    return 0
+    )
+    return Outcome(result, format_fields(result))
 
 
-def run_questions(options: argparse.Namespace) -> int:
+def _questions(options: argparse.Namespace) -> Outcome:
     from llaisys.bench.questions import GREEDY, QUESTIONS
     from llaisys.bench.questions import run_questions as measure
 
     most = check_int("new_tokens", options.new_tokens, 1, 1 << 20)
-    with open_llm(options) as llm, show_progress(sys.stderr):
+    with open_llm(options) as llm:
         samplings = [("greedy", GREEDY), ("defaults", llm.default_sampling)]
         scores = measure(llm, samplings, most)
     rows = [
@@ -260,12 +235,11 @@ def run_questions(options: argparse.Namespace) -> int:
         ):
             mark = "right" if is_right else "wrong"
             parts.append(f"\n[{score.name}, {mark}] {question}\n{answer.strip()}")
-    _finish(options, rows, "\n".join(parts))
-    return 0
+    return Outcome(rows, "\n".join(parts))
 
 
-def run_serve(options: argparse.Namespace) -> int:
-    """Return 1 if no request succeeds."""
+def _serve(options: argparse.Namespace) -> Outcome:
+    """Fails if no request succeeds."""
     from llaisys.bench.serve import ServeOptions
     from llaisys.bench.serve import run_serve as measure
 
@@ -275,11 +249,10 @@ def run_serve(options: argparse.Namespace) -> int:
         options.api_key or os.environ.get("LLAISYS_API_KEY", "").split(",")[0] or None
     )
     given["chat"] = options.endpoint == "chat"
-    with show_progress(sys.stderr):
-        results = [
-            measure(ServeOptions(concurrency=concurrency, **given))
-            for concurrency in _concurrencies(options)
-        ]
+    results = [
+        measure(ServeOptions(concurrency=concurrency, **given))
+        for concurrency in _concurrencies(options)
+    ]
     parts = []
     for result in results:
         found = result.report
@@ -289,25 +262,27 @@ def run_serve(options: argparse.Namespace) -> int:
             f"{found['duration_s']:.2f} s" + ("" if result.ignored_eos else ", may end early")
         )
         parts.append(f"throughput {quantity('tok_s', found['throughput_tok_s'])}")
-        parts.append(
-            format_table(
-                [
-                    {"latency": name, **{f"{p}_ms": v for p, v in found[key].items()}}
-                    for name, key in (
-                        ("first token", "ttft_ms"),
-                        ("between tokens", "itl_ms"),
-                        ("whole answer", "e2e_ms"),
-                    )
-                ]
-            )
-        )
-        parts.append(f"errors {found['errors']}")
-        parts += [f"  {count} x {reason}" for reason, count in result.reasons.most_common()]
-        parts.append("")
-        if options.json:
-            for reason, count in result.reasons.most_common():
-                print(f"  {count} x {reason}", file=sys.stderr)
+        rows = [
+            {"latency": name, **{f"{percentile}_ms": ms for percentile, ms in found[key].items()}}
+            for name, key in LATENCIES.items()
+        ]
+        reasons = [f"  {count} x {reason}" for reason, count in result.reasons.most_common()]
+        parts += [format_table(rows), f"errors {found['errors']}", *reasons, ""]
+        if options.json and reasons:
+            print("\n".join(reasons), file=sys.stderr)
     reports = [result.report for result in results]
     document = reports[0] if len(reports) == 1 else {"runs": reports}
-    _finish(options, document, "\n".join(parts).rstrip(), serve_charts(reports))
-    return 0 if any(found["errors"] < found["requests"] for found in reports) else 1
+    no_success = all(found["errors"] == found["requests"] for found in reports)
+    return Outcome(document, "\n".join(parts).rstrip(), serve_charts(reports), no_success)
+
+
+RUNS: dict[str, Callable[[argparse.Namespace], Outcome]] = {
+    "ops": _ops,
+    "latency": _latency,
+    "throughput": _throughput,
+    "speculative": _speculative,
+    "structured": _structured,
+    "perplexity": _perplexity,
+    "questions": _questions,
+    "serve": _serve,
+}

@@ -72,9 +72,9 @@ def add_commands(commands: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from llaisys.entrypoints import bench_runs
+    from llaisys.entrypoints.bench_runs import run
 
-    return int(getattr(bench_runs, f"run_{options.kind}")(options))
+    return run(options)
 
 
 def _add(kinds: Any, name: str, help: str) -> OptionParser:
