@@ -58,8 +58,6 @@ def cold_bytes() -> int:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCases:
-    """Attention cases of one model."""
-
     heads: int
     kv_heads: int
     dim: int
@@ -73,8 +71,6 @@ EIGHT_BITS = {"q8": "i8", "fp8": "f8_e4m3"}  # KV dtypes and those of their tens
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Default cases of a device."""
-
     models: tuple[str, ...]
     dtypes: tuple[str, ...]
     kv_dtypes: tuple[str, ...]  # in addition to dtypes

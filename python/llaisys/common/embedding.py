@@ -37,7 +37,6 @@ class EmbeddingFormat:
         return check_int("dimensions", self.dimensions, 1, info.hidden_size)
 
     def embedding(self, output: RequestOutput) -> Vector[float]:
-        """Return the embedding of a finished request."""
         if output.pooled is None:
             raise RuntimeError(f"request {output.request_id} has no embedding")
         values = array("f", output.pooled)[: self.dimensions]

@@ -103,8 +103,6 @@ def _module(field: str, item: Any) -> LoraModule:
 
 
 class LoraState(IntEnum):
-    """State of an adapter on a rank."""
-
     READING = 0
     READY = 1  # in host memory
     ON_DISK = 2  # open, not in memory

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 from llaisys.common.flags import OptionParser
@@ -30,13 +29,7 @@ def add_model_argument(
 class _Once(argparse.Action):
     """Store the value. argparse reports a positional argument that is left out as None."""
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
         if values is None or values == []:
             return
         if isinstance(values, list) and len(values) == 1:

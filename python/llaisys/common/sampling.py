@@ -374,7 +374,6 @@ class SamplingParams:
 
     @property
     def uses_penalties(self) -> bool:
-        """Whether any penalty is set."""
         return self.repeat_last_n != 0 and (
             self.repetition_penalty not in (None, 1.0)
             or self.presence_penalty != 0.0

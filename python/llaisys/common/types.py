@@ -163,8 +163,6 @@ class StepOutput:
 
 @dataclass(slots=True)
 class StepRecord:
-    """Statistics of one step."""
-
     step_id: int
     batch_size: int
     num_prefill_tokens: int
@@ -192,7 +190,6 @@ class TokenUpdate(Struct, gc=False):
     def of(
         cls, request: Request, tokens: list[int], logprobs: list[TokenLogprobs] | None = None
     ) -> TokenUpdate:
-        """Return the update of a request after a step."""
         cached = max(request.num_cached_tokens, 0)
         fields = (request.stop_reason, cached, request.scheduled_time, request.error)
         update = cls(request.request_id, tokens, request.status, logprobs, *fields)
@@ -212,8 +209,6 @@ class GpuUsage(Struct, array_like=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """Description of a loaded model."""
-
     model_path: str
     model_type: str
     vocab_size: int
@@ -325,8 +320,6 @@ class RequestOutput:
 
 
 class PromptProgress(Struct, frozen=True):
-    """Progress of the prompt."""
-
     total: int  # tokens
     cached: int  # of them, found in the prefix cache
     done: int  # computed tokens, including the cached ones

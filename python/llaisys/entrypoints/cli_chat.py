@@ -114,7 +114,6 @@ class Chat:
             self.turns += [question, {"role": "assistant", "content": answer}]
 
     def resume(self) -> None:
-        """Continue a cut off answer."""
         if not self._unfinished:
             print("the last answer is complete")
             return
@@ -154,7 +153,6 @@ class Chat:
         return "".join(parts)
 
     def command(self, line: str) -> None:
-        """Run a line that begins with a command."""
         name, _, rest = line.partition(" ")
         rest = rest.strip()
         if name == "/help":

@@ -13,11 +13,8 @@ from typing import Any
 @contextmanager
 def deferred_interrupt() -> Iterator[None]:
     """Defer Ctrl-C to the end of a step, so that it leaves no inconsistent state."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     previous = signal.getsignal(signal.SIGINT)
-    if not callable(previous):
+    if threading.current_thread() is not threading.main_thread() or not callable(previous):
         yield
         return
     caught: list[tuple[int, FrameType | None]] = []
