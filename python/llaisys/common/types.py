@@ -170,7 +170,7 @@ class StepRecord:
     seconds: float = 0.0
 
 
-class TokenUpdate(Struct, gc=False):
+class TokenUpdate(Struct, array_like=True, gc=False, forbid_unknown_fields=True):
     """The result of one step for one request; output of the engine core."""
 
     request_id: str

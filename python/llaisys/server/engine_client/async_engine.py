@@ -51,7 +51,8 @@ from llaisys.server.errors import (
     UnknownRequestError,
 )
 from llaisys.server.lora.table import LoraEntry
-from llaisys.server.replicas.replica_set import Replica, ReplicaSet
+from llaisys.server.replicas.replica import Replica
+from llaisys.server.replicas.replica_set import ReplicaSet
 
 logger = logging.getLogger("llaisys.server")
 
@@ -354,7 +355,7 @@ class AsyncLLMEngine:
             self._opening = asyncio.create_task(self._open(message))
 
     def _on_outputs(self, message: Outputs) -> None:
-        updates = [update.update() for update in message.updates]
+        updates = message.updates
         counts: dict[Callable[[int], None], int] = {}  # one key has many streams
         for update in updates:
             done = update.status.finished

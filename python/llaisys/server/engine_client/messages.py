@@ -10,17 +10,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
-from llaisys.common.request import Request, RequestStatus
+from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import GpuUsage, ModelInfo, PromptLogprobs, TokenLogprobs, TokenUpdate
+from llaisys.common.types import GpuUsage, ModelInfo, TokenUpdate
 from llaisys.engine.config import EngineConfig
 from llaisys.processes.channel import decoder
-from llaisys.tokenization import BpeVocabulary, TokenizerSource
+from llaisys.tokenization import TokenizerSource
 
 # ---- API process -> engine process ---------------------------------------------------------------
+
+
+# Fields of `Submit` that are those of the requests of its choices.
+SHARED_FIELDS = (
+    *("prompt_token_ids", "seed", "stop_token_ids", "bad_words", "dry_breakers", "thinking"),
+    *("constrain_after", "cache_salt", "lora", "owner", "job", "arrival_time"),
+    *("kv_export", "kv_source"),
+)
 
 
 class Submit(Struct, tag="submit", forbid_unknown_fields=True):
@@ -28,73 +35,44 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
 
     group: str  # id of the prompt, unique among open requests
     request_ids: list[str]  # one per choice
-    prompt_token_ids: list[int]
     sampling: dict[str, Any]  # SamplingParams.to_wire(); validated again by the receiver
+    queue_timeout: float | None  # seconds until it must be scheduled
+    reports_progress: bool  # for its first choice
+    # see Request
+    prompt_token_ids: list[int]
     seed: int
-    stop_token_ids: list[int]
-    bad_words: list[list[int]]
-    dry_breakers: list[list[int]]
-    thinking: list[int]
+    stop_token_ids: frozenset[int]
+    bad_words: tuple[tuple[int, ...], ...]
+    dry_breakers: tuple[tuple[int, ...], ...]
+    thinking: tuple[int, ...]
     constrain_after: int
     cache_salt: str
     lora: str
     owner: str
     job: str
     arrival_time: float  # time.monotonic() of the server's machine
-    queue_timeout: float | None  # seconds until it must be scheduled
-    reports_progress: bool = False  # for its first choice
-    kv_export: bool = False  # see Request
-    kv_source: str = ""
+    kv_export: bool
+    kv_source: str
 
     @classmethod
     def of(cls, group: str, requests: list[Request], queue_timeout: float | None) -> Submit:
         first = requests[0]
-        return cls(
-            group,
-            [request.request_id for request in requests],
-            first.prompt_token_ids,
-            first.sampling.to_wire(),
-            first.seed,
-            sorted(first.stop_token_ids),
-            [list(word) for word in first.bad_words],
-            [list(word) for word in first.dry_breakers],
-            list(first.thinking),
-            first.constrain_after,
-            first.cache_salt,
-            first.lora,
-            first.owner,
-            first.job,
-            first.arrival_time,
-            queue_timeout,
-            first.reports_progress,
-        )
+        names = [request.request_id for request in requests]
+        shared = {name: getattr(first, name) for name in SHARED_FIELDS}
+        sampling = first.sampling.to_wire()
+        return cls(group, names, sampling, queue_timeout, first.reports_progress, **shared)
 
     def requests(self) -> list[Request]:
         sampling = SamplingParams.from_wire(self.sampling)
-        stops = frozenset(self.stop_token_ids)
-        words = tuple(map(tuple, self.bad_words))
-        breakers = tuple(map(tuple, self.dry_breakers))
+        shared = {name: getattr(self, name) for name in SHARED_FIELDS}
         return [
             Request(
                 request_id=name,
-                prompt_token_ids=self.prompt_token_ids,
                 sampling=sampling,
-                seed=self.seed,
                 group=self.group,
                 choice=choice,
-                stop_token_ids=stops,
-                bad_words=words,
-                dry_breakers=breakers,
-                thinking=tuple(self.thinking),
-                constrain_after=self.constrain_after,
-                cache_salt=self.cache_salt,
-                lora=self.lora,
-                owner=self.owner,
-                job=self.job,
-                arrival_time=self.arrival_time,
                 reports_progress=self.reports_progress and choice == 0,
-                kv_export=self.kv_export,
-                kv_source=self.kv_source,
+                **shared,
             )
             for choice, name in enumerate(self.request_ids)
         ]
@@ -133,66 +111,6 @@ class Shutdown(Struct, tag="shutdown", forbid_unknown_fields=True):
 
 
 # ---- engine process -> API process ---------------------------------------------------------------
-
-
-STATUSES = {status.value: status for status in RequestStatus}
-
-
-class Update(Struct, array_like=True, forbid_unknown_fields=True):
-    """A `TokenUpdate` on the wire."""
-
-    request_id: str
-    token_ids: list[int]
-    status: str
-    num_cached_tokens: int = 0
-    scheduled_time: float | None = None
-    stop_reason: int | str | None = None
-    error: str | None = None
-    logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: tuple[int, list[TokenLogprobs]] | None = None  # position of the first entry
-    pooled: bytes | None = None
-    num_computed_prompt_tokens: int = 0
-    num_host_cached_tokens: int = 0
-
-    @classmethod
-    def of(cls, update: TokenUpdate, clock_offset: float = 0.0) -> Update:
-        """Convert; times are on the server's clock, which is `clock_offset` behind this one."""
-        scheduled = update.scheduled_time
-        scores = update.prompt_logprobs
-        return cls(
-            update.request_id,
-            update.token_ids,
-            update.status.value,
-            update.num_cached_tokens,
-            None if scheduled is None else scheduled - clock_offset,
-            update.stop_reason,
-            update.error,
-            update.logprobs,
-            None if scores is None else (scores.start, scores.entries),
-            update.pooled,
-            update.num_computed_prompt_tokens,
-            update.num_host_cached_tokens,
-        )
-
-    def update(self) -> TokenUpdate:
-        scores = None
-        if self.prompt_logprobs is not None:
-            start, entries = self.prompt_logprobs
-            scores = PromptLogprobs(start, entries)
-        return TokenUpdate(
-            self.request_id,
-            self.token_ids,
-            STATUSES[self.status],
-            self.logprobs,
-            self.stop_reason,
-            self.num_cached_tokens,
-            self.scheduled_time,
-            self.error,
-            scores,
-            self.pooled,
-            self.num_computed_prompt_tokens,
-            self.num_host_cached_tokens,
-        )
 
 
 class EngineStats(Struct, array_like=True):
@@ -252,7 +170,7 @@ class EngineStats(Struct, array_like=True):
 class Outputs(Struct, tag="outputs"):
     """The updates of one iteration of the engine loop."""
 
-    updates: list[Update]
+    updates: list[TokenUpdate]  # times are on the server's clock
     stats: EngineStats
 
     @property
@@ -303,47 +221,27 @@ class MemoryEstimate(Struct, tag="memory_estimate"):
         return self.weights + self.kv_cache + self.fixed
 
 
-class WireTokenizerSource(Struct):
-    """A `TokenizerSource` on the wire."""
-
-    directory: str | None
-    vocabulary: BpeVocabulary | None
-    chat_template: str | None
-    special_ids: tuple[tuple[str, int], ...]
-    eos_token_ids: tuple[int, ...]
-    missing: str
-
-
 class Ready(Struct, tag="ready"):
     """The model is loaded."""
 
     info: ModelInfo  # without tokenizer_source, which is `source`
-    source: WireTokenizerSource | None
+    source: TokenizerSource | None  # without its directory
+    directory: str | None
     kv_address: str = ""  # where other engines fetch its KV blocks; empty: nowhere
 
     @classmethod
     def of(cls, info: ModelInfo, kv_address: str = "") -> Ready:
-        origin: TokenizerSource | None = info.tokenizer_source
-        source = None
-        if origin is not None:
-            source = WireTokenizerSource(
-                None if origin.directory is None else str(origin.directory),
-                origin.vocabulary,
-                origin.chat_template,
-                origin.special_ids,
-                origin.eos_token_ids,
-                origin.missing,
-            )
-        return cls(replace(info, tokenizer_source=None), source, kv_address)
+        source: TokenizerSource | None = info.tokenizer_source
+        directory = None
+        if source is not None and source.directory is not None:
+            source, directory = replace(source, directory=None), str(source.directory)
+        return cls(replace(info, tokenizer_source=None), source, directory, kv_address)
 
     def model_info(self) -> ModelInfo:
         source = self.source
-        if source is None:
-            return self.info
-        values = msgspec.structs.asdict(source)
-        if source.directory is not None:
-            values["directory"] = Path(source.directory)
-        return replace(self.info, tokenizer_source=TokenizerSource(**values))
+        if source is not None and self.directory is not None:
+            source = replace(source, directory=Path(self.directory))
+        return replace(self.info, tokenizer_source=source)
 
 
 class Failed(Struct, tag="failed"):

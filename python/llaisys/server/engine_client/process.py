@@ -51,7 +51,6 @@ from llaisys.server.engine_client.messages import (
     Shutdown,
     Submit,
     UnloadLora,
-    Update,
     decode_to_engine,
 )
 
@@ -125,11 +124,15 @@ class EngineLoop:
                 updates += self.core.step()
             self.clock.stats = stats = self._stats()
             if updates:
-                message = Outputs(
-                    [Update.of(update, self.clock_offset) for update in updates], stats
-                )
-                self.outputs.send(encode(message))
+                self._send_updates(updates, stats)
             self._check_faults()
+
+    def _send_updates(self, updates: list[TokenUpdate], stats: EngineStats) -> None:
+        if self.clock_offset:
+            for update in updates:
+                if update.scheduled_time is not None:
+                    update.scheduled_time -= self.clock_offset
+        self.outputs.send(encode(Outputs(updates, stats)))
 
     def _take_messages(self, wait_ms: int) -> list[TokenUpdate]:
         """Handle all messages that have arrived; wait up to `wait_ms` for the first."""

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import msgspec
 
 from llaisys.common.logs import log_event
 from llaisys.common.request import RequestStatus
-from llaisys.common.types import ModelInfo
+from llaisys.common.types import ModelInfo, TokenUpdate
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.link import EngineLink
 from llaisys.server.engine_client.messages import (
@@ -38,7 +38,6 @@ from llaisys.server.engine_client.messages import (
     Submit,
     ToEngine,
     UnloadLora,
-    Update,
 )
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.errors import EngineDeadError
@@ -48,15 +47,14 @@ from llaisys.server.replicas.disaggregation import (
     decode_of,
     prefill_of,
 )
+from llaisys.server.replicas.replica import FIRST_PAUSE, LoraChanges, Replica, total, without_gauges
 from llaisys.server.replicas.router import PrefixRouter, Route
 
 logger = logging.getLogger("llaisys.server")
 
-FIRST_PAUSE, MAX_PAUSE = 0.5, 60.0  # seconds before a dead replica is restarted
+MAX_PAUSE = 60.0  # seconds before a dead replica is restarted
 ROUTED_BLOCKS = 4  # KV blocks per block of the router
 STEADY_SECONDS = 60.0  # uptime that resets a replica's restart pause
-
-FAILED = RequestStatus.FINISHED_ERROR.value
 
 
 @dataclass(slots=True)
@@ -67,32 +65,6 @@ class _RoutedRequest:
     open: set[str]  # request ids of unfinished choices
     submit: Submit | None
     prefill: Route | None = None  # of its prompt, until that is computed
-
-
-@dataclass(slots=True)
-class _LoraWait:
-    """Replicas whose reply to a change of an adapter is missing."""
-
-    message: LoadLora | UnloadLora
-    replicas: set[int]
-    failure: LoraChanged | None = None
-
-
-class Replica:
-    """One index of the set; its engine process is replaced after each death."""
-
-    def __init__(self, index: int, link: EngineLink) -> None:
-        self.index = index
-        self.link = link
-        self.is_up = False
-        self.up_since = 0.0
-        self.restarts = 0
-        self.pause = FIRST_PAUSE
-        self.kv_address = ""  # see Ready
-
-    @property
-    def stats(self) -> EngineStats:
-        return self.link.stats
 
 
 class ReplicaSet:
@@ -111,12 +83,11 @@ class ReplicaSet:
         self._on_message = on_message
         self._on_death = on_death
         self._info: ModelInfo | None = None  # of the first replica that was up
-        self._router: PrefixRouter | None = None
+        self._router: PrefixRouter  # made when the first replica is up
         self._routed: dict[str, _RoutedRequest] = {}  # by group
         self._group_of: dict[str, str] = {}  # request id of a choice -> group
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lora_changes: dict[str, LoadLora | UnloadLora] = {}  # the last one of each name
-        self._lora_waits: dict[int, _LoraWait] = {}  # by serial
+        self._loras = LoraChanges(on_message)
         self._roles = Disaggregation(config.prefill_replicas, config.prefill_threshold)
         self._closing = False
         self._past_stats = EngineStats()  # counters of ended engines
@@ -193,14 +164,14 @@ class ReplicaSet:
         elif isinstance(message, Finish):
             self._finish(message)
         elif isinstance(message, LoadLora | UnloadLora):
-            self._change_lora(message)
+            self._loras.change(message, self.replicas)
         else:  # not about a request
             for replica in self.replicas:
                 replica.link.send(message)
 
     def _alive(self) -> set[int]:
         alive = {r.index for r in self.replicas if r.is_up and r.link.problem is None}
-        if self._router is None or not alive:
+        if self._info is None or not alive:
             raise EngineDeadError("no replica is up")
         return alive
 
@@ -215,7 +186,6 @@ class ReplicaSet:
         if prefill is None:
             self._send(submit, route)
         else:
-            assert self._router is not None
             route = self._router.prefilled(route)  # another replica computes the prompt
         request = _RoutedRequest(route, set(submit.request_ids), submit, prefill)
         self._routed[submit.group] = request
@@ -229,7 +199,6 @@ class ReplicaSet:
             return None
 
     def _assign(self, submit: Submit, replicas: Collection[int]) -> Route:
-        assert self._router is not None
         return self._router.assign(
             submit.prompt_token_ids,
             f"{submit.lora}\0{submit.cache_salt}" if submit.lora else submit.cache_salt,
@@ -239,7 +208,6 @@ class ReplicaSet:
         )
 
     def _send(self, submit: Submit, route: Route) -> Route:
-        assert self._router is not None
         try:
             self.replicas[route.replica].link.send(submit)
         except BaseException:
@@ -251,7 +219,7 @@ class ReplicaSet:
         """Send a request whose prefill has ended to its decode replica. `has_blocks`: the prefill
         replica has published its KV blocks."""
         request = self._routed[group]
-        assert self._router is not None and request.prefill is not None
+        assert request.prefill is not None
         assert request.submit is not None
         self._router.done(request.prefill)
         source = self.replicas[request.prefill.replica].kv_address if has_blocks else ""
@@ -267,41 +235,9 @@ class ReplicaSet:
 
     def _fail(self, names: list[str], error: str) -> None:
         self._end(names)
-        failed = [Update(name, [], FAILED, error=error) for name in names]
+        fault = RequestStatus.FINISHED_ERROR
+        failed = [TokenUpdate(name, [], fault, error=error) for name in names]
         self._on_message(Outputs(failed, self.stats))
-
-    def _change_lora(self, message: LoadLora | UnloadLora) -> None:
-        """Send a change of an adapter to every replica that is up; others get it when they are."""
-        self._lora_changes.pop(message.name, None)
-        self._lora_changes[message.name] = message
-        up = [replica for replica in self.replicas if replica.is_up]
-        if not up:
-            raise EngineDeadError("no replica is up")
-        self._lora_waits[message.serial] = _LoraWait(message, {r.index for r in up})
-        for replica in up:
-            replica.link.send(message)
-
-    def _lora_changed(self, replica: Replica, message: LoraChanged) -> None:
-        """Forward the reply of the last replica, or of the first that failed."""
-        wait = self._lora_waits.get(message.serial)
-        if wait is None:
-            return  # repeated for a replica that was down
-        wait.replicas.discard(replica.index)
-        if message.error is not None and wait.failure is None:
-            wait.failure = message
-        if not wait.replicas:
-            del self._lora_waits[message.serial]
-            if wait.failure is not None:
-                self._undo_lora(wait.message)
-            self._on_message(wait.failure or message)
-
-    def _undo_lora(self, message: LoadLora | UnloadLora) -> None:
-        """Unload an adapter that some replicas could not load from the others."""
-        self._lora_changes.pop(message.name, None)
-        if isinstance(message, LoadLora) and not message.in_place:
-            for replica in self.replicas:
-                if replica.is_up:
-                    replica.link.send(UnloadLora(0, message.name))
 
     def _finish(self, message: Finish) -> None:
         names: dict[int, list[str]] = {}
@@ -327,7 +263,6 @@ class ReplicaSet:
 
     def _end(self, names: Iterable[str]) -> None:
         """Remove ended choices; the last one of a prompt also ends its route."""
-        assert self._router is not None
         for name in names:
             group = self._group_of.pop(name, None)
             if group is None:
@@ -345,7 +280,7 @@ class ReplicaSet:
             self._ready(replica, message)
             return
         if isinstance(message, LoraChanged):
-            self._lora_changed(replica, message)
+            self._loras.changed(replica, message, self.replicas)
             return
         if self._roles.num_prefill:
             rest = self._without_prefills(message)
@@ -359,7 +294,7 @@ class ReplicaSet:
                     self._first_token(self._routed[group])
         self._on_message(message)
         if isinstance(message, Outputs):
-            ended = [u.request_id for u in message.updates if RequestStatus(u.status).finished]
+            ended = [u.request_id for u in message.updates if u.status.finished]
             self._end(ended)
         elif isinstance(message, Rejected):
             self._end(message.request_ids)
@@ -372,7 +307,7 @@ class ReplicaSet:
             if request is None:
                 return None
             if message.timed_out:
-                assert self._router is not None and request.prefill is not None
+                assert request.prefill is not None
                 self._router.done(request.prefill)
                 return msgspec.structs.replace(
                     message, group=group, request_ids=sorted(request.open)
@@ -386,9 +321,9 @@ class ReplicaSet:
             if not update.request_id.endswith(SUFFIX):
                 rest.append(update)
                 continue
-            group, status = update.request_id.removesuffix(SUFFIX), RequestStatus(update.status)
-            if status.finished and self._prefilling(group) is not None:
-                self._end_prefill(group, status is RequestStatus.FINISHED_LENGTH_CAPPED)
+            group = update.request_id.removesuffix(SUFFIX)
+            if update.status.finished and self._prefilling(group) is not None:
+                self._end_prefill(group, update.status is RequestStatus.FINISHED_LENGTH_CAPPED)
         return msgspec.structs.replace(message, updates=rest)
 
     def _prefilling(self, group: str) -> _RoutedRequest | None:
@@ -398,7 +333,7 @@ class ReplicaSet:
 
     def _first_token(self, request: _RoutedRequest) -> None:
         """From then on a request cannot be moved, and its prompt is no work."""
-        if request.submit is not None and self._router is not None:
+        if request.submit is not None:
             request.submit = None
             request.route = self._router.prefilled(request.route)
 
@@ -412,11 +347,7 @@ class ReplicaSet:
         elif message.info.vocab_size != self._info.vocab_size:
             replica.link.declare_dead("its model differs from that of the other replicas")
             return
-        for change in self._lora_changes.values():
-            repeated = change
-            if isinstance(change, LoadLora):
-                repeated = msgspec.structs.replace(change, in_place=True)
-            replica.link.send(repeated)
+        self._loras.repeat(replica)
         replica.kv_address = message.kv_address
         replica.is_up = True
         replica.up_since = asyncio.get_running_loop().time()
@@ -433,11 +364,8 @@ class ReplicaSet:
         stats = replica.link.stats
         replica.link.stats = EngineStats()
         self._past_stats = total([self._past_stats, without_gauges(stats)])
-        for serial in tuple(self._lora_waits):
-            if replica.index in self._lora_waits[serial].replicas:
-                self._lora_changed(replica, LoraChanged(serial))
+        self._loras.replica_died(replica, self.replicas)
         if was_up:
-            assert self._router is not None
             self._router.clear(replica.index)
             self._move_requests(replica, reason)
         task = asyncio.create_task(self._restart(replica))
@@ -488,49 +416,3 @@ class ReplicaSet:
         for replica in self.replicas:
             replica.link.declare_dead(reason, logged=True)
         self._on_death(reason)
-
-
-def without_gauges(stats: EngineStats) -> EngineStats:
-    return msgspec.structs.replace(
-        stats,
-        num_running=0,
-        num_waiting=0,
-        kv_blocks=0,
-        kv_blocks_used=0,
-        kv_blocks_cached=0,
-        kv_cache_bytes=0,
-        kv_host_blocks=0,
-        kv_host_blocks_used=0,
-        kv_host_bytes=0,
-        loras=0,
-        loras_in_host=0,
-        lora_slots_used=0,
-        gpus=[],
-    )
-
-
-def total(parts: Sequence[EngineStats]) -> EngineStats:
-    """Return the stats of several engines combined."""
-    summed = EngineStats()
-    drafts = sum(part.spec_decode_num_drafts for part in parts)
-    for name in EngineStats.__struct_fields__:
-        values = [getattr(part, name) for part in parts]
-        if name in ("stage_seconds", "sample_counts"):
-            keys = {key for value in values for key in value}
-            setattr(summed, name, {k: sum(value.get(k, 0) for value in values) for k in keys})
-        elif name == "spec_decode_accepted_per_position":
-            longest = max(map(len, values), default=0)
-            padded = [[*value, *[0] * (longest - len(value))] for value in values]
-            summed.spec_decode_accepted_per_position = [
-                sum(column) for column in zip(*padded, strict=True)
-            ]
-        elif name == "gpus":
-            summed.gpus = [gpu for value in values for gpu in value]
-        elif name == "kv_cache_dtype":
-            summed.kv_cache_dtype = next(filter(None, values), "")
-        elif name != "spec_decode_mean_accepted_length":
-            setattr(summed, name, sum(values))
-    if drafts:
-        accepted = summed.spec_decode_num_accepted_tokens
-        summed.spec_decode_mean_accepted_length = 1 + accepted / drafts
-    return summed
