@@ -21,7 +21,7 @@ from server_helpers import LONG, ServerProcess, resident
 from wire_helpers import raw_request, read_to_end, reset
 
 from llaisys.common.logs import JsonFormatter, TextFormatter
-from llaisys.server.http.lingering import LINGER_BYTES
+from llaisys.server.http.protocol import LINGER_BYTES
 from llaisys.server.http.security import RequestContext
 
 COMPLETIONS = "/v1/completions"

@@ -12,8 +12,12 @@ import pytest
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
 from llaisys.server.engine_client.text_work import TextWork
-from llaisys.server.generation.prompts import WINDOW_CHARS, PromptLimit, encode_prompts
-from llaisys.server.http.limits import CHARS_PER_TOKEN
+from llaisys.server.generation.prompts import (
+    CHARS_PER_TOKEN,
+    WINDOW_CHARS,
+    PromptLimit,
+    encode_prompts,
+)
 from llaisys.tokenization import ChatTemplate
 
 CONTEXT = 100_000

@@ -2,52 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
 
 from llaisys.common.types import GpuUsage
-from llaisys.server.engine_client.messages import EngineStats
 from llaisys.server.keys.ring import KeyRing
 from llaisys.server.metrics import PREFIX
 
-
-class MeasuredReplica(Protocol):
-    """The attributes of a Replica that the collectors read."""
-
-    index: int
-    is_up: bool
-    restarts: int
-
-    @property
-    def stats(self) -> EngineStats: ...
-
-
-class MeasuredEngine(Protocol):
-    """The attributes of AsyncLLMEngine that the collectors read."""
-
-    @property
-    def replicas(self) -> Sequence[MeasuredReplica]: ...
-
-    @property
-    def stats(self) -> EngineStats: ...
-
-    @property
-    def usage(self) -> tuple[float, int]: ...
-
-
-class MeasuredModel(Protocol):
-    """A model and its engine (None while it is unloaded)."""
-
-    @property
-    def metric_name(self) -> str: ...
-
-    @property
-    def engine_or_none(self) -> MeasuredEngine | None: ...
-
+if TYPE_CHECKING:
+    from llaisys.server.engine_client.async_engine import AsyncLLMEngine
+    from llaisys.server.replicas.replica import Replica
+    from llaisys.server.service import Service
 
 GAUGES = {
     "num_requests_running": "Sequences in the running queue.",
@@ -65,6 +37,14 @@ GAUGES = {
     "lora_slots_used": "Device slots with a LoRA adapter.",
     "engine_resident_memory_bytes": "Resident memory of the engine process.",
     "spec_decode_mean_accepted_length": "Mean tokens per verified draft, bonus token included.",
+}
+# Gauges whose EngineStats field has another name.
+GAUGE_FIELDS = {
+    "num_requests_running": "num_running",
+    "num_requests_waiting": "num_waiting",
+    "kv_cache_blocks": "kv_blocks",
+    "kv_cache_blocks_used": "kv_blocks_used",
+    "kv_cache_blocks_cached": "kv_blocks_cached",
 }
 CACHE_CONFIG_INFO = "Always 1; the labels are the configuration of the KV cache."
 COUNTERS = {
@@ -103,28 +83,40 @@ LABELS = {
 Counts = Counter[tuple[str, str]]  # (metric, label value or "") -> count
 
 
-def engine_gauges(engine: MeasuredEngine) -> dict[str, float]:
+def metric_family(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+    name: str,
+    text: str,
+    labels: Iterable[str],
+    rows: Iterable[tuple[list[str], float]],
+) -> Metric:
+    """Return a metric with a series for each row of label values and value."""
+    family = kind(PREFIX + name, text, labels=list(labels))
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family
+
+
+def loaded_engines(models: Iterable[Service]) -> list[tuple[str, AsyncLLMEngine]]:
+    """Return the name and the engine of each model that is loaded and has a name."""
+    return [
+        (model.metric_name, model.engine_or_none)
+        for model in models
+        if model.metric_name and model.engine_or_none is not None
+    ]
+
+
+def engine_gauges(engine: AsyncLLMEngine) -> dict[str, float]:
     stats, (_, rss) = engine.stats, engine.usage
-    return {
-        "num_requests_running": stats.num_running,
-        "num_requests_waiting": stats.num_waiting,
+    own = {
         "kv_cache_usage_perc": stats.kv_blocks_used / stats.kv_blocks if stats.kv_blocks else 0.0,
-        "kv_cache_blocks": stats.kv_blocks,
-        "kv_cache_blocks_used": stats.kv_blocks_used,
-        "kv_cache_blocks_cached": stats.kv_blocks_cached,
-        "kv_cache_bytes": stats.kv_cache_bytes,
-        "kv_host_blocks": stats.kv_host_blocks,
-        "kv_host_blocks_used": stats.kv_host_blocks_used,
-        "kv_host_bytes": stats.kv_host_bytes,
-        "loras": stats.loras,
-        "loras_in_host": stats.loras_in_host,
-        "lora_slots_used": stats.lora_slots_used,
         "engine_resident_memory_bytes": rss,
-        "spec_decode_mean_accepted_length": stats.spec_decode_mean_accepted_length,
     }
+    fields = {name: GAUGE_FIELDS.get(name, name) for name in GAUGES if name not in own}
+    return own | {name: getattr(stats, field) for name, field in fields.items()}
 
 
-def engine_counters(engine: MeasuredEngine) -> Counts:
+def engine_counters(engine: AsyncLLMEngine) -> Counts:
     stats, (cpu, _) = engine.stats, engine.usage
     counts: dict[tuple[str, str], float] = {
         ("engine_cpu_seconds", ""): cpu,
@@ -149,51 +141,42 @@ class EngineCollector(Collector):
     """Engine metrics by model name. `retire` adds the counters of an engine that ends, so that
     they never decrease when the next engine starts at zero."""
 
-    def __init__(self, models: Iterable[MeasuredModel]) -> None:
+    def __init__(self, models: Iterable[Service]) -> None:
         self.models = models
         self._retired: dict[str, Counts] = {}  # by model
 
-    def retire(self, model: str, engine: MeasuredEngine) -> None:
+    def retire(self, model: str, engine: AsyncLLMEngine) -> None:
         """Add the counters of an engine that is about to end."""
         self._retired.setdefault(model, Counter()).update(engine_counters(engine))
 
     def collect(self) -> Iterable[Metric]:
-        engines = [(m.metric_name, m.engine_or_none) for m in self.models if m.metric_name]
-        yield from self._gauges([(name, engine_gauges(e)) for name, e in engines if e is not None])
-        info = GaugeMetricFamily(
-            PREFIX + "cache_config_info", CACHE_CONFIG_INFO, labels=["model_name", "cache_dtype"]
-        )
-        for name, engine in engines:
-            if engine is not None and engine.stats.kv_cache_dtype:
-                info.add_metric([name, engine.stats.kv_cache_dtype], 1)
-        yield info
-        totals = {}
-        for name, engine in engines:
-            totals[name] = Counter(self._retired.get(name, Counter()))
-            if engine is not None:
-                totals[name].update(engine_counters(engine))
-        yield from self._counters(totals)
-
-    def _gauges(self, rows: list[tuple[str, dict[str, float]]]) -> Iterator[Metric]:
+        engines = loaded_engines(self.models)
+        gauges = [(model, engine_gauges(engine)) for model, engine in engines]
         for name, text in GAUGES.items():
-            family = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
-            for model, values in rows:
-                family.add_metric([model], values[name])
-            yield family
-
-    def _counters(self, totals: dict[str, Counts]) -> Iterator[Metric]:
+            rows = [([model], values[name]) for model, values in gauges]
+            yield metric_family(GaugeMetricFamily, name, text, ["model_name"], rows)
+        labels = ["model_name", "cache_dtype"]
+        dtypes = [(model, engine.stats.kv_cache_dtype) for model, engine in engines]
+        rows = [([model, dtype], 1.0) for model, dtype in dtypes if dtype]
+        yield metric_family(GaugeMetricFamily, "cache_config_info", CACHE_CONFIG_INFO, labels, rows)
+        running = dict(engines)
+        totals = {}
+        for model in [model.metric_name for model in self.models if model.metric_name]:
+            totals[model] = Counter(self._retired.get(model, Counter()))
+            if model in running:
+                totals[model].update(engine_counters(running[model]))
         for name, text in COUNTERS.items():
-            label = LABELS.get(name)
-            labels = ["model_name", *([label] if label else [])]
-            family = CounterMetricFamily(PREFIX + name, text, labels=labels)
-            for model, counts in totals.items():
-                for (metric, value), count in counts.items():
-                    if metric == name:
-                        family.add_metric([model, *([value] if label else [])], count)
-            yield family
+            label = [LABELS[name]] if name in LABELS else []
+            counters = [
+                ([model, value] if label else [model], count)
+                for model, counts in totals.items()
+                for (metric, value), count in counts.items()
+                if metric == name
+            ]
+            yield metric_family(CounterMetricFamily, name, text, ["model_name", *label], counters)
 
 
-REPLICA_GAUGES: dict[str, tuple[str, Callable[[MeasuredReplica], float]]] = {
+REPLICA_GAUGES: dict[str, tuple[str, Callable[[Replica], float]]] = {
     "replica_up": ("1 while the replica is up.", lambda replica: float(replica.is_up)),
     "replica_requests_running": ("Running sequences.", lambda replica: replica.stats.num_running),
     "replica_requests_waiting": ("Waiting sequences.", lambda replica: replica.stats.num_waiting),
@@ -210,52 +193,47 @@ GPU_GAUGES: dict[str, tuple[str, Callable[[GpuUsage], float]]] = {
 class GpuCollector(Collector):
     """GPU metrics; no series for engines on the CPU."""
 
-    def __init__(self, models: Iterable[MeasuredModel]) -> None:
+    def __init__(self, models: Iterable[Service]) -> None:
         self.models = models
 
     def collect(self) -> Iterable[Metric]:
-        rows = [
-            (model.metric_name, gpu)
-            for model in self.models
-            if model.metric_name and model.engine_or_none is not None
-            for gpu in model.engine_or_none.stats.gpus
-        ]
+        gpus = [(model, gpu) for model, e in loaded_engines(self.models) for gpu in e.stats.gpus]
+        labels = ["model_name", "gpu"]
         for name, (text, value) in GPU_GAUGES.items():
-            known = [(model, gpu) for model, gpu in rows if value(gpu) >= 0]  # -1: unknown
-            gauge = GaugeMetricFamily(PREFIX + name, text, labels=["model_name", "gpu"])
-            for model, gpu in known:
-                gauge.add_metric([model, str(gpu.index)], value(gpu))
-            if known:
-                yield gauge
+            # -1: unknown
+            rows = [([model, str(g.index)], value(g)) for model, g in gpus if value(g) >= 0]
+            if rows:
+                yield metric_family(GaugeMetricFamily, name, text, labels, rows)
 
 
 class ReplicaCollector(Collector):
     """Metrics of each replica; no series without data parallelism."""
 
-    def __init__(self, models: Iterable[MeasuredModel]) -> None:
+    def __init__(self, models: Iterable[Service]) -> None:
         self.models = models
 
     def collect(self) -> Iterable[Metric]:
-        rows = [
-            (model.metric_name, replica)
-            for model in self.models
-            if model.metric_name and model.engine_or_none is not None
-            for replica in model.engine_or_none.replicas
+        found = [
+            ([model, str(replica.index)], replica)
+            for model, engine in loaded_engines(self.models)
+            for replica in engine.replicas
         ]
-        if not rows:
+        if not found:
             return
         labels = ["model_name", "replica"]
         for name, (text, value) in REPLICA_GAUGES.items():
-            gauge = GaugeMetricFamily(PREFIX + name, text, labels=labels)
-            for model, replica in rows:
-                gauge.add_metric([model, str(replica.index)], value(replica))
-            yield gauge
-        restarts = CounterMetricFamily(
-            PREFIX + "replica_restarts", "Restarts of a replica.", labels=labels
-        )
-        for model, replica in rows:
-            restarts.add_metric([model, str(replica.index)], replica.restarts)
-        yield restarts
+            rows = [(values, value(replica)) for values, replica in found]
+            yield metric_family(GaugeMetricFamily, name, text, labels, rows)
+        restarts = [(values, replica.restarts) for values, replica in found]
+        text = "Restarts of a replica."
+        yield metric_family(CounterMetricFamily, "replica_restarts", text, labels, restarts)
+
+
+KEY_COUNTERS = {
+    "num_requests": ("key_requests", "Requests of a key."),
+    "prompt_tokens": ("key_prompt_tokens", "Prompt tokens of a key."),
+    "generation_tokens": ("key_generation_tokens", "Generated tokens of a key."),
+}  # by the field of KeyBudget
 
 
 class KeyCollector(Collector):
@@ -265,34 +243,32 @@ class KeyCollector(Collector):
         self.ring = ring
 
     def collect(self) -> Iterable[Metric]:
-        rows = [(budget.key.name, budget) for budget in self.ring.budgets.values()]
+        budgets = [(budget.key.name, budget) for budget in self.ring.budgets.values()]
+        for field, (name, text) in KEY_COUNTERS.items():
+            rows = [([key], getattr(budget, field)) for key, budget in budgets]
+            yield metric_family(CounterMetricFamily, name, text, ["key"], rows)
+        rejected = [
+            ([k, limit], n) for k, budget in budgets for limit, n in budget.rejected.items()
+        ]
+        text, labels = "Requests rejected by a limit of the key.", ["key", "limit"]
+        yield metric_family(CounterMetricFamily, "key_rejected", text, labels, rejected)
+        rows = [([key], budget.open) for key, budget in budgets]
+        text = "Open sequences of a key."
+        yield metric_family(GaugeMetricFamily, "key_open_sequences", text, ["key"], rows)
 
-        def counter(name: str, text: str, values: Iterable[tuple[str, float]]) -> Metric:
-            family = CounterMetricFamily(PREFIX + name, text, labels=["key"])
-            for key, value in values:
-                family.add_metric([key], value)
-            return family
 
-        yield counter("key_requests", "Requests of a key.", [(n, b.num_requests) for n, b in rows])
-        yield counter(
-            "key_prompt_tokens", "Prompt tokens of a key.", [(n, b.prompt_tokens) for n, b in rows]
-        )
-        yield counter(
-            "key_generation_tokens",
-            "Generated tokens of a key.",
-            [(n, b.generation_tokens) for n, b in rows],
-        )
-        rejected = CounterMetricFamily(
-            PREFIX + "key_rejected",
-            "Requests rejected by a limit of the key.",
-            labels=["key", "limit"],
-        )
-        gauge = GaugeMetricFamily(
-            PREFIX + "key_open_sequences", "Open sequences of a key.", labels=["key"]
-        )
-        for name, budget in rows:
-            gauge.add_metric([name], budget.open)
-            for limit, count in budget.rejected.items():
-                rejected.add_metric([name, limit], count)
-        yield rejected
-        yield gauge
+FORMAT_HEADER = "endpoint-load-metrics-format"  # of a request: TEXT or JSON
+REPORT_HEADER = "endpoint-load-metrics"
+REPORTED_GAUGES = ("kv_cache_usage_perc", "num_requests_waiting")
+
+
+def with_load_report(response: Response, request: Request, engine: AsyncLLMEngine) -> Response:
+    """Add the load of the engine to the response, if the request asks for it."""
+    format = request.headers.get(FORMAT_HEADER, "").upper()
+    if format in ("JSON", "TEXT"):
+        gauges = engine_gauges(engine)
+        values = {name: float(gauges[name]) for name in REPORTED_GAUGES}
+        pairs = ", ".join(f"named_metrics.{name}={value}" for name, value in values.items())
+        report = pairs if format == "TEXT" else json.dumps({"named_metrics": values})
+        response.headers[REPORT_HEADER] = f"{format} {report}"
+    return response

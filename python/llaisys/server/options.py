@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from llaisys.common.errors import InvalidInputError
 from llaisys.common.flags import OptionParser, add_flags, given_flags
 from llaisys.common.model_argument import MODEL_HELP, add_model_argument
-from llaisys.common.option_names import Row
+from llaisys.common.validation import unknown_name
+from llaisys.common.option_names import Row, spellings, warn_of_file, with_field_names
 from llaisys.common.options import FilePath, Kind, Names, Option, options_of
 from llaisys.common.sampling import DEFAULTED, SamplingParams
 from llaisys.common.validation import invalid_value
@@ -21,9 +23,14 @@ from llaisys.engine.config import (
     given_engine_options,
 )
 from llaisys.server.config import Health, Limits, ModelLimits, ServerConfig
-from llaisys.server.config_file import fill_from_file
 from llaisys.server.keys.api_key import ApiKey, read_key_file
-from llaisys.server.models.entries import ModelEntry, entries_of, model_tables, read_models_file
+from llaisys.server.models.entries import (
+    ModelEntry,
+    entries_of,
+    model_tables,
+    read_models_file,
+    read_toml,
+)
 
 TITLES = {"sampling": "sampling defaults, for requests that set none"}
 # Switches of vLLM and llama.cpp that name the only behaviour of this server.
@@ -130,3 +137,31 @@ def _api_keys(given: Any, file: Path | None) -> list[str | ApiKey]:
     keys = [key.strip() if isinstance(key, str) else key for key in plain]
     keys = [key for key in keys if key]
     return keys if file is None else [*keys, *read_key_file(file)]
+
+
+def fill_from_file(args: argparse.Namespace, path: Path, rows: Sequence[Row]) -> None:
+    """Set what the command line left out. Everything in the file is checked, used or not."""
+    data = read_toml(path, "config")
+    try:
+        values = checked_options(data, rows)
+    except InvalidInputError as error:
+        raise InvalidInputError(f"--config {path}: {error}", field=error.field) from None
+    for name, value in values.items():
+        if getattr(args, name, None) is None:
+            setattr(args, name, value)
+
+
+def checked_options(data: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, Any]:
+    """The options of a file by their fields' names. A file may use the names of the flags
+    (`max-model-len` or `max_model_len`) and of the fields (`threads` is `n_threads`). Raises
+    InvalidInputError that names the nearest option for an unknown one."""
+    kinds = {name: about.kind for name, about, _ in rows}
+    known = spellings(rows)
+    checked = {}
+    for given, value in data.items():
+        name = given.replace("-", "_")
+        if name not in known:
+            raise InvalidInputError(unknown_name("option", given, known), field=given)
+        spelling = known[name]
+        checked[name] = value if spelling.is_negated else kinds[spelling.name].check(given, value)
+    return with_field_names(checked, rows, warn_of_file)

@@ -10,7 +10,7 @@ from llaisys.chat.reader import AnswerReader
 from llaisys.chat.records import ChatAnswer
 from llaisys.common.types import CompletionOutput, Usage
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.block_formatter import Block, BlockFormatter
+from llaisys.server.generation.formatter import Block, BlockFormatter
 from llaisys.server.http.payload import named_event
 
 TYPES = {

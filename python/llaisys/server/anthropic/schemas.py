@@ -10,9 +10,10 @@ from pydantic import Field
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.generation.chat import ProtocolRequest
+from llaisys.server.openai.base_schema import ModelName, Schema, Text
 from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import UNSUPPORTED, FieldNotes, Ignored
-from llaisys.server.openai.schemas import NEW_TOKENS, ModelName, Schema, Text
+from llaisys.server.openai.sampling_fields import NEW_TOKENS
 
 CacheControl = dict[str, Any] | None  # a hint: prefix caching is automatic
 NAME = Field(max_length=128)
@@ -250,7 +251,7 @@ class CountTokensRequest(ProtocolRequest):
 
 
 class MessagesRequest(CountTokensRequest):
-    max_tokens: Annotated[int | None, Checked("max_tokens", NEW_TOKENS)] = None
+    max_tokens: Annotated[int | None, Checked(NEW_TOKENS)] = None
     stop_sequences: list[Text] | None = None
     stream: bool | None = None
     temperature: float | int | None = None

@@ -14,9 +14,8 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from llaisys.common.embedding import Vector
+from llaisys.common.types import Usage
 from llaisys.server.embeddings.pooling import (
-    Pooled,
-    Scored,
     respond_with_embeddings,
     respond_with_scores,
     usage_object,
@@ -34,18 +33,18 @@ router = APIRouter(tags=["embeddings"], route_class=CheckedRoute)
 async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
     """Return an embedding per text: floats, or their bytes with `encoding_format: base64`."""
     encode = base64_of if body.encoding_format == "base64" else list
+    texts = body.inputs()
+    job = await Job.of(request, body.completion(), "input")
 
-    def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
+    def write(vectors: list[Vector[float]], usage: Usage) -> Iterator[bytes]:
         yield b'{"object":"list","data":['
-        for index, vector in enumerate(pooled.embeddings):
+        for index, vector in enumerate(vectors):
             entry = {"object": "embedding", "index": index, "embedding": encode(vector)}
             yield (b"," if index else b"") + json_bytes(entry)
-        rest = {"model": job.model, "usage": usage_object(pooled.usage)}
+        rest = {"model": job.model, "usage": usage_object(usage)}
         yield b"]," + json_bytes(rest)[1:]
 
-    return await respond_with_embeddings(
-        request, body.completion(), "input", body.inputs(), body.form, body.pooling, write
-    )
+    return await respond_with_embeddings(job, texts, body.form, body.pooling, write)
 
 
 @router.post("/v1/score")
@@ -54,9 +53,10 @@ async def score(request: Request, body: ScoreRequest) -> Response:
     """Return scores of texts: one against many, or pairs. A reranker scores each pair; other models
     give cosine similarities."""
     first, second = body.pairs()
+    job = await Job.of(request, body.completion(), "text_1 + text_2")
 
-    def write(job: Job, scored: Scored) -> Iterator[bytes]:
-        data = [{"index": i, "object": "score", "score": s} for i, s in enumerate(scored.scores)]
+    def write(scores: list[float], usage: Usage) -> Iterator[bytes]:
+        data = [{"index": i, "object": "score", "score": s} for i, s in enumerate(scores)]
         yield json_bytes(
             {
                 "id": f"score-{uuid.uuid4().hex}",
@@ -64,13 +64,11 @@ async def score(request: Request, body: ScoreRequest) -> Response:
                 "created": int(time.time()),
                 "model": job.model,
                 "data": data,
-                "usage": usage_object(scored.usage),
+                "usage": usage_object(usage),
             }
         )
 
-    return await respond_with_scores(
-        request, body.completion(), "text_1 + text_2", first, second, body.pooling, write
-    )
+    return await respond_with_scores(job, first, second, body.pooling, write)
 
 
 @router.post("/v1/rerank")
@@ -81,9 +79,9 @@ async def score(request: Request, body: ScoreRequest) -> Response:
 async def rerank(request: Request, body: RerankRequest) -> Response:
     """Sort documents by their score with the query, highest first."""
     texts = body.ranked(service_of(request).config.limits.max_inputs)
+    job = await Job.of(request, body.completion(), "query + documents")
 
-    def write(job: Job, scored: Scored) -> Iterator[bytes]:
-        scores = scored.scores
+    def write(scores: list[float], usage: Usage) -> Iterator[bytes]:
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         order = order[: body.top_n or None]
         if body.texts is not None:
@@ -105,15 +103,12 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
             {
                 "id": f"rerank-{uuid.uuid4().hex}",
                 "model": job.model,
-                "usage": usage_object(scored.usage),
+                "usage": usage_object(usage),
                 "results": results,
             }
         )
 
-    name, query = "query + documents", [body.query]
-    return await respond_with_scores(
-        request, body.completion(), name, query, texts, body.pooling, write
-    )
+    return await respond_with_scores(job, [body.query], texts, body.pooling, write)
 
 
 def base64_of(vector: Vector[float]) -> str:

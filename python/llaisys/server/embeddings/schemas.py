@@ -10,9 +10,10 @@ from llaisys.common.embedding import EmbeddingFormat
 from llaisys.common.options import Choice, Integer
 from llaisys.common.sampling import POOLINGS
 from llaisys.common.validation import MAX_INT, check_count, invalid_count
-from llaisys.server.openai.base_schema import Schema, Text, conflicting_field
+from llaisys.server.openai.base_schema import Schema, Text, TokenId, conflicting_field
 from llaisys.server.openai.field_kinds import Checked
-from llaisys.server.openai.schemas import CompletionRequest, RequestId, TokenId, TokenPrompt
+from llaisys.server.openai.sampling_fields import RequestId
+from llaisys.server.openai.schemas import CompletionRequest, TokenPrompt
 
 FORMATS = ("float", "base64")
 
@@ -29,7 +30,7 @@ class PoolingRequest(Schema):
 
     model: Text | None = Field(None, max_length=1024)
     user: Text | None = Field(None, max_length=1024)
-    pooling: Annotated[str | None, Checked("pooling", Choice(POOLINGS))] = None  # ours
+    pooling: Annotated[str | None, Checked(Choice(POOLINGS))] = None  # ours
     # vLLM
     add_special_tokens: bool | None = None
     request_id: RequestId | None = None
@@ -48,8 +49,8 @@ class PoolingRequest(Schema):
 
 class EmbeddingRequest(PoolingRequest):
     input: MixedInput
-    encoding_format: Annotated[str | None, Checked("encoding_format", Choice(FORMATS))] = None
-    dimensions: Annotated[int | None, Checked("dimensions", Integer(1, MAX_INT))] = None
+    encoding_format: Annotated[str | None, Checked(Choice(FORMATS))] = None
+    dimensions: Annotated[int | None, Checked(Integer(1, MAX_INT))] = None
     normalize: bool | None = None  # vLLM; False: do not normalize
 
     @property
@@ -87,7 +88,7 @@ class RerankRequest(PoolingRequest):
     documents: Annotated[list[Text | RerankDocument], Field(min_length=1)] | None = None
     texts: Annotated[list[Text], Field(min_length=1)] | None = None
     return_text: bool | None = None  # beside `texts`
-    top_n: Annotated[int | None, Checked("top_n", Integer(0, MAX_INT))] = None  # 0: all (vLLM)
+    top_n: Annotated[int | None, Checked(Integer(0, MAX_INT))] = None  # 0: all (vLLM)
     return_documents: bool | None = None  # Jina; False: omit the texts from the response
 
     def ranked(self, most: int) -> list[str]:

@@ -12,13 +12,7 @@ import zmq
 import zmq.asyncio
 
 from llaisys.common.logs import log_event
-from llaisys.processes.channel import (
-    Context,
-    bind_receiver,
-    connect_sender,
-    decode_or_none,
-    encode,
-)
+from llaisys.processes.channel import Context, bind_receiver, connect_sender, decode_or_none, encode
 from llaisys.processes.child import EXIT_FAILED
 from llaisys.processes.watchdog import TICK, Watchdog
 from llaisys.server.config import ServerConfig

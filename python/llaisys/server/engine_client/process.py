@@ -25,13 +25,7 @@ from llaisys.engine.config import EngineConfig
 from llaisys.engine.core import EngineCore
 from llaisys.engine.executor import Executor, estimate_memory
 from llaisys.engine.executor.device_choice import resolve_device
-from llaisys.processes.channel import (
-    Context,
-    bind_receiver,
-    connect_sender,
-    decode_or_none,
-    encode,
-)
+from llaisys.processes.channel import Context, bind_receiver, connect_sender, decode_or_none, encode
 from llaisys.processes.child import EXIT_FAILED
 from llaisys.processes.heartbeat import HeartbeatSender, LoopClock, cpu_seconds, resident_bytes
 from llaisys.processes.startup import init_child

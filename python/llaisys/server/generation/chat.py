@@ -28,13 +28,9 @@ from llaisys.server.generation.job import Job
 from llaisys.server.generation.messages import convert_messages, run_on_messages
 from llaisys.server.generation.prompts import encode_continued, encode_messages, encode_recent
 from llaisys.server.http.error_handlers import validation_error
+from llaisys.server.openai.base_schema import Schema, conflicting_field
 from llaisys.server.openai.fields import FieldNotes, Ignored
-from llaisys.server.openai.schemas import (
-    PROMPT_IDS,
-    ChatCompletionRequest,
-    Schema,
-    conflicting_field,
-)
+from llaisys.server.openai.schemas import PROMPT_IDS, ChatCompletionRequest
 
 Message = dict[str, Any]
 

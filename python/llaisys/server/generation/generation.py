@@ -7,27 +7,43 @@ import contextlib
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any, TypeVar
-
-from starlette.types import Receive
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import RequestOutput, StreamOutput
 from llaisys.engine.output_processor import DEFAULT_OUTPUT_OPTIONS, OutputOptions
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import is_fault
-from llaisys.server.generation.pause import Pause
 from llaisys.server.http.limits import Admission
 from llaisys.server.keys.budget import KeyBudget
 from llaisys.server.metrics import ModelMetrics
 from llaisys.server.tracing import record_output
 
-T = TypeVar("T")
+# A step of a request with many choices has many deltas, an embedding request many texts. Other
+# tasks run after this much work on them.
+MAX_BUSY_SECONDS = 0.005
 
 
-class ClientDisconnected(Exception):
-    """The client disconnected before its response."""
+class Pause:
+    """Lets other tasks run after MAX_BUSY_SECONDS of work without suspension."""
+
+    def __init__(self) -> None:
+        self._busy = 0.0  # seconds of work since the last pause
+        self._started = 0.0
+
+    def start(self) -> None:
+        """Work starts now; the time before it is not counted."""
+        self._started = time.monotonic()
+
+    async def if_busy(self) -> None:
+        now = time.monotonic()
+        self._busy += now - self._started
+        if self._busy > MAX_BUSY_SECONDS:
+            self._busy = 0.0
+            await asyncio.sleep(0)
+            now = time.monotonic()
+        self._started = now
 
 
 class Registry:
@@ -222,24 +238,3 @@ class Generation:
             self.metrics.request_done(delta.output.usage, delta.output.outputs)
             record_output(delta.output)
             self.admission.record_duration(now - self._started)
-
-
-async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `work`. If the client disconnects first, cancel `work` and raise
-    ClientDisconnected."""
-    task = asyncio.create_task(work)
-    gone = asyncio.create_task(wait_for_disconnect(receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientDisconnected
-    finally:
-        for running in (task, gone):
-            running.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def wait_for_disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -10,8 +10,7 @@ from typing import Any
 from llaisys.common.sampling import SamplingParams
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.prompts import MESSAGE_CHARS, PromptLimit
-from llaisys.server.http.limits import CHARS_PER_TOKEN
+from llaisys.server.generation.prompts import CHARS_PER_TOKEN, MESSAGE_CHARS, PromptLimit
 
 # (prefix, suffix, middle) markers, each one special token.
 FIM_MARKERS = (

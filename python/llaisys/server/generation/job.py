@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,20 +14,19 @@ from llaisys.common.sampling import ALL_LOGPROBS, MAX_LOGPROBS, SamplingParams
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, Usage
 from llaisys.common.validation import check_count, check_int, invalid_value
 from llaisys.engine.output_processor import OutputOptions
+from llaisys.server.collectors import with_load_report
 from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError, is_fault
 from llaisys.server.generation.candidates import best_choices, candidate_params, search_beams
 from llaisys.server.generation.formatter import AnswerFormatter
-from llaisys.server.generation.generation import ClientDisconnected, Generation, unless_disconnected
-from llaisys.server.generation.load_report import with_load_report
-from llaisys.server.generation.pause import Pause
-from llaisys.server.generation.prompts import PromptLimit
+from llaisys.server.generation.generation import Generation, Pause
+from llaisys.server.generation.prompts import CHARS_PER_TOKEN, PromptLimit
 from llaisys.server.http.error_handlers import to_api_error
-from llaisys.server.http.event_stream import EventStream
-from llaisys.server.http.limits import CHARS_PER_TOKEN
+from llaisys.server.http.event_stream import ClientDisconnected, EventStream, unless_disconnected
 from llaisys.server.http.payload import body_response, join_chunks
+from llaisys.server.openai.base_schema import conflicting_field
 from llaisys.server.openai.fields import FieldNotes, Ignored
-from llaisys.server.openai.schemas import SamplingFields, conflicting_field
+from llaisys.server.openai.sampling_fields import SamplingFields
 from llaisys.server.service import Service, service_for
 
 MAX_PROMPT_LOGPROBS = 1 << 18  # of one request, top logprobs included
@@ -152,13 +151,21 @@ class Job:
         ids = [formatter.response_id, self.request_id, *own]
         generation = self.service.generation(self.owner, ids, count)
         work = self._stream if self.body.stream else self._whole
+        return await self.respond(work(generation, formatter, prompts, params))
+
+    async def respond(self, work: Coroutine[Any, Any, Response]) -> Response:
+        """Return the response of `work`, which ends when the client disconnects."""
         try:
-            return await unless_disconnected(
-                self.request.receive, work(generation, formatter, prompts, params)
-            )
+            return await unless_disconnected(self.request.receive, work)
         except ClientDisconnected:
             self.request.scope["state"]["log"]["disconnected"] = True
             return Response(status_code=499)
+
+    def hold(self, reservation: AbstractContextManager[None]) -> None:
+        """Enter a reservation, which ends with the request."""
+        stack = ExitStack()
+        stack.enter_context(reservation)
+        self.request.scope["state"]["at_end"].append(stack.close)
 
     def _note_cap(self, prompts: list[list[int]], params: SamplingParams) -> None:
         """Note max_tokens if the context ends an answer earlier."""
@@ -180,9 +187,7 @@ class Job:
         count += prompt_logprobs
         # one answer that fills the context
         most = (MAX_LOGPROBS + 1) * length + prompt_logprobs
-        reservation = ExitStack()
-        reservation.enter_context(self.service.logprob_budget.reserve(count, most))
-        self.request.scope["state"]["at_end"].append(reservation.close)
+        self.hold(self.service.logprob_budget.reserve(count, most))
 
     async def _submit(
         self, generation: Generation, prompts: list[list[int]], params: SamplingParams

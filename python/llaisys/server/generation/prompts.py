@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from llaisys.chat.tools import ToolSet
-from llaisys.common.errors import InvalidInputError
-from llaisys.common.validation import invalid_value
+from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED, InvalidInputError
+from llaisys.common.validation import invalid_count, invalid_value
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.history import Recent
 from llaisys.server.generation.token_names import TokenNames
-from llaisys.server.http.limits import (
-    CHARS_PER_TOKEN,
-    check_prompt_chars,
-    check_prompt_tokens,
-)
 from llaisys.server.http.payload import json_bytes
 
 Messages = Sequence[dict[str, Any]]
+T = TypeVar("T")
+
+# An upper bound of the mean token length of any vocabulary: a longer text cannot fit.
+CHARS_PER_TOKEN = 64
 
 # A long text is first tokenised and counted in windows: 2 million characters may be as many tokens
 # as fit the context, or 30 times as many with a gigabyte of tokenizer state.
@@ -40,17 +39,23 @@ class PromptLimit:
     max_tokens: int
 
     def check_chars(self, chars: int) -> None:
-        check_prompt_chars(self.name, chars, self.max_model_len)
+        """Reject a text that cannot fit the context before it is tokenised."""
+        most = CHARS_PER_TOKEN * self.max_model_len
+        if chars > most:
+            raise self._too_long(chars, "characters", most)
 
     def check_tokens(self, count: int) -> None:
         """Raise ApiError with count and limit, also as fields of the error object."""
-        try:
-            check_prompt_tokens(self.name, count, self.max_tokens, self.max_model_len)
-        except InvalidInputError as error:
+        if count > self.max_tokens:
+            error = self._too_long(count, "tokens", self.max_tokens)
             numbers = {"n_prompt_tokens": count, "n_ctx": self.max_model_len}
-            raise ApiError(
-                400, str(error), param=error.field, code=error.code, details=numbers
-            ) from None
+            raise ApiError(400, str(error), param=error.field, code=error.code, details=numbers)
+
+    def _too_long(self, count: int, unit: str, most: int) -> InvalidInputError:
+        """Clients recognise the error by "maximum context length is"."""
+        length = f"this model's maximum context length is {self.max_model_len} tokens"
+        limit = f"at most {most}: {length}"
+        return invalid_count(self.name, count, unit, limit, code=CONTEXT_LENGTH_EXCEEDED)
 
     def check_text(self, tokenizer: Any, text: str) -> None:
         """Raise ApiError as soon as the counted windows exceed the limit."""
@@ -108,6 +113,22 @@ async def encode_prompts(
     return await engine.texts.run(size, encode)
 
 
+async def _render(
+    engine: AsyncLLMEngine, options: dict[str, Any], size: int, work: Callable[[dict[str, Any]], T]
+) -> T:
+    """Run `work`, which renders the model's template, with the options of the request and the
+    server's defaults of template variables."""
+    variables = options.get("variables")
+    given = {**options, "variables": template_variables(engine, variables)}
+    return await engine.texts.render(size, bool(variables), lambda: work(given))
+
+
+def _chat_chars(messages: Messages, limit: PromptLimit, tools: ToolSet | None) -> int:
+    chars = sum(map(message_chars, messages)) + (0 if tools is None else tools.num_chars)
+    limit.check_chars(chars)
+    return chars
+
+
 async def encode_messages(
     engine: AsyncLLMEngine,
     messages: Messages,
@@ -117,20 +138,16 @@ async def encode_messages(
 ) -> list[int]:
     """Return the token ids of a chat rendered by the model's template, with its tools."""
     inputs, tokenizer = engine.inputs, engine.require_tokenizer()
-    chars = sum(map(message_chars, messages)) + (0 if tools is None else tools.num_chars)
-    limit.check_chars(chars)
+    chars = _chat_chars(messages, limit, tools)
 
-    def encode() -> list[int]:
+    def encode(options: dict[str, Any]) -> list[int]:
         if chars > WINDOW_CHARS:
             texts = (message.get("content") or "" for message in messages)
             limit.check_text(tokenizer, "\n".join(texts))
         prepared, listed = engine.style.prepare(messages, tools)
         return inputs.encode_chat(prepared, tools=listed, **options)
 
-    variables = options.get("variables")
-    options["variables"] = template_variables(engine, variables)
-    size = chars + MESSAGE_CHARS * len(messages)
-    ids = await engine.texts.render(size, bool(variables), encode)
+    ids = await _render(engine, options, chars + MESSAGE_CHARS * len(messages), encode)
     limit.check_tokens(len(ids))
     return ids
 
@@ -144,17 +161,13 @@ async def render_messages(
 ) -> str:
     """Return the text of a chat rendered by the model's template, with its tools."""
     tokenizer = engine.require_tokenizer()
-    chars = sum(map(message_chars, messages)) + (0 if tools is None else tools.num_chars)
-    limit.check_chars(chars)
-    variables = options.get("variables")
-    options["variables"] = template_variables(engine, variables)
+    chars = _chat_chars(messages, limit, tools)
 
-    def render() -> str:
+    def render(options: dict[str, Any]) -> str:
         prepared, listed = engine.style.prepare(messages, tools)
         return str(tokenizer.render_chat(prepared, tools=listed, **options))
 
-    size = chars + MESSAGE_CHARS * len(messages)
-    return await engine.texts.render(size, bool(variables), render)
+    return await _render(engine, options, chars + MESSAGE_CHARS * len(messages), render)
 
 
 async def encode_continued(
@@ -201,19 +214,18 @@ async def encode_recent(
         """Count tokens; for a text that cannot fit, an upper bound without tokenising it."""
         return len(text) if len(text) > longest else len(tokenizer.encode(text, False))
 
-    def render(messages: Messages) -> list[int]:
-        prepared, listed = engine.style.prepare(messages, tools)
-        return inputs.encode_chat(prepared, tools=listed, **options)
+    def render(options: dict[str, Any]) -> tuple[list[int], int]:
+        def encode(messages: Messages) -> list[int]:
+            prepared, listed = engine.style.prepare(messages, tools)
+            return inputs.encode_chat(prepared, tools=listed, **options)
+
+        return recent.render(encode, count)
 
     recent.check_size(limit.check_chars)
-    variables = options.get("variables")
-    options["variables"] = template_variables(engine, variables)
     size = MESSAGE_CHARS * len(recent.messages)
     if size <= INLINE_CHARS:
         size += sum(map(message_chars, recent.messages))
-    ids, dropped = await engine.texts.render(
-        size, bool(variables), lambda: recent.render(render, count)
-    )
+    ids, dropped = await _render(engine, options, size, render)
     limit.check_tokens(len(ids))
     return ids, dropped
 
@@ -242,13 +254,7 @@ async def decode(engine: AsyncLLMEngine, ids: Sequence[int], skip_special: bool 
 
 
 async def token_names(engine: AsyncLLMEngine, ids: Sequence[int]) -> list[str]:
-    names = TokenNames(engine.tokenizer)
-
-    def show() -> list[str]:
-        known = {token: names.text(token) for token in set(ids)}
-        return [known[token] for token in ids]
-
-    return await engine.texts.run(len(ids), show)
+    return await _of_each(engine, ids, TokenNames(engine.tokenizer).text)
 
 
 async def token_pieces(engine: AsyncLLMEngine, ids: Sequence[int]) -> list[str | list[int]]:
@@ -262,8 +268,12 @@ async def token_pieces(engine: AsyncLLMEngine, ids: Sequence[int]) -> list[str |
         except UnicodeDecodeError:
             return list(raw)
 
-    def show() -> list[str | list[int]]:
-        known = {token: piece(token) for token in set(ids)}
+    return await _of_each(engine, ids, piece)
+
+
+async def _of_each(engine: AsyncLLMEngine, ids: Sequence[int], show: Callable[[int], T]) -> list[T]:
+    def show_all() -> list[T]:
+        known = {token: show(token) for token in set(ids)}
         return [known[token] for token in ids]
 
-    return await engine.texts.run(len(ids), show)
+    return await engine.texts.run(len(ids), show_all)

@@ -1,16 +1,42 @@
-"""A streaming ASGI response that stops when the client disconnects. `protocol` disconnects clients
-that do not read."""
+"""Work that stops when the client disconnects: coroutines and streaming ASGI responses. `protocol`
+disconnects clients that do not read."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llaisys.server.generation.generation import wait_for_disconnect
+T = TypeVar("T")
+
+
+class ClientDisconnected(Exception):
+    """The client disconnected before its response."""
+
+
+async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`. If the client disconnects first, cancel `work` and raise
+    ClientDisconnected."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(wait_for_disconnect(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnected
+    finally:
+        for running in (task, gone):
+            running.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class EventStream(Response):
@@ -34,16 +60,10 @@ class EventStream(Response):
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writer = asyncio.create_task(self._write(send))
-        gone = asyncio.create_task(wait_for_disconnect(receive))
         try:
-            await asyncio.wait({writer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if writer.done():
-                writer.result()
+            with contextlib.suppress(ClientDisconnected):
+                await unless_disconnected(receive, self._write(send))
         finally:
-            for task in (writer, gone):
-                task.cancel()
-            await asyncio.gather(writer, gone, return_exceptions=True)
             with contextlib.suppress(RuntimeError):
                 await self.events.aclose()
             self.on_close()

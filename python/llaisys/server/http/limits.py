@@ -1,4 +1,4 @@
-"""Admission: limits on open sequences, in total and per key, and on the size of a request."""
+"""Admission: limits on open sequences, in total and per key, and on what open requests hold."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED, InvalidInputError
-from llaisys.common.validation import check_int, invalid_count
+from llaisys.common.validation import check_int
 from llaisys.server.config import Limits
 from llaisys.server.errors import ApiError
 
@@ -76,15 +75,29 @@ class Admission:
         self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
 
 
-class _Budget:
-    """A limit shared by all requests in flight."""
+class Budget:
+    """A limit of values that all requests in flight share. A request reserves its maximum at the
+    start, until the client has the response."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, what: str, code: str) -> None:
         self.most = most
+        self.what = what  # the values
+        self.code = code  # of the error
         self.used = 0
 
     @contextmanager
-    def _reserved(self, count: int) -> Iterator[None]:
+    def hold(self, field: str, count: int, most: int) -> Iterator[None]:
+        """Reserve `count` values while the block runs. A single request always fits. Raises
+        ApiError 429."""
+        if self.used and self.used + count > most:
+            raise ApiError(
+                429,
+                f"open requests have reserved {self.used} {self.what}, and this one needs {count}; "
+                f"at most {most} are allowed",
+                param=field,
+                code=self.code,
+                retry_after=1,
+            )
         self.used += count
         try:
             yield
@@ -92,9 +105,11 @@ class _Budget:
             self.used -= count
 
 
-class LogprobBudget(_Budget):
-    """Limits the log-probabilities of all requests in flight: each takes over 100 bytes. A request
-    reserves its maximum at the start, until the client has the response."""
+class LogprobBudget(Budget):
+    """Limits log-probabilities: each takes over 100 bytes."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most, "logprobs", "too_many_logprobs")
 
     @contextmanager
     def reserve(self, count: int, most_of_one: int = 0) -> Iterator[None]:
@@ -102,55 +117,5 @@ class LogprobBudget(_Budget):
         `most_of_one`. Raises InvalidInputError if it can never fit, ApiError 429 if not now."""
         most = max(self.most, most_of_one)
         check_int("logprobs", count, 0, most, label="the number of logprobs: n x max_tokens x each")
-        if self.used and self.used + count > most:
-            raise ApiError(
-                429,
-                f"open requests have reserved {self.used} logprobs, and this one needs {count}; at "
-                f"most {most} are allowed",
-                param="logprobs",
-                code="too_many_logprobs",
-                retry_after=1,
-            )
-        with self._reserved(count):
+        with self.hold("logprobs", count, most):
             yield
-
-
-class EmbeddingBudget(_Budget):
-    """Limits the embedding values of all requests in flight."""
-
-    @contextmanager
-    def reserve(self, field: str, count: int) -> Iterator[None]:
-        """Reserve `count` values. A single request always fits; its size is checked elsewhere."""
-        if self.used and self.used + count > self.most:
-            raise ApiError(
-                429,
-                f"open requests have reserved {self.used} embedding values, and this one needs "
-                f"{count}; at most {self.most} are allowed",
-                param=field,
-                code="too_many_vectors",
-                retry_after=1,
-            )
-        with self._reserved(count):
-            yield
-
-
-# An upper bound of the mean token length of any vocabulary: a longer text cannot fit.
-CHARS_PER_TOKEN = 64
-
-
-def check_prompt_chars(name: str, chars: int, max_model_len: int) -> None:
-    """Reject a text that cannot fit the context before it is tokenised."""
-    most = CHARS_PER_TOKEN * max_model_len
-    if chars > most:
-        raise too_long(name, chars, "characters", most, max_model_len)
-
-
-def check_prompt_tokens(name: str, count: int, most: int, max_model_len: int) -> None:
-    if count > most:
-        raise too_long(name, count, "tokens", most, max_model_len)
-
-
-def too_long(name: str, count: int, unit: str, most: int, max_model_len: int) -> InvalidInputError:
-    """Clients recognise the error by "maximum context length is"."""
-    limit = f"at most {most}: this model's maximum context length is {max_model_len} tokens"
-    return invalid_count(name, count, unit, limit, code=CONTEXT_LENGTH_EXCEEDED)

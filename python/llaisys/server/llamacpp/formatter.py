@@ -8,13 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import (
-    CompletionOutput,
-    RequestOutput,
-    StreamOutput,
-    TokenLogprobs,
-    Usage,
-)
+from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, TokenLogprobs, Usage
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.formatter import AnswerFormatter
 from llaisys.server.generation.job import Job

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from llaisys.server.collectors import MeasuredModel
 from llaisys.server.engine_client.messages import EngineStats
 from llaisys.server.metrics import RequestTotals
+
+if TYPE_CHECKING:
+    from llaisys.server.service import Service
 
 PREFIX = "llamacpp:"
 
@@ -26,7 +29,7 @@ START_HEADER = CasedName(b"Process-Start-Time-Unix")
 
 
 class LlamaCollector(Collector):
-    def __init__(self, totals: RequestTotals, models: Iterable[MeasuredModel]) -> None:
+    def __init__(self, totals: RequestTotals, models: Iterable[Service]) -> None:
         self.totals = totals
         self.models = models
 

@@ -10,25 +10,21 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from llaisys.common.embedding import EmbeddingFormat
+from llaisys.common.embedding import EmbeddingFormat, Vector
 from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED
 from llaisys.common.sampling import SamplingParams
+from llaisys.common.types import Usage
 from llaisys.common.validation import invalid_value
-from llaisys.server.embeddings.pooling import Pooled, respond_with_embeddings
+from llaisys.server.embeddings.pooling import respond_with_embeddings
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.generation import unless_disconnected
 from llaisys.server.generation.infill import Snippet, encode_infill
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.llama_object import settings_object
 from llaisys.server.generation.messages import convert_messages
-from llaisys.server.generation.prompts import (
-    PromptLimit,
-    decode,
-    encode_prompts,
-    render_messages,
-)
+from llaisys.server.generation.prompts import PromptLimit, decode, encode_prompts, render_messages
 from llaisys.server.generation.slots import read_tokens, write_tokens
 from llaisys.server.http.bodies import CheckedRoute
+from llaisys.server.http.event_stream import unless_disconnected
 from llaisys.server.http.payload import json_bytes, json_response
 from llaisys.server.llamacpp.formatter import LlamaFormatter
 from llaisys.server.llamacpp.schemas import (
@@ -123,17 +119,16 @@ async def apply_template(request: Request, body: ApplyTemplateRequest) -> Respon
 async def embedding(request: Request, body: LlamaEmbeddingRequest) -> Response:
     """Return a list with an embedding per text, each wrapped in a list."""
     name, texts = body.inputs()
+    job = await Job.of(request, body.completion(), name)
 
-    def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
-        for index, vector in enumerate(pooled.embeddings):
+    def write(vectors: list[Vector[float]], usage: Usage) -> Iterator[bytes]:
+        for index, vector in enumerate(vectors):
             entry = {"index": index, "embedding": [list(vector)]}
             yield (b"," if index else b"[") + json_bytes(entry)
         yield b"]"
 
     form = EmbeddingFormat(normalize=body.embd_normalize != -1)
-    return await respond_with_embeddings(
-        request, body.completion(), name, texts, form, body.pooling, write
-    )
+    return await respond_with_embeddings(job, texts, form, body.pooling, write)
 
 
 @router.get("/props", tags=["llama.cpp"])

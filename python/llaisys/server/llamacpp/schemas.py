@@ -11,19 +11,11 @@ from llaisys.common.options import Integer
 from llaisys.common.sampling import DEFAULT_SAMPLERS, SamplingParams
 from llaisys.common.validation import check_count, invalid_count
 from llaisys.server.embeddings.schemas import MixedInput, PoolingRequest, as_list
+from llaisys.server.openai.base_schema import ModelName, Schema, Text, TokenId, conflicting_field
 from llaisys.server.openai.field_kinds import UNLIMITED, Checked
 from llaisys.server.openai.fields import FieldNotes
-from llaisys.server.openai.schemas import (
-    LOGPROBS,
-    NEW_TOKENS,
-    ChatMessage,
-    ModelName,
-    SamplingFields,
-    Schema,
-    Text,
-    TokenId,
-    conflicting_field,
-)
+from llaisys.server.openai.sampling_fields import LOGPROBS, NEW_TOKENS, SamplingFields
+from llaisys.server.openai.schemas import ChatMessage
 from llaisys.server.openai.tool_schemas import FUNCTION_TOOLS, ToolDefinition
 
 # llama.cpp's sampler names; UNUSED_SAMPLERS have no effect unless a field enables them.
@@ -48,13 +40,11 @@ class LlamaSampling(LlamaFields, SamplingFields):
 
     has_default_lora: ClassVar[bool] = True
 
-    max_tokens: Annotated[int | None, Checked("n_predict", NEW_TOKENS)] = None
-    n_probs: Annotated[int | None, Checked("n_probs", LOGPROBS)] = None
+    max_tokens: Annotated[int | None, Checked(NEW_TOKENS, "n_predict")] = None
+    n_probs: Annotated[int | None, Checked(LOGPROBS)] = None
     return_tokens: bool | None = None
     # Milliseconds after the first token; the answer then ends at its next line break.
-    t_max_predict_ms: Annotated[
-        int | None, Checked("t_max_predict_ms", Integer(-1, MAX_PREDICT_MS))
-    ] = None
+    t_max_predict_ms: Annotated[int | None, Checked(Integer(-1, MAX_PREDICT_MS))] = None
     response_fields: Annotated[list[Text], Field(max_length=MAX_RESPONSE_FIELDS)] | None = None
 
     @classmethod

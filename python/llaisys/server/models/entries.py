@@ -58,14 +58,19 @@ def checked(entries: Sequence[ModelEntry]) -> tuple[ModelEntry, ...]:
     return tuple(entries)
 
 
+def read_toml(path: Path, option: str) -> dict[str, Any]:
+    """Read the file of an option. Raises InvalidInputError with the file and the fault."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise InvalidInputError(f"--{option} {path}: {reason}", field=option) from None
+
+
 def read_models_file(path: Path, options: Mapping[str, Any]) -> tuple[ModelEntry, ...]:
     """Read the file. `options`: engine options of the command line, the defaults of the tables.
     Raises InvalidInputError with the file, the table and the name."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise InvalidInputError(f"--models {path}: {reason}", field="models") from None
+    data = read_toml(path, "models")
     for name in data:
         if name != "models":
             problem = unknown_name("table", name, ["models"])

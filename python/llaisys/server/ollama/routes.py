@@ -10,9 +10,10 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from llaisys.chat.reader import AnswerReader
-from llaisys.common.embedding import EmbeddingFormat
+from llaisys.common.embedding import EmbeddingFormat, Vector
+from llaisys.common.types import Usage
 from llaisys.common.validation import invalid_value
-from llaisys.server.embeddings.pooling import Pooled, respond_with_embeddings
+from llaisys.server.embeddings.pooling import respond_with_embeddings
 from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.infill import encode_infill
 from llaisys.server.generation.job import Job
@@ -88,23 +89,21 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
     if not texts:
         await service_for(request, body.name)
         return json_response({"model": body.model, "embeddings": []})
+    job = await Job.of(request, body.completion(), "input")
 
-    def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
+    def write(vectors: list[Vector[float]], usage: Usage) -> Iterator[bytes]:
         yield b'{"embeddings":['
-        for index, vector in enumerate(pooled.embeddings):
+        for index, vector in enumerate(vectors):
             yield (b"," if index else b"") + json_bytes(list(vector))
         rest = {
             "model": body.model,
             "total_duration": nanoseconds(time.monotonic() - started),
             "load_duration": 0,
-            "prompt_eval_count": pooled.usage.prompt_tokens,
+            "prompt_eval_count": usage.prompt_tokens,
         }
         yield b"]," + json_bytes(rest)[1:]
 
-    form = EmbeddingFormat(body.dimensions)
-    return await respond_with_embeddings(
-        request, body.completion(), "input", texts, form, None, write
-    )
+    return await respond_with_embeddings(job, texts, EmbeddingFormat(body.dimensions), None, write)
 
 
 @router.post("/embeddings")
@@ -113,14 +112,13 @@ async def old_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
     if not body.prompt:
         await service_for(request, body.name)
         return json_response({"embedding": []})
+    job = await Job.of(request, body.completion(), "prompt")
 
-    def write(job: Job, pooled: Pooled) -> Iterator[bytes]:
-        yield json_bytes({"embedding": list(pooled.embeddings[0])})
+    def write(vectors: list[Vector[float]], usage: Usage) -> Iterator[bytes]:
+        yield json_bytes({"embedding": list(vectors[0])})
 
     form = EmbeddingFormat(normalize=False)
-    return await respond_with_embeddings(
-        request, body.completion(), "prompt", [body.prompt], form, None, write
-    )
+    return await respond_with_embeddings(job, [body.prompt], form, None, write)
 
 
 async def loaded(request: Request, body: OllamaRequest, empty: dict[str, Any]) -> Response:

@@ -13,6 +13,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.options import Integer
 from llaisys.common.validation import MAX_INT, check_int, invalid_value
 from llaisys.server.generation.chat import ProtocolRequest
+from llaisys.server.openai.base_schema import Schema, Text, TokenId
 from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import (
     UNSUPPORTED,
@@ -21,7 +22,8 @@ from llaisys.server.openai.fields import (
     field_error,
     filter_object,
 )
-from llaisys.server.openai.schemas import LOGPROBS, CompletionRequest, Schema, Text, TokenId
+from llaisys.server.openai.sampling_fields import LOGPROBS
+from llaisys.server.openai.schemas import CompletionRequest
 
 Number = float | int
 
@@ -81,7 +83,7 @@ class OllamaRequest(ProtocolRequest):
     keep_alive: Text | Number | None = None  # ignored
     think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int | None, Checked("top_logprobs", LOGPROBS)] = None
+    top_logprobs: Annotated[int | None, Checked(LOGPROBS)] = None
     truncate: bool | None = None  # ignored: a prompt that is too long is rejected
     shift: bool | None = None
 
@@ -170,7 +172,7 @@ class OllamaEmbeddingRequest(Schema):
 class EmbedRequest(OllamaEmbeddingRequest):
     input: Text | list[Text] | None = None
     truncate: bool | None = None  # ignored: a text that is too long is rejected
-    dimensions: Annotated[int | None, Checked("dimensions", Integer(1))] = None
+    dimensions: Annotated[int | None, Checked(Integer(1))] = None
 
     def texts(self) -> list[str]:
         """Return the texts; empty if the request only loads the model."""

@@ -19,6 +19,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.validation import MAX_INT
 from llaisys.server.openai.dropped_tools import drop_tools
 from llaisys.server.openai.field_help import help_of_field
 from llaisys.server.openai.fields import FieldNotes, Reasons, filter_fields
@@ -109,6 +110,7 @@ def names_of(schema: type[Schema]) -> frozenset[str]:
 
 # JSON strings may contain lone surrogates, which cannot be encoded; they become U+FFFD.
 Text = Annotated[str, AfterValidator(clean_text)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_INT)]
 # A model name; empty means not given.
 ModelName = Annotated[
     Text | None, Field(max_length=1024), AfterValidator(lambda name: name or None)

@@ -9,8 +9,19 @@ from __future__ import annotations
 from llaisys.common.sampling import FIELDS
 
 NO_EFFECT = "Accepted, no effect"
+WITHOUT_EFFECT = (
+    "insecure username password include_obfuscation truncate shift Reasoning.context keep_alive "
+    "verbosity max_tool_calls signature summary generate_summary display lora_int_id service_tier "
+    "inference_geo safety_identifier prompt_cache_key prompt_cache_retention cache_control "
+    "citations allowed_callers caller eager_input_streaming input_examples ShowRequest.system "
+    "ShowRequest.template ShowRequest.options ShowRequest.verbose"
+).split()
+
+UNSUPPORTED = ("source", "title", "context", "content", "citations")  # of UnsupportedBlock
 
 FIELD_HELP = {
+    **dict.fromkeys(WITHOUT_EFFECT, NO_EFFECT),
+    **{f"UnsupportedBlock.{name}": "Not supported" for name in UNSUPPORTED},
     # conversations and prompts
     "model": "Model name",
     "messages": "Conversation",
@@ -34,9 +45,6 @@ FIELD_HELP = {
     "ShowRequest.name": "Another name of model",
     "PullRequest.name": "Another name of model",
     "PullRequest.stream": "Report progress as lines of JSON (default: true)",
-    "insecure": NO_EFFECT,
-    "username": NO_EFFECT,
-    "password": NO_EFFECT,
     "reasoning_content": "Reasoning text of an assistant message",
     "reasoning": "Another name of reasoning_content",
     "ResponsesRequest.reasoning": "Reasoning options",
@@ -57,7 +65,6 @@ FIELD_HELP = {
     "stream_options": "Options of a stream",
     "include_usage": "Send usage in a last chunk",
     "continuous_usage_stats": "Send usage so far in every chunk (vLLM)",
-    "include_obfuscation": NO_EFFECT,
     "max_completion_tokens": "Another name of max_tokens",
     "max_output_tokens": "Maximum tokens to generate",
     "max_tokens": "Maximum tokens to generate; -1: up to the context length",
@@ -82,14 +89,10 @@ FIELD_HELP = {
     "return_progress": "Send the progress of the prefill (llama.cpp)",
     "response_fields": "Fields of the answer to return (llama.cpp)",
     "stop_sequences": "Stop strings",
-    "truncate": NO_EFFECT,
     "truncation": "auto: drop the oldest turns of an input that exceeds the context",
-    "shift": NO_EFFECT,
     "options": "Sampling options (Ollama)",
     "raw": "Complete the prompt without a chat template",
     "context": "Token ids of an earlier answer to continue",
-    "Reasoning.context": NO_EFFECT,
-    "keep_alive": NO_EFFECT,
     "template": "Not supported; must be empty",
     # structured output
     "response_format": "Output format: text, json_object, json_schema or structural_tag",
@@ -104,13 +107,11 @@ FIELD_HELP = {
     "guided_regex": "Regular expression of the output (vLLM)",
     "guided_choice": "Possible outputs (vLLM)",
     "guided_grammar": "Grammar of the output (vLLM)",
-    "verbosity": NO_EFFECT,
     # tools
     "tools": "Functions that the model may call",
     "tool_choice": "Whether and which function is called",
     "parallel_tool_calls": "Allow several calls in one answer",
     "disable_parallel_tool_use": "Allow one call only",
-    "max_tool_calls": NO_EFFECT,
     "tool_calls": "Calls of an assistant message",
     "functions": "Another name of tools, with calls in function_call",
     "function_call": "Whether and which function is called, with functions",
@@ -135,11 +136,7 @@ FIELD_HELP = {
     "exclude": "Leave the reasoning text out of the answer",
     "think": "Reasoning on or off, or its effort",
     "budget_tokens": "Maximum reasoning tokens",
-    "signature": NO_EFFECT,
     "data": "Content of a redacted reasoning block",
-    "summary": NO_EFFECT,
-    "generate_summary": NO_EFFECT,
-    "display": NO_EFFECT,
     # chat template
     "add_generation_prompt": "Start an assistant message after the conversation",
     "continue_final_message": "Continue the last message in place of a new one",
@@ -164,7 +161,6 @@ FIELD_HELP = {
     "lora_name": "Name of the LoRA adapter",
     "lora_path": "PEFT directory or GGUF file below a directory of --allowed-lora-path",
     "load_inplace": "Replace the loaded LoRA adapter of that name (vLLM)",
-    "lora_int_id": NO_EFFECT,
     "base_model_name": "Model that the LoRA adapter belongs to (default: the first)",
     "cache_salt": "Share cached prefixes only with requests of the same salt (vLLM)",
     "reuse_prefix": "Use the prefix cache (default: true)",
@@ -172,25 +168,6 @@ FIELD_HELP = {
     "user_id": "User name for logs",
     "metadata": "Returned with the response",
     "MessagesRequest.metadata": "User id of the request",
-    "service_tier": NO_EFFECT,
-    "inference_geo": NO_EFFECT,
-    "safety_identifier": NO_EFFECT,
-    "prompt_cache_key": NO_EFFECT,
-    "prompt_cache_retention": NO_EFFECT,
-    "cache_control": NO_EFFECT,
-    "citations": NO_EFFECT,
-    "allowed_callers": NO_EFFECT,
-    "caller": NO_EFFECT,
-    "eager_input_streaming": NO_EFFECT,
-    "input_examples": NO_EFFECT,
-    "UnsupportedBlock.source": "Not supported",
-    "UnsupportedBlock.title": "Not supported",
-    "UnsupportedBlock.context": "Not supported",
-    "UnsupportedBlock.content": "Not supported",
-    "UnsupportedBlock.citations": "Not supported",
-    "ShowRequest.system": NO_EFFECT,
-    "ShowRequest.template": NO_EFFECT,
-    "ShowRequest.options": NO_EFFECT,
     # tokens
     "tokens": "Token ids",
     "add_special": "Add special tokens, with content",
@@ -218,7 +195,6 @@ FIELD_HELP = {
     "text_1": "Text or a list of texts",
     "text_2": "Text or a list of texts",
     "verbose": "Return the prompt and the sampling parameters in __verbose (llama.cpp)",
-    "ShowRequest.verbose": NO_EFFECT,
 }
 
 

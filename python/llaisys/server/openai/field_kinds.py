@@ -6,19 +6,14 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic_core import core_schema
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.options import Integer, Kind, Number, Strings
-from llaisys.common.sampling import (
-    BAN,
-    MAX_BIAS,
-    MAX_LOGIT_BIAS,
-    MAX_STOP_CHARS,
-    LogitBias,
-)
+from llaisys.common.sampling import BAN, MAX_BIAS, MAX_LOGIT_BIAS, MAX_STOP_CHARS, LogitBias
 from llaisys.common.validation import MIN_FLOAT, check_count, check_float, check_int, invalid_value
 from llaisys.server.http.error_handlers import WORD
 from llaisys.tokenization.unicode_text import clean_text
@@ -29,26 +24,28 @@ MAX_SHOWN = 8  # invalid keys in an error
 
 
 class Checked:
-    """Annotation of a field whose values a kind checks; null is always valid."""
+    """Annotation of a field whose values a kind checks; null is always valid. `name`: in errors, if
+    not that of the field."""
 
-    def __init__(self, name: str, kind: Kind) -> None:
-        self.name = name
+    def __init__(self, kind: Kind, name: str | None = None) -> None:
         self.kind = kind
+        self.name = name
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        return core_schema.no_info_plain_validator_function(self._check)
+        check = partial(self._check, self.name or handler.field_name)
+        return core_schema.no_info_plain_validator_function(check)
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: Any) -> dict[str, Any]:
         return {"anyOf": [self.kind.json_schema(), {"type": "null"}]}
 
-    def _check(self, value: Any) -> Any:
+    def _check(self, name: str, value: Any) -> Any:
         if value is None:
             return None
         if isinstance(self.kind, Strings):
-            value = _clean(value)
+            value = clean(value)
         elif isinstance(self.kind, Integer) and isinstance(value, float) and value.is_integer():
             value = int(value)  # some clients send 100.0 for 100
-        return self.kind.check(self.name, value)
+        return self.kind.check(name, value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +124,10 @@ class BiasField(LogitBias):
             check_count(f"{name}[0]", len(token), MAX_STOP_CHARS, "characters")
         else:
             check_int(f"{name}[0]", token, 0)
-        return token, _bias(f"{name}[1]", bias)
+        # false means -inf, which JSON lacks
+        return token, (
+            BAN if bias is False else check_float(f"{name}[1]", bias, -MAX_BIAS, MAX_BIAS)
+        )
 
     def json_schema(self) -> dict[str, Any]:
         bias: Any = {"anyOf": [Number(-MAX_BIAS, MAX_BIAS).json_schema(), {"const": False}]}
@@ -143,11 +143,6 @@ class BiasField(LogitBias):
         }
         pairs = {"type": "array", "items": pair, "maxItems": MAX_LOGIT_BIAS}
         return {"anyOf": [{**LogitBias.json_schema(self), "additionalProperties": bias}, pairs]}
-
-
-def _bias(name: str, value: Any) -> float:
-    """Return a bias; false means -inf, which JSON lacks."""
-    return BAN if value is False else check_float(name, value, -MAX_BIAS, MAX_BIAS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +193,8 @@ class TopNSigma(Number):
         return {"anyOf": [{"const": -1}, Number.json_schema(self)]}
 
 
-def _clean(value: Any) -> Any:
-    """Replace lone surrogates in a string or a list of strings."""
+def clean(value: Any) -> Any:
+    """Replace lone surrogates in a string or in the strings of a list with U+FFFD."""
     if isinstance(value, list):
-        return [clean_text(item) if isinstance(item, str) else item for item in value]
+        return [clean(item) for item in value]
     return clean_text(value) if isinstance(value, str) else value

@@ -70,58 +70,42 @@ REJECTED_AT_TOP = REJECTED | MEDIA
 
 # Hint -> neutral values, which are neither listed nor rejected by `--strict-fields`.
 HINTS: dict[str, tuple[Any, ...]] = {
-    # OpenAI
+    **dict.fromkeys(
+        (
+            # OpenAI
+            *("safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction"),
+            *("verbosity", "moderation"),
+            "web_search_options",  # a built-in tool, dropped like those in `tools`
+            # OpenAI, of chats: hints elsewhere
+            *("parallel_tool_calls", "reasoning_effort", "reasoning", "thinking"),
+            "enable_thinking",
+            # vLLM
+            *("guided_decoding_backend", "guided_whitespace_pattern", "mm_processor_kwargs"),
+            "media_io_kwargs",
+            # llama.cpp
+            *("speculative.n_max", "speculative.n_min", "speculative.p_min"),
+            # Ollama, LM Studio, OpenRouter, Open WebUI and others
+            *("keep_alive", "num_ctx", "ttl", "provider", "route", "usage", "chat_id"),
+            *("conversation_id", "background_tasks", "features", "model_item", "litellm_params"),
+        ),
+        (None,),
+    ),
     "metadata": (None, {}),
     "store": (None, False),
     "service_tier": (None, "auto", "default"),
-    "safety_identifier": (None,),
-    "prompt_cache_key": (None,),
-    "prompt_cache_retention": (None,),
-    "prediction": (None,),
-    "verbosity": (None,),
     "annotations": (None, []),  # of a message
-    "moderation": (None,),
-    "web_search_options": (None,),  # a built-in tool, dropped like those in `tools`
     "client_metadata": (None, {}),  # Codex
-    # OpenAI, of chats: hints elsewhere
-    "parallel_tool_calls": (None,),
-    "reasoning_effort": (None,),
-    "reasoning": (None,),
-    "thinking": (None,),
-    "enable_thinking": (None,),
     "include_reasoning": (None, True),
-    # Anthropic
-    "context_management": (None, {}),
-    "defer_loading": (None, False),  # of a tool: all tools are in the prompt
-    # vLLM
-    "guided_decoding_backend": (None,),
-    "guided_whitespace_pattern": (None,),
-    "mm_processor_kwargs": (None,),
-    "media_io_kwargs": (None,),
+    "context_management": (None, {}),  # Anthropic
+    "defer_loading": (None, False),  # Anthropic, of a tool: all tools are in the prompt
     # llama.cpp: placement and speed
     "n_discard": (None, 0),
     "n_cache_reuse": (None, 0),
     "n_indent": (None, 0),
     "t_max_prompt_ms": (None, 0, -1),
     "return_progress": (None, False),
-    "speculative.n_max": (None,),
-    "speculative.n_min": (None,),
-    "speculative.p_min": (None,),
     "min_keep": (None, 0),
-    # Ollama, LM Studio, OpenRouter, Open WebUI and others
-    "keep_alive": (None,),
-    "num_ctx": (None,),
-    "ttl": (None,),
-    "provider": (None,),
-    "route": (None,),
-    "transforms": (None, []),
-    "usage": (None,),
-    "chat_id": (None,),
-    "conversation_id": (None,),
-    "background_tasks": (None,),
-    "features": (None,),
-    "model_item": (None,),
-    "litellm_params": (None,),
+    "transforms": (None, []),  # OpenRouter
 }
 
 # Alias -> field name.

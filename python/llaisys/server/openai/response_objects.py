@@ -7,13 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llaisys.chat.reader import AnswerReader
-from llaisys.chat.records import (
-    AnswerEvent,
-    CallArguments,
-    CallStart,
-    ChatAnswer,
-    ContentText,
-)
+from llaisys.chat.records import AnswerEvent, CallArguments, CallStart, ChatAnswer, ContentText
 from llaisys.common.types import CompletionOutput, TokenLogprobs, Usage
 from llaisys.server.generation.token_names import TokenNames, finite
 from llaisys.server.http.payload import json_bytes

@@ -28,13 +28,13 @@ from llaisys.server.generation.prompts import (
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.event_stream import EventStream
 from llaisys.server.http.payload import json_response
+from llaisys.server.openai.base_schema import conflicting_field
 from llaisys.server.openai.formatter import OpenAIFormatter, VerboseObject
 from llaisys.server.openai.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
-    conflicting_field,
 )
 from llaisys.server.openai.tool_schemas import tool_set_of
 from llaisys.server.service import Service, service_for, service_of, session_model

@@ -11,8 +11,8 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.options import Kind
 from llaisys.common.structured import FIELD, StructuredOutputs
 from llaisys.common.validation import check_choice, invalid_value
+from llaisys.server.openai.field_kinds import clean
 from llaisys.server.openai.fields import FieldNotes, filter_object
-from llaisys.tokenization.unicode_text import clean_text
 
 TEXT = "text"  # a response_format without a constraint
 FORMAT_NAMES = frozenset({"type", "json_schema", "schema", "name", "description", "strict"})
@@ -82,20 +82,13 @@ class Constraint(Kind):
 def _structured(name: str, fields: dict[str, Any]) -> StructuredOutputs:
     """Build StructuredOutputs; errors use the field name of the client."""
     try:
-        return StructuredOutputs(**{key: _clean(item) for key, item in fields.items()})
+        return StructuredOutputs(**{key: clean(item) for key, item in fields.items()})
     except InvalidInputError as error:
         given = error.field or ""
         text = str(error).replace(given, name, 1) if given else str(error)
         raise InvalidInputError(
             text, field=name, code=error.code, value=error.value, limit=error.limit
         ) from None
-
-
-def _clean(value: Any) -> Any:
-    """Replace lone surrogates with U+FFFD."""
-    if isinstance(value, list):
-        return [_clean(item) for item in value]
-    return clean_text(value) if isinstance(value, str) else value
 
 
 def with_known_format(data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]:

@@ -41,12 +41,7 @@ from llaisys.server.engine_client.messages import (
 )
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.errors import EngineDeadError
-from llaisys.server.replicas.disaggregation import (
-    SUFFIX,
-    Disaggregation,
-    decode_of,
-    prefill_of,
-)
+from llaisys.server.replicas.disaggregation import SUFFIX, Disaggregation, decode_of, prefill_of
 from llaisys.server.replicas.replica import FIRST_PAUSE, LoraChanges, Replica, total, without_gauges
 from llaisys.server.replicas.router import PrefixRouter, Route
 

@@ -11,19 +11,10 @@ import msgspec
 
 from llaisys.chat.reader import AnswerReader
 from llaisys.chat.records import ChatAnswer
-from llaisys.common.types import (
-    CompletionOutput,
-    PromptProgress,
-    StreamOutput,
-    Usage,
-)
+from llaisys.common.types import CompletionOutput, PromptProgress, StreamOutput, Usage
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.block_formatter import Block, BlockFormatter, text_logprobs
-from llaisys.server.generation.timings import (
-    PromptProgressReporter,
-    StreamTimings,
-    timings_object,
-)
+from llaisys.server.generation.formatter import Block, BlockFormatter, text_logprobs
+from llaisys.server.generation.timings import PromptProgressReporter, StreamTimings, timings_object
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import json_bytes, named_event
 from llaisys.server.responses.schemas import ResponsesRequest

@@ -11,6 +11,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import FIELDS
 from llaisys.common.validation import invalid_value
 from llaisys.server.generation.chat import ProtocolRequest
+from llaisys.server.openai.base_schema import ModelName, Schema, Text, conflicting_field
 from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import (
     NEVER,
@@ -20,16 +21,7 @@ from llaisys.server.openai.fields import (
     Reasons,
     filter_object,
 )
-from llaisys.server.openai.schemas import (
-    LENIENT,
-    LOGPROBS,
-    NEW_TOKENS,
-    SEED,
-    ModelName,
-    Schema,
-    Text,
-    conflicting_field,
-)
+from llaisys.server.openai.sampling_fields import LENIENT, LOGPROBS, NEW_TOKENS, SEED
 from llaisys.server.openai.tool_schemas import FUNCTION_TOOLS
 from llaisys.server.responses import items
 
@@ -94,7 +86,7 @@ class ResponsesRequest(ProtocolRequest):
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_output_tokens: Annotated[int | None, Checked("max_output_tokens", NEW_TOKENS)] = None
+    max_output_tokens: Annotated[int | None, Checked(NEW_TOKENS)] = None
     temperature: float | int | None = None
     top_p: float | int | None = None
     tools: list[dict[str, Any]] | None = None
@@ -114,11 +106,11 @@ class ResponsesRequest(ProtocolRequest):
     prompt_cache_retention: Text | None = None
     safety_identifier: Text | None = None
     max_tool_calls: int | None = None  # of built-in tools, which this server lacks
-    top_logprobs: Annotated[int | None, Checked("top_logprobs", LOGPROBS)] = None
+    top_logprobs: Annotated[int | None, Checked(LOGPROBS)] = None
     # vLLM
-    top_k: Annotated[int | None, Checked("top_k", FIELDS["top_k"].kind)] = None
-    seed: Annotated[int | None, Checked("seed", SEED)] = None
-    stop: Annotated[Any, Checked("stop", LENIENT["stop"])] = None
+    top_k: Annotated[int | None, Checked(FIELDS["top_k"].kind)] = None
+    seed: Annotated[int | None, Checked(SEED)] = None
+    stop: Annotated[Any, Checked(LENIENT["stop"])] = None
     ignore_eos: bool | None = None
     repetition_penalty: float | int | None = None
     enable_response_messages: bool | None = None  # prompt and answer before they are parsed

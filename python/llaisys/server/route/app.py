@@ -11,8 +11,8 @@ import asyncio
 import hashlib
 import logging
 import ssl
-from collections.abc import Callable, Collection, Coroutine
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from starlette.types import Receive, Scope, Send
@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from llaisys.common.http_client import Exchange, Header, HttpClient, HttpError
 from llaisys.common.logs import log_event
 from llaisys.server.errors import ApiError
+from llaisys.server.http.event_stream import ClientDisconnected, unless_disconnected
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.http.security import error_object, header, respond_error
 from llaisys.server.metrics import CONTENT_TYPE, PREFIX
@@ -28,6 +29,8 @@ from llaisys.server.route.config import RouteConfig, parse_url
 from llaisys.server.route.prompts import SESSION_HEADER, Prompt, prompt_of
 
 logger = logging.getLogger("llaisys.server.route")
+
+M = TypeVar("M", Gauge, Counter)
 
 BLOCK_UNITS = 64  # compared at once; see `prompts`
 MIN_PROBE_TIMEOUT = 2.0  # seconds
@@ -63,23 +66,14 @@ class RouterApp:
         self._interval = config.probe_interval
         self._probes: list[asyncio.Task[None]] = []
         self.registry = CollectorRegistry()
-        labels = ("replica",)
-        self._up = Gauge(
-            f"{PREFIX}route_replica_up", "1 while the replica is ready", labels,
-            registry=self.registry,
-        )  # fmt: skip
-        self._load = Gauge(
-            f"{PREFIX}route_replica_load", "Estimated open work, in tokens", labels,
-            registry=self.registry,
-        )  # fmt: skip
-        self._requests = Counter(
-            f"{PREFIX}route_requests", "Requests sent to the replica", labels,
-            registry=self.registry,
-        )  # fmt: skip
-        self._failures = Counter(
-            f"{PREFIX}route_failures", "Requests that the replica did not answer", labels,
-            registry=self.registry,
-        )  # fmt: skip
+
+        def metric(kind: type[M], name: str, text: str) -> M:
+            return kind(f"{PREFIX}route_{name}", text, ("replica",), registry=self.registry)
+
+        self._up = metric(Gauge, "replica_up", "1 while the replica is ready")
+        self._load = metric(Gauge, "replica_load", "Estimated open work, in tokens")
+        self._requests = metric(Counter, "requests", "Requests sent to the replica")
+        self._failures = metric(Counter, "failures", "Requests that the replica did not answer")
 
     def start(self) -> None:
         self._probes = [asyncio.create_task(self._probe(replica)) for replica in self.replicas]
@@ -150,26 +144,10 @@ class RouterApp:
     async def _forward(self, scope: Scope, receive: Receive, send: Send, body: bytes) -> None:
         owner = owner_of(scope)
         prompt = prompt_of(scope["path"], body, owner, header(scope, SESSION_HEADER))
-        answered = await self._until_disconnect(
-            self._answer(scope, send, body, owner, prompt), receive
-        )
-        if not answered:
-            log_event(logger, logging.DEBUG, "client disconnected", path=scope["path"])
-
-    async def _until_disconnect(self, work: Coroutine[Any, Any, None], receive: Receive) -> bool:
-        """Run `work`; cancel it when the client disconnects. Whether it ended by itself."""
-        task = asyncio.create_task(work)
-        watcher = asyncio.create_task(disconnected(receive))
         try:
-            await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                await task
-                return True
-            return False
-        finally:
-            for other in (task, watcher):
-                other.cancel()
-            await asyncio.gather(task, watcher, return_exceptions=True)
+            await unless_disconnected(receive, self._answer(scope, send, body, owner, prompt))
+        except ClientDisconnected:
+            log_event(logger, logging.DEBUG, "client disconnected", path=scope["path"])
 
     async def _answer(
         self, scope: Scope, send: Send, body: bytes, owner: str, prompt: Prompt | None
@@ -252,11 +230,6 @@ class RouterApp:
             state = {"status": "degraded", "replicas_down": down}
         is_down = path == "/health" and len(down) == len(self.replicas)
         await respond(send, 503 if is_down else 200, json_bytes(state), "application/json")
-
-
-async def disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def respond(send: Send, status: int, body: bytes, content_type: str) -> None:

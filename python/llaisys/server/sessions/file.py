@@ -1,21 +1,25 @@
-"""The SQLite file of the sessions. One process opens it and holds a `FileLock`."""
+"""The SQLite file of the sessions. One process opens it and holds a `FileLock`; a `DiskReserve`
+lets it delete sessions on a full disk."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
-from llaisys.server.sessions.disk import MIN_FREE_BYTES, DiskReserve, free_bytes
-from llaisys.server.sessions.file_lock import FileLock
 from llaisys.server.thread_pool import BoundedThreadPool
 
+P = ParamSpec("P")
 T = TypeVar("T")
+Method = Callable[Concatenate[Any, sqlite3.Connection, P], T]
+AsyncMethod = Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]
 
 # One entry per version of the file: the statements that lead to it from the version before. The
 # last entry is what this release reads. An entry never changes after its release.
@@ -68,6 +72,9 @@ END;
 )
 USE_ANOTHER = "use another with --session-file"
 MAX_WAITING = 64  # transactions
+RESERVED_BYTES = 1 << 20
+CHUNK_BYTES = 16 << 10  # per write
+MIN_FREE_BYTES = 1 << 20  # on the disk, for new contents
 
 
 class SessionLimitError(LlaisysError, ValueError):
@@ -91,6 +98,61 @@ class SessionDiskFullError(SessionStorageError):
 
     def __init__(self) -> None:
         super().__init__("the disk of the session file is full")
+
+
+class FileLock:
+    """`flock` on a separate file with the pid of the holder: closing another descriptor of the
+    database file would release SQLite's own locks. The file is not removed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+
+    def acquire(self) -> str | None:
+        """Acquire without waiting. Returns None on success, else a description of the holder.
+        Raises OSError if the file cannot be created or the filesystem has no locks."""
+        # O_CLOEXEC: a child that outlives this process must not keep the lock.
+        descriptor = os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pid = os.read(descriptor, 32).decode("ascii", "replace").strip()
+            os.close(descriptor)
+            return f"process {pid}" if pid.isdigit() else "another process"
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.ftruncate(descriptor, 0)
+        with contextlib.suppress(OSError):  # full disk: the lock is held without a pid
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._descriptor = descriptor
+        return None
+
+    def release(self) -> None:
+        """Release the lock; does nothing if it is not held."""
+        if self._descriptor is not None:
+            os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+class DiskReserve:
+    """A file of up to RESERVED_BYTES. SQLite needs space to delete rows and to open a file (its log
+    and index); on a full disk the file is removed to make it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def acquire(self) -> None:
+        """Write the file, or what is missing of it; on a full disk it stays shorter."""
+        with contextlib.suppress(OSError), open(self.path, "ab", buffering=0) as file:
+            while (missing := RESERVED_BYTES - file.tell()) > 0:
+                file.write(bytes(min(missing, CHUNK_BYTES)))
+            os.fsync(file.fileno())  # allocates the blocks
+
+    def release(self) -> None:
+        with contextlib.suppress(OSError):
+            self.path.unlink()
 
 
 class SessionFile:
@@ -162,18 +224,12 @@ class SessionFile:
             if self._file_lock is not None:
                 self._file_lock.release()
 
-    async def transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        return await self._pool.run(self._locked, work)
+    async def run(self, work: Callable[[sqlite3.Connection], T], is_last: bool, deletes: bool) -> T:
+        """Run a transaction; see `transaction`."""
+        start = self._pool.finish if is_last else self._pool.run
+        return await start(self._locked, work, deletes)
 
-    async def last_transaction(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Like `transaction`, but never rejected: for generated output, which would be lost."""
-        return await self._pool.finish(self._locked, work)
-
-    async def deletion(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Like `transaction`, for work that only deletes: possible on a full disk."""
-        return await self._pool.run(self._locked, work, uses_reserve=True)
-
-    def _locked(self, work: Callable[[sqlite3.Connection], T], uses_reserve: bool = False) -> T:
+    def _locked(self, work: Callable[[sqlite3.Connection], T], uses_reserve: bool) -> T:
         with self._lock:
             try:
                 try:
@@ -191,7 +247,7 @@ class SessionFile:
             except sqlite3.Error as error:
                 if error.sqlite_errorcode != sqlite3.SQLITE_FULL:
                     raise SessionStorageError(str(error)) from error
-                self._check_disk()
+                self.check_disk()
                 raise self._full(" (or the disk is full)") from error
 
     def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
@@ -205,14 +261,13 @@ class SessionFile:
         with contextlib.suppress(sqlite3.Error):
             self._db.execute("PRAGMA wal_checkpoint(RESTART)")
 
-    def _check_disk(self, more: int = 0) -> None:
-        """Raise SessionDiskFullError if `more` bytes and MIN_FREE_BYTES do not fit on the disk."""
-        if self._path is not None and free_bytes(self._path) < more + MIN_FREE_BYTES:
+    def check_disk(self, messages: Sequence[str] = ()) -> None:
+        """Raise SessionDiskFullError if `messages` and MIN_FREE_BYTES do not fit on the disk."""
+        if self._path is None:
+            return
+        found = os.statvfs(self._path)
+        if found.f_bavail * found.f_frsize < sum(map(len, messages)) + MIN_FREE_BYTES:
             raise SessionDiskFullError
-
-    def check_disk(self, messages: Sequence[str]) -> None:
-        """Raise SessionDiskFullError if the disk has no space for `messages`."""
-        self._check_disk(sum(map(len, messages)))
 
     def check_bytes(self, db: sqlite3.Connection, owner: str, messages: Sequence[str]) -> None:
         """Raise SessionLimitError if `messages` exceed a limit. Free pages count as free."""
@@ -237,6 +292,24 @@ class SessionFile:
             f"the sessions may fill {self.max_bytes} bytes, and this is more{remark}: delete some",
             "session_storage_full",
         )
+
+
+def transaction(
+    is_last: bool = False, deletes: bool = False
+) -> Callable[[Method[P, T]], AsyncMethod[P, T]]:
+    """Make a method of a store, which has a `file`, one transaction: it runs in the thread of the
+    file, with the connection as its first argument. `is_last`: never rejected, for generated
+    output, which would be lost. `deletes`: it only deletes, which is possible on a full disk."""
+
+    def decorate(method: Method[P, T]) -> AsyncMethod[P, T]:
+        @functools.wraps(method)
+        async def run(self: Any, *args: P.args, **kwargs: P.kwargs) -> T:
+            file: SessionFile = self.file
+            return await file.run(lambda db: method(self, db, *args, **kwargs), is_last, deletes)
+
+        return run
+
+    return decorate
 
 
 def file_error(

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llaisys.common.validation import check_count
-from llaisys.server.sessions.file import SessionLimitError
+from llaisys.server.sessions.file import SessionLimitError, transaction
 from llaisys.server.sessions.store import (
     Message,
     SessionStore,
@@ -43,80 +42,65 @@ class ResponseStore:
 
     def __init__(self, sessions: SessionStore) -> None:
         self._sessions = sessions
+        self.file = sessions.file
 
-    async def get(self, owner: str, response_id: str) -> str | None:
+    @transaction()
+    def get(self, db: sqlite3.Connection, owner: str, response_id: str) -> str | None:
         """Return a response as JSON."""
+        return read_body(db, owner, response_id)
 
-        def read(db: sqlite3.Connection) -> str | None:
-            query = "SELECT body FROM responses WHERE owner = ? AND id = ?"
-            row = db.execute(query, (owner, response_id)).fetchone()
-            return None if row is None else str(row[0])
-
-        return await self._sessions.file.transaction(read)
-
-    async def items(
-        self, owner: str, response_ids: Sequence[str], max_bytes: int
+    @transaction()
+    def items(
+        self, db: sqlite3.Connection, owner: str, response_ids: Sequence[str], max_bytes: int
     ) -> dict[str, dict[str, Any]]:
         """Return the output items of responses by item id, without unknown responses. Raises
         InvalidInputError when the responses together exceed `max_bytes`."""
-
-        def read(db: sqlite3.Connection) -> dict[str, dict[str, Any]]:
-            query = "SELECT body FROM responses WHERE owner = ? AND id = ?"
-            found: dict[str, dict[str, Any]] = {}
-            size = 0
-            for response_id in response_ids:
-                row = db.execute(query, (owner, response_id)).fetchone()
-                if row is None:
-                    continue
-                size += len(row[0])
+        found: dict[str, dict[str, Any]] = {}
+        size = 0
+        for response_id in response_ids:
+            body = read_body(db, owner, response_id)
+            if body is not None:
+                size += len(body)
                 check_count("input", size, max_bytes, "bytes in its referenced responses")
-                found |= {item["id"]: item for item in json.loads(row[0])["output"]}
-            return found
+                found |= {item["id"]: item for item in json.loads(body)["output"]}
+        return found
 
-        return await self._sessions.file.transaction(read)
-
-    async def position(self, owner: str, response_id: str) -> ResponsePosition | None:
+    @transaction()
+    def position(
+        self, db: sqlite3.Connection, owner: str, response_id: str
+    ) -> ResponsePosition | None:
         """Return the position and history of a response; None if there is no such response."""
+        query = "SELECT session, position FROM responses WHERE owner = ? AND id = ?"
+        row = db.execute(query, (owner, response_id)).fetchone()
+        if row is None:
+            return None
+        messages = read_messages(db, owner, row[0])[: row[1]]
+        return ResponsePosition(row[0], row[1], tuple(messages))
 
-        def read(db: sqlite3.Connection) -> ResponsePosition | None:
-            query = "SELECT session, position FROM responses WHERE owner = ? AND id = ?"
-            row = db.execute(query, (owner, response_id)).fetchone()
-            if row is None:
-                return None
-            messages = read_messages(db, owner, row[0])[: row[1]]
-            return ResponsePosition(row[0], row[1], tuple(messages))
-
-        return await self._sessions.file.transaction(read)
-
-    async def delete(self, owner: str, response_id: str) -> bool:
+    @transaction(deletes=True)
+    def delete(self, db: sqlite3.Connection, owner: str, response_id: str) -> bool:
         """Delete a response, and its session with its last response. False if there is none."""
+        query = "DELETE FROM responses WHERE owner = ? AND id = ? RETURNING session"
+        row = db.execute(query, (owner, response_id)).fetchone()
+        if row is None:
+            return False
+        query = "SELECT 1 FROM responses WHERE owner = ? AND session = ?"
+        if db.execute(query, (owner, row[0])).fetchone() is None:
+            db.execute("DELETE FROM sessions WHERE owner = ? AND id = ?", (owner, row[0]))
+        return True
 
-        def write(db: sqlite3.Connection) -> bool:
-            query = "DELETE FROM responses WHERE owner = ? AND id = ? RETURNING session"
-            row = db.execute(query, (owner, response_id)).fetchone()
-            if row is None:
-                return False
-            query = "SELECT 1 FROM responses WHERE owner = ? AND session = ?"
-            if db.execute(query, (owner, row[0])).fetchone() is None:
-                query = "DELETE FROM sessions WHERE owner = ? AND id = ?"
-                db.execute(query, (owner, row[0]))
-            return True
-
-        return await self._sessions.file.deletion(write)
-
-    async def make_room(self, owner: str, messages: Sequence[Message]) -> None:
+    @transaction()
+    def make_room(self, db: sqlite3.Connection, owner: str, messages: Sequence[Message]) -> None:
         """Free storage for `messages` before generation. Raises SessionLimitError, or
         SessionDiskFullError and deletes nothing."""
+        rows = encoded(messages)
+        self.file.check_disk(rows)
+        self._make_room(db, owner, rows, None)
 
-        def write(db: sqlite3.Connection) -> None:
-            rows = encoded(messages)
-            self._sessions.file.check_disk(rows)
-            self._make_room(db, owner, rows, None)
-
-        await self._sessions.file.transaction(write)
-
-    async def store(
+    @transaction(is_last=True)
+    def store(
         self,
+        db: sqlite3.Connection,
         owner: str,
         response: dict[str, Any],
         before: ResponsePosition | None,
@@ -125,32 +109,23 @@ class ResponseStore:
     ) -> None:
         """Store a response and its new messages. Raises SessionLimitError or SessionStorageError
         when storage is full."""
-        name = response["id"]
-
-        def write(db: sqlite3.Connection) -> None:
-            body = json.dumps(response)
-            session, start = name, 0
-            added: Sequence[Message] = new
-            if before is not None:
-                is_last = count_messages(db, owner, before.session) == before.position
-                if is_last and exists_in(db, owner, before.session):
-                    session, start = before.session, before.position
-                else:
-                    added = [*before.messages, *new]
-            self._make_room(db, owner, [*encoded(added), body], session)
-            if session == name:
-                self._sessions.insert(db, owner, name, "")
-            self._sessions.add_messages(db, owner, session, start, added)
-            db.execute(
-                "UPDATE sessions SET updated = ?, model = ? WHERE owner = ? AND id = ?",
-                (time.time(), model, owner, session),
-            )
-            db.execute(
-                "INSERT INTO responses (owner, id, session, position, body) VALUES (?, ?, ?, ?, ?)",
-                (owner, name, session, start + len(added), body),
-            )
-
-        await self._sessions.file.last_transaction(write)
+        name, body = response["id"], json.dumps(response)
+        session, start = name, 0
+        if before is not None:
+            is_last = count_messages(db, owner, before.session) == before.position
+            if is_last and exists_in(db, owner, before.session):
+                session, start = before.session, before.position
+            else:
+                new = [*before.messages, *new]
+        self._make_room(db, owner, [*encoded(new), body], session)
+        if session == name:
+            self._sessions.insert(db, owner, name, "")
+        self._sessions.add_messages(db, owner, session, start, new)
+        self._sessions.set_model(db, owner, session, model)
+        db.execute(
+            "INSERT INTO responses (owner, id, session, position, body) VALUES (?, ?, ?, ?, ?)",
+            (owner, name, session, start + len(new), body),
+        )
 
     def _make_room(
         self, db: sqlite3.Connection, owner: str, rows: Sequence[str], excluded: str | None
@@ -160,7 +135,7 @@ class ResponseStore:
         while True:
             try:
                 self._sessions.check_count(db, owner)
-                self._sessions.file.check_bytes(db, owner, rows)
+                self.file.check_bytes(db, owner, rows)
                 return
             except SessionLimitError:
                 oldest = db.execute(
@@ -172,3 +147,9 @@ class ResponseStore:
                 if oldest is None:
                     raise
                 db.execute("DELETE FROM sessions WHERE owner = ? AND id = ?", (owner, oldest[0]))
+
+
+def read_body(db: sqlite3.Connection, owner: str, response_id: str) -> str | None:
+    query = "SELECT body FROM responses WHERE owner = ? AND id = ?"
+    row = db.execute(query, (owner, response_id)).fetchone()
+    return None if row is None else str(row[0])

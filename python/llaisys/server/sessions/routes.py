@@ -7,22 +7,39 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from fastapi import Path as PathParameter
 from fastapi.responses import Response
+from pydantic import Field
 
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.messages import convert_messages, run_on_messages
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes
-from llaisys.server.openai.schemas import (
-    SESSION_PATTERN,
-    SessionContent,
-    SessionPatch,
-    SessionRequest,
-)
+from llaisys.server.openai.base_schema import Schema, Text
+from llaisys.server.openai.schemas import SESSION_PATTERN, ChatMessage, SessionId
 from llaisys.server.service import service_of
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=CheckedRoute)
 
 SessionName = Annotated[str, PathParameter(pattern=SESSION_PATTERN)]
+
+
+class SessionRequest(Schema):
+    """A new or imported session."""
+
+    session_id: SessionId | None = None
+    title: Text | None = Field(None, max_length=256)
+    messages: list[ChatMessage] | None = None
+
+
+class SessionContent(Schema):
+    """The new contents of a session."""
+
+    title: Text | None = Field(None, max_length=256)
+    messages: list[ChatMessage]
+    client_state: Text | None = None
+
+
+class SessionPatch(Schema):
+    title: Text = Field(max_length=256)
 
 
 def owner_of(request: Request) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from llaisys.common.validation import invalid_value
-from llaisys.server.sessions.file import SessionFile, SessionLimitError
+from llaisys.server.sessions.file import SessionFile, SessionLimitError, transaction
 
 Message = dict[str, Any]
 
@@ -61,45 +61,39 @@ class SessionStore:
     def close(self) -> None:
         self.file.close()
 
-    async def list_all(self, owner: str) -> list[SessionInfo]:
+    @transaction()
+    def list_all(self, db: sqlite3.Connection, owner: str) -> list[SessionInfo]:
         """Return the sessions of an owner, latest first, without those of stored responses."""
-        return await self.file.transaction(
-            lambda db: [
-                SessionInfo(*row)
-                for row in db.execute(
-                    "SELECT id, title, model, created, updated, "
-                    "(SELECT count(*) FROM messages m WHERE m.owner = s.owner AND m.session = s.id)"
-                    " FROM sessions s WHERE owner = ? AND NOT EXISTS (SELECT 1 FROM responses r"
-                    " WHERE r.owner = s.owner AND r.session = s.id) ORDER BY updated DESC, id",
-                    (owner,),
-                )
-            ]
+        rows = db.execute(
+            "SELECT id, title, model, created, updated, "
+            "(SELECT count(*) FROM messages m WHERE m.owner = s.owner AND m.session = s.id)"
+            " FROM sessions s WHERE owner = ? AND NOT EXISTS (SELECT 1 FROM responses r"
+            " WHERE r.owner = s.owner AND r.session = s.id) ORDER BY updated DESC, id",
+            (owner,),
         )
+        return [SessionInfo(*row) for row in rows]
 
-    async def get(
-        self, owner: str, session_id: str
+    @transaction()
+    def get(
+        self, db: sqlite3.Connection, owner: str, session_id: str
     ) -> tuple[SessionInfo, list[Message], str | None] | None:
         """Return info, messages and client state; None when the owner has no such session."""
+        row = db.execute(
+            "SELECT id, title, model, created, updated FROM sessions WHERE owner = ? AND id = ?",
+            (owner, session_id),
+        ).fetchone()
+        if row is None:
+            return None
+        messages = read_messages(db, owner, session_id)
+        query = "SELECT state FROM client_states WHERE owner = ? AND session = ?"
+        state = db.execute(query, (owner, session_id)).fetchone()
+        client_state = json.loads(state[0]) if state is not None else None
+        return SessionInfo(*(*row, len(messages))), messages, client_state
 
-        def read(db: sqlite3.Connection) -> tuple[SessionInfo, list[Message], str | None] | None:
-            row = db.execute(
-                "SELECT id, title, model, created, updated FROM sessions "
-                "WHERE owner = ? AND id = ?",
-                (owner, session_id),
-            ).fetchone()
-            if row is None:
-                return None
-            messages = read_messages(db, owner, session_id)
-            name, title, model, created, updated = row
-            info = SessionInfo(name, title, model, created, updated, len(messages))
-            query = "SELECT state FROM client_states WHERE owner = ? AND session = ?"
-            state = db.execute(query, (owner, session_id)).fetchone()
-            return info, messages, json.loads(state[0]) if state is not None else None
-
-        return await self.file.transaction(read)
-
-    async def create(
+    @transaction()
+    def create(
         self,
+        db: sqlite3.Connection,
         owner: str,
         session_id: str | None = None,
         title: str = "",
@@ -107,16 +101,14 @@ class SessionStore:
     ) -> str:
         """Create a session and return its id. Raises ValueError for a taken id or too many."""
         name = session_id or f"sess-{uuid.uuid4().hex}"
+        self.insert(db, owner, name, title)
+        self.add_messages(db, owner, name, 0, messages)
+        return name
 
-        def write(db: sqlite3.Connection) -> str:
-            self.insert(db, owner, name, title)
-            self.add_messages(db, owner, name, 0, messages)
-            return name
-
-        return await self.file.transaction(write)
-
-    async def replace(
+    @transaction()
+    def replace(
         self,
+        db: sqlite3.Connection,
         owner: str,
         session_id: str,
         title: str,
@@ -124,77 +116,58 @@ class SessionStore:
         client_state: str | None = None,
     ) -> None:
         """Replace title, messages and client state of a session; create it if missing."""
+        if exists_in(db, owner, session_id):
+            key = (owner, session_id)
+            db.execute("DELETE FROM messages WHERE owner = ? AND session = ?", key)
+            db.execute("DELETE FROM client_states WHERE owner = ? AND session = ?", key)
+            db.execute(
+                "UPDATE sessions SET title = ?, updated = ? WHERE owner = ? AND id = ?",
+                (title, time.time(), *key),
+            )
+        else:
+            self.insert(db, owner, session_id, title)
+        self.add_messages(db, owner, session_id, 0, messages)
+        if client_state is not None:
+            state = json.dumps(client_state)
+            self.file.check_bytes(db, owner, [state])
+            db.execute("INSERT INTO client_states VALUES (?, ?, ?)", (owner, session_id, state))
 
-        def write(db: sqlite3.Connection) -> None:
-            if exists_in(db, owner, session_id):
-                key = (owner, session_id)
-                db.execute("DELETE FROM messages WHERE owner = ? AND session = ?", key)
-                db.execute("DELETE FROM client_states WHERE owner = ? AND session = ?", key)
-                db.execute(
-                    "UPDATE sessions SET title = ?, updated = ? WHERE owner = ? AND id = ?",
-                    (title, time.time(), *key),
-                )
-            else:
-                self.insert(db, owner, session_id, title)
-            self.add_messages(db, owner, session_id, 0, messages)
-            if client_state is not None:
-                state = json.dumps(client_state)
-                self.file.check_bytes(db, owner, [state])
-                db.execute("INSERT INTO client_states VALUES (?, ?, ?)", (owner, session_id, state))
-
-        await self.file.transaction(write)
-
-    async def model_of(self, owner: str, session_id: str) -> str | None:
+    @transaction()
+    def model_of(self, db: sqlite3.Connection, owner: str, session_id: str) -> str | None:
         """Return the model that answered last; None for no session or no answer."""
+        query = "SELECT model FROM sessions WHERE owner = ? AND id = ?"
+        row = db.execute(query, (owner, session_id)).fetchone()
+        return row[0] or None if row is not None else None
 
-        def read(db: sqlite3.Connection) -> str | None:
-            query = "SELECT model FROM sessions WHERE owner = ? AND id = ?"
-            row = db.execute(query, (owner, session_id)).fetchone()
-            return row[0] or None if row is not None else None
+    @transaction()
+    def rename(self, db: sqlite3.Connection, owner: str, session_id: str, title: str) -> bool:
+        query = "UPDATE sessions SET title = ? WHERE owner = ? AND id = ?"
+        return db.execute(query, (title, owner, session_id)).rowcount > 0
 
-        return await self.file.transaction(read)
+    @transaction(deletes=True)
+    def delete(self, db: sqlite3.Connection, owner: str, session_id: str) -> bool:
+        query = "DELETE FROM sessions WHERE owner = ? AND id = ?"
+        return db.execute(query, (owner, session_id)).rowcount > 0
 
-    async def rename(self, owner: str, session_id: str, title: str) -> bool:
-        return await self.file.transaction(
-            lambda db: (
-                db.execute(
-                    "UPDATE sessions SET title = ? WHERE owner = ? AND id = ?",
-                    (title, owner, session_id),
-                ).rowcount
-                > 0
-            )
-        )
-
-    async def delete(self, owner: str, session_id: str) -> bool:
-        return await self.file.deletion(
-            lambda db: (
-                db.execute(
-                    "DELETE FROM sessions WHERE owner = ? AND id = ?", (owner, session_id)
-                ).rowcount
-                > 0
-            )
-        )
-
-    async def open_turn(
-        self, owner: str, session_id: str, new: Sequence[Message]
+    @transaction()
+    def open_turn(
+        self, db: sqlite3.Connection, owner: str, session_id: str, new: Sequence[Message]
     ) -> tuple[bool, list[Message]]:
         """Return whether the session exists, and its messages; `append` creates a missing one.
         Raises SessionLimitError or SessionDiskFullError when `new` does not fit, before an answer
         is generated."""
+        exists = exists_in(db, owner, session_id)
+        if not exists:
+            self.check_count(db, owner)
+        rows = encoded(new)
+        self.file.check_disk(rows)
+        self.file.check_bytes(db, owner, rows)
+        return exists, read_messages(db, owner, session_id)
 
-        def read(db: sqlite3.Connection) -> tuple[bool, list[Message]]:
-            exists = exists_in(db, owner, session_id)
-            if not exists:
-                self.check_count(db, owner)
-            rows = encoded(new)
-            self.file.check_disk(rows)
-            self.file.check_bytes(db, owner, rows)
-            return exists, read_messages(db, owner, session_id)
-
-        return await self.file.transaction(read)
-
-    async def append(
+    @transaction(is_last=True)
+    def append(
         self,
+        db: sqlite3.Connection,
         owner: str,
         session_id: str,
         exists: bool,
@@ -203,25 +176,23 @@ class SessionStore:
         model: str,
     ) -> bool:
         """Append a turn after the first `position` messages of a session, or create the session if
-        it did not exist. False, and nothing is changed, when the session has changed since. Never
-        rejected for a full database queue."""
+        it did not exist. False, and nothing is changed, when the session has changed since."""
+        if exists_in(db, owner, session_id) != exists:
+            return False
+        if not exists:
+            self.insert(db, owner, session_id, "")
+        if count_messages(db, owner, session_id) != position:
+            return False
+        self.add_messages(db, owner, session_id, position, messages)
+        self.set_model(db, owner, session_id, model)
+        return True
 
-        def write(db: sqlite3.Connection) -> bool:
-            if exists_in(db, owner, session_id) != exists:
-                return False
-            if not exists:
-                self.insert(db, owner, session_id, "")
-            count = count_messages(db, owner, session_id)
-            if count != position:
-                return False
-            self.add_messages(db, owner, session_id, position, messages)
-            db.execute(
-                "UPDATE sessions SET updated = ?, model = ? WHERE owner = ? AND id = ?",
-                (time.time(), model, owner, session_id),
-            )
-            return True
-
-        return await self.file.last_transaction(write)
+    def set_model(self, db: sqlite3.Connection, owner: str, session_id: str, model: str) -> None:
+        """Record the model of an answer and its time."""
+        db.execute(
+            "UPDATE sessions SET updated = ?, model = ? WHERE owner = ? AND id = ?",
+            (time.time(), model, owner, session_id),
+        )
 
     def check_count(self, db: sqlite3.Connection, owner: str) -> None:
         count = db.execute("SELECT count(*) FROM sessions WHERE owner = ?", (owner,)).fetchone()[0]
@@ -270,12 +241,8 @@ def count_messages(db: sqlite3.Connection, owner: str, session_id: str) -> int:
 
 
 def read_messages(db: sqlite3.Connection, owner: str, session_id: str) -> list[Message]:
-    with closing(
-        db.execute(
-            "SELECT message FROM messages WHERE owner = ? AND session = ? ORDER BY position",
-            (owner, session_id),
-        )
-    ) as rows:
+    query = "SELECT message FROM messages WHERE owner = ? AND session = ? ORDER BY position"
+    with closing(db.execute(query, (owner, session_id))) as rows:
         return [json.loads(row[0]) for row in rows]
 
 
