@@ -154,8 +154,9 @@ def test_prompt_progress_is_reported_until_the_first_token():
     assert [(p.total, p.cached, p.done) for p in reported[:2]] == [(4, 1, 3), (4, 1, 4)]
     assert reported[2] is None
     teller = PromptProgressReporter()
-    counts = [entry["processed"] for p in reported for entry in teller.objects(p)]
-    assert counts == [1, 3, 4] and teller.objects(reported[0]) == []  # after a preemption
+    found = [fields["prompt_progress"] for p in reported for fields in teller.fields(p)]
+    assert [entry["processed"] for entry in found] == [1, 3, 4]
+    assert list(teller.fields(reported[0])) == []  # after a preemption
     silent = watched(OutputOptions(), tells=True, stream=False)
     assert silent.process([TokenUpdate("r", [], RUNNING, num_computed_prompt_tokens=3)]) == ([], [])
 

@@ -8,6 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match
 from starlette.types import ASGIApp, Scope
 
+from llaisys.server.anthropic import formatter as anthropic_formatter
 from llaisys.server.anthropic import routes as anthropic_routes
 from llaisys.server.embeddings import routes as embedding_routes
 from llaisys.server.errors import ApiError, ErrorShape
@@ -29,6 +30,7 @@ from llaisys.server.lora import routes as lora_routes
 from llaisys.server.metrics import CONTENT_TYPE
 from llaisys.server.models.manager import Models
 from llaisys.server.models.single import SingleModel
+from llaisys.server.ollama import formatter as ollama_formatter
 from llaisys.server.ollama import routes as ollama_routes
 from llaisys.server.openai import routes as openai_routes
 from llaisys.server.openai.fields import IGNORED_HEADER, FieldNotes
@@ -50,8 +52,8 @@ PROTOCOL_ADAPTERS = (
     vllm_routes,
 )
 ERROR_SHAPES = (
-    ("/v1/messages", anthropic_routes.error_body),
-    ("/api/", ollama_routes.error_body),
+    ("/v1/messages", anthropic_formatter.error_body),
+    ("/api/", ollama_formatter.error_body),
     ("/completion", llamacpp_routes.error_body),
     ("/infill", llamacpp_routes.error_body),
     ("/chat/completions", llamacpp_routes.error_body),

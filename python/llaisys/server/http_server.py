@@ -11,19 +11,12 @@ import gc
 import logging
 import resource
 import socket
-from typing import TYPE_CHECKING
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.interrupts import end_on_interrupt
 from llaisys.common.logs import log_event, setup_logging
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.start import EngineProcess
-from llaisys.server.options import add_arguments, config_from_args
-
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["ServerConfig", "add_arguments", "config_from_args", "serve"]
 
 logger = logging.getLogger("llaisys.server")
 

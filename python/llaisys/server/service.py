@@ -18,7 +18,7 @@ from llaisys.common.types import ModelInfo
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import ApiError, EngineNotReadyError
-from llaisys.server.generation.generation import Generation, Registry
+from llaisys.server.generation.generation import Registry
 from llaisys.server.generation.slots import SlotTable
 from llaisys.server.http.limits import Admission, Budget, LogprobBudget
 from llaisys.server.keys.ring import KeyRing
@@ -174,18 +174,6 @@ class Service:
             "default_sampling_params": self._defaults,
         }
 
-    def generation(self, owner: str, public_ids: Sequence[str], count: int) -> Generation:
-        return Generation(
-            self.engine,
-            self.admission,
-            self.keys.budget(owner),
-            self.metrics,
-            self.registry,
-            owner,
-            public_ids,
-            count,
-        )
-
 
 def reload_keys(shared: SharedState, services: Sequence[Service]) -> None:
     """Read the key file again. Raises InvalidInputError, and changes nothing, if invalid."""
@@ -225,12 +213,17 @@ def service_of(request: Request) -> Service:
     return service
 
 
+def owner_of(request: Request) -> str:
+    owner: str = request.scope["state"]["owner"]
+    return owner
+
+
 async def session_model(request: Request, session_id: str | None) -> str | None:
     """Return the served model that last answered in a session; None with a single model."""
-    models, state = request.app.state.models, request.scope["state"]
+    models = request.app.state.models
     if session_id is None or not models.has_several:
         return None
-    name = await service_of(request).sessions.model_of(state["owner"], session_id)
+    name = await service_of(request).sessions.model_of(owner_of(request), session_id)
     return name if name is not None and models.has_model(name) else None
 
 

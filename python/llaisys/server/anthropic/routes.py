@@ -5,14 +5,12 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from llaisys.server.anthropic.formatter import AnthropicFormatter, error_body
+from llaisys.server.anthropic.formatter import AnthropicFormatter
 from llaisys.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.job import Job
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_response
-
-__all__ = ["error_body", "router"]
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic"], route_class=CheckedRoute)
 

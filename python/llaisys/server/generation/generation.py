@@ -8,17 +8,16 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import RequestOutput, StreamOutput
 from llaisys.engine.output_processor import DEFAULT_OUTPUT_OPTIONS, OutputOptions
-from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import is_fault
-from llaisys.server.http.limits import Admission
-from llaisys.server.keys.budget import KeyBudget
-from llaisys.server.metrics import ModelMetrics
 from llaisys.server.tracing import record_output
+
+if TYPE_CHECKING:
+    from llaisys.server.service import Service
 
 # A step of a request with many choices has many deltas, an embedding request many texts. Other
 # tasks run after this much work on them.
@@ -74,21 +73,13 @@ class Generation:
     requests are cancelled, reservations released and metrics updated."""
 
     def __init__(
-        self,
-        engine: AsyncLLMEngine,
-        admission: Admission,
-        budget: KeyBudget,
-        metrics: ModelMetrics,
-        registry: Registry,
-        owner: str,
-        public_ids: Sequence[str],
-        num_sequences: int,
+        self, service: Service, owner: str, public_ids: Sequence[str], num_sequences: int
     ) -> None:
-        self.engine = engine
-        self.admission = admission
-        self.budget = budget
-        self.metrics = metrics
-        self.registry = registry
+        self.engine = service.engine
+        self.admission = service.admission
+        self.budget = service.keys.budget(owner)
+        self.metrics = service.metrics
+        self.registry = service.registry
         self.owner = owner
         self.public_ids = tuple(dict.fromkeys(public_ids))
         self.num_sequences = num_sequences

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from fastapi import Request
@@ -149,7 +150,7 @@ class Job:
         self._note_cap(prompts, params)
         own = [self.body.request_id] if self.body.request_id else []
         ids = [formatter.response_id, self.request_id, *own]
-        generation = self.service.generation(self.owner, ids, count)
+        generation = Generation(self.service, self.owner, ids, count)
         work = self._stream if self.body.stream else self._whole
         return await self.respond(work(generation, formatter, prompts, params))
 
@@ -288,17 +289,13 @@ class Job:
             generation.close(failed=is_fault(error))
             raise
         events = self._events(generation, formatter, first, deltas)
-        return EventStream(events, self._release(generation), formatter.media_type)
+        return EventStream(events, partial(self._close, generation), formatter.media_type)
 
-    def _release(self, generation: Generation) -> Callable[[], None]:
-        """Return a cleanup function for streams that never start; safe after others."""
-
-        def release() -> None:
-            generation.close()
-            if self.turn is not None:
-                self.turn.close()
-
-        return release
+    def _close(self, generation: Generation, failed: bool = False) -> None:
+        """Release everything; may be called more than once."""
+        generation.close(failed)
+        if self.turn is not None:
+            self.turn.close()
 
     async def _events(
         self,
@@ -348,9 +345,7 @@ class Job:
             yield b"".join(formatter.format_error(to_api_error(error, self.request_id)))
         finally:
             await deltas.aclose()
-            generation.close(failed)
-            if self.turn is not None:
-                self.turn.close()
+            self._close(generation, failed)
             self._log_stream(generation)
 
     def _finish_output(self, output: RequestOutput) -> None:
@@ -393,13 +388,7 @@ def lora_of(service: Service, model: str, body: SamplingFields) -> str | None:
 
 
 def add_usage(usages: Sequence[Usage]) -> Usage:
-    return Usage(
-        sum(usage.prompt_tokens for usage in usages),
-        sum(usage.completion_tokens for usage in usages),
-        sum(usage.cached_tokens for usage in usages),
-        sum(usage.reasoning_tokens for usage in usages),
-        sum(usage.host_cached_tokens for usage in usages),
-    )
+    return Usage(*map(sum, zip(*map(astuple, usages), strict=True)))
 
 
 def num_prompt_logprobs(params: SamplingParams, num_tokens: int) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from llaisys.common.sampling import BAN, DRY_BREAKERS, SamplingParams
 from llaisys.common.types import CompletionOutput
+from llaisys.server.generation.job import Job
 from llaisys.server.generation.timings import timings_object
 
 
@@ -62,36 +64,34 @@ def stop_type(output: CompletionOutput) -> str:
     return "word" if isinstance(output.stop_reason, str) else "eos"
 
 
-def final_object(
-    params: SamplingParams,
-    output: CompletionOutput,
-    *,
-    prompt: str,
-    num_prompt_tokens: int,
-    text: str,
-    model: str,
-    index: int,
-    stream: bool,
-    max_model_len: int,
-    eos_token_ids: Iterable[int],
-) -> dict[str, Any]:
-    """Return the object of a finished choice, without token ids and logprobs."""
-    count = len(output.token_ids)
-    return {
-        "index": index,
-        "content": text,
-        "tokens": [],
-        "id_slot": -1,
-        "stop": True,
-        "model": model,
-        "tokens_predicted": count,
-        "tokens_evaluated": num_prompt_tokens,
-        "generation_settings": settings_object(params, stream, eos_token_ids, output.seed),
-        "prompt": prompt,
-        "has_new_line": "\n" in output.text,
-        "truncated": num_prompt_tokens + count >= max_model_len,
-        "stop_type": stop_type(output),
-        "stopping_word": output.stop_reason if stop_type(output) == "word" else "",
-        "tokens_cached": output.num_cached_tokens,
-        "timings": timings_object(output, num_prompt_tokens),
-    }
+@dataclass(frozen=True, slots=True)
+class FinalObject:
+    """Makes the objects of the finished choices of a prompt."""
+
+    job: Job
+    params: SamplingParams
+    prompt: str
+    num_prompt_tokens: int
+
+    def of(self, output: CompletionOutput, text: str, index: int) -> dict[str, Any]:
+        """Return the object of a choice, without token ids and logprobs. `text`: its content."""
+        stream, eos = bool(self.job.body.stream), self.job.service.engine.inputs.eos_token_ids
+        count = len(output.token_ids)
+        return {
+            "index": index,
+            "content": text,
+            "tokens": [],
+            "id_slot": -1,
+            "stop": True,
+            "model": self.job.model,
+            "tokens_predicted": count,
+            "tokens_evaluated": self.num_prompt_tokens,
+            "generation_settings": settings_object(self.params, stream, eos, output.seed),
+            "prompt": self.prompt,
+            "has_new_line": "\n" in output.text,
+            "truncated": self.num_prompt_tokens + count >= self.job.max_model_len,
+            "stop_type": stop_type(output),
+            "stopping_word": output.stop_reason if stop_type(output) == "word" else "",
+            "tokens_cached": output.num_cached_tokens,
+            "timings": timings_object(output, self.num_prompt_tokens),
+        }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from llaisys.common.types import CompletionOutput, PromptProgress
@@ -71,25 +72,25 @@ class PromptProgressReporter:
     """Formats prompt progress for a stream: first the cached tokens, then increasing counts, all
     tokens with the first output token. A recomputed prompt reports no count twice."""
 
-    def __init__(self) -> None:
+    def __init__(self, with_timings: bool = False) -> None:
+        self._with_timings = with_timings
         self._reported = -1
 
-    def objects(self, progress: PromptProgress | None) -> list[dict[str, Any]]:
+    def fields(self, progress: PromptProgress | None) -> Iterator[dict[str, Any]]:
+        """Yield the fields of each chunk that reports progress."""
         if progress is None:
-            return []
+            return
         steps = [(progress.done, progress.seconds)]
         if self._reported < 0:
             steps.insert(0, (progress.cached, 0.0))
-        found = []
         for done, seconds in steps:
             if done > self._reported:
                 self._reported = done
-                found.append(
-                    {
-                        "total": progress.total,
-                        "cache": progress.cached,
-                        "processed": done,
-                        "time_ms": round(1e3 * seconds, 3),
-                    }
-                )
-        return found
+                found = {
+                    "total": progress.total,
+                    "cache": progress.cached,
+                    "processed": done,
+                    "time_ms": round(1e3 * seconds, 3),
+                }
+                timings = {"timings": progress_timings(found)} if self._with_timings else {}
+                yield {"prompt_progress": found, **timings}

@@ -66,6 +66,17 @@ RULES = {
 }
 
 
+# exception -> status, message, code, Retry-After
+FAILURES: dict[type[Exception], tuple[int, str, str | None, int | None]] = {
+    SessionDiskFullError: (507, SessionDiskFullError.message, "session_disk_full", None),
+    SessionStorageError: (500, "the session file failed", "session_storage_failed", None),
+    EngineDeadError: (503, "the engine has died; the server is restarting", "engine_dead", None),
+    EngineNotReadyError: (503, "the model is still being loaded", "loading", 1),
+    QueueTimeoutError: (503, "the request waited too long in the queue", "queue_timeout", 5),
+    UnknownRequestError: (409, "this request has been read already", None, None),
+}
+
+
 def to_api_error(error: BaseException, request_id: str) -> ApiError:
     """Return the response to an exception; unexpected ones are a 500 without details."""
     if isinstance(error, ApiError):
@@ -75,21 +86,11 @@ def to_api_error(error: BaseException, request_id: str) -> ApiError:
         return ApiError(status, str(error)[: 4 * MAX_MESSAGE], param=error.field, code=error.code)
     if isinstance(error, SessionLimitError):
         return ApiError(400, str(error), param="session_id", code=error.code)
-    if isinstance(error, SessionDiskFullError):
-        return ApiError(507, str(error), code="session_disk_full")
-    if isinstance(error, SessionStorageError):
-        logger.error("request %s: session file: %s", request_id, error)
-        return ApiError(500, "the session file failed", code="session_storage_failed")
-    if isinstance(error, EngineDeadError):
-        return ApiError(503, "the engine has died; the server is restarting", code="engine_dead")
-    if isinstance(error, EngineNotReadyError):
-        return ApiError(503, "the model is still being loaded", code="loading", retry_after=1)
-    if isinstance(error, QueueTimeoutError):
-        return ApiError(
-            503, "the request waited too long in the queue", code="queue_timeout", retry_after=5
-        )
-    if isinstance(error, UnknownRequestError):
-        return ApiError(409, "this request has been read already")
+    for kind, (status, text, code, retry_after) in FAILURES.items():
+        if isinstance(error, kind):
+            if kind is SessionStorageError:
+                logger.error("request %s: session file: %s", request_id, error)
+            return ApiError(status, text, code=code, retry_after=retry_after)
     logger.error("request %s: %s", request_id, type(error).__name__, exc_info=error)
     return internal_error()
 
@@ -198,16 +199,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, on_bug)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
-    for kind in (
-        ApiError,
-        InvalidInputError,
-        SessionLimitError,
-        SessionStorageError,
-        EngineDeadError,
-        EngineNotReadyError,
-        QueueTimeoutError,
-        UnknownRequestError,
-    ):
+    for kind in (ApiError, InvalidInputError, SessionLimitError, *FAILURES):
         app.add_exception_handler(kind, on_error)
 
 

@@ -12,12 +12,8 @@ from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, 
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.formatter import AnswerFormatter
 from llaisys.server.generation.job import Job
-from llaisys.server.generation.llama_object import final_object
-from llaisys.server.generation.timings import (
-    PromptProgressReporter,
-    StreamTimings,
-    progress_timings,
-)
+from llaisys.server.generation.llama_object import FinalObject
+from llaisys.server.generation.timings import PromptProgressReporter, StreamTimings
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import json_bytes, sse
 from llaisys.server.llamacpp.schemas import LlamaSampling
@@ -39,17 +35,18 @@ class LlamaFormatter(AnswerFormatter):
         self.request_id = job.request_id
         self.response_id = f"llama-{body.request_id or uuid.uuid4().hex}"
         self.body = body
-        self.model = job.model
         self.prompts = prompts
-        self.texts = texts  # of the prompts
         self.params = params
+        self._objects = [
+            FinalObject(job, params, text, len(prompt))
+            for text, prompt in zip(texts, prompts, strict=True)
+        ]
         self.names = TokenNames(job.service.engine.tokenizer)
         self.extra_chars = sum(map(len, texts))
-        self._max_model_len = job.max_model_len
-        self._eos_token_ids = job.service.engine.inputs.eos_token_ids
         self._id_slot = -1 if body.id_slot is None else body.id_slot
         self._sent: dict[int, int] = {}  # choice -> sent tokens
-        self._progress = [PromptProgressReporter() for _ in prompts]
+        with_timings = bool(body.timings_per_token)
+        self._progress = [PromptProgressReporter(with_timings) for _ in prompts]
         self._timings = [StreamTimings(len(prompt)) for prompt in prompts]
 
     def format_whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
@@ -78,18 +75,7 @@ class LlamaFormatter(AnswerFormatter):
         yield b"}"
 
     def _final(self, number: int, output: CompletionOutput, text: str) -> dict[str, Any]:
-        found = final_object(
-            self.params,
-            output,
-            prompt=self.texts[number],
-            num_prompt_tokens=len(self.prompts[number]),
-            text=text,
-            model=self.model,
-            index=number * self.params.n + output.index,
-            stream=bool(self.body.stream),
-            max_model_len=self._max_model_len,
-            eos_token_ids=self._eos_token_ids,
-        )
+        found = self._objects[number].of(output, text, number * self.params.n + output.index)
         return {**found, "id_slot": self._id_slot}
 
     def _selected(self, final: dict[str, Any]) -> dict[str, Any]:
@@ -124,11 +110,8 @@ class LlamaFormatter(AnswerFormatter):
         index = number * self.params.n + delta.index
         self._sent[index] = self._sent.get(index, 0) + len(delta.token_ids)
         self._timings[number].add(len(delta.token_ids))
-        for progress in self._progress[number].objects(delta.progress):
-            chunk = self._chunk(number, index, "", []) | {"prompt_progress": progress}
-            if self.body.timings_per_token:
-                chunk["timings"] = progress_timings(progress)
-            yield sse(chunk)
+        for fields in self._progress[number].fields(delta.progress):
+            yield sse(self._chunk(number, index, "", []) | fields)
         if delta.text or delta.logprobs or (delta.token_ids and delta.finish_reason is None):
             chunk = self._chunk(number, index, delta.text, delta.token_ids)
             if delta.logprobs:

@@ -17,6 +17,7 @@ from llaisys.common.types import Usage
 from llaisys.common.validation import invalid_value
 from llaisys.server.embeddings.pooling import respond_with_embeddings
 from llaisys.server.errors import ApiError
+from llaisys.server.generation.generation import Generation
 from llaisys.server.generation.infill import Snippet, encode_infill
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.llama_object import settings_object
@@ -38,7 +39,7 @@ from llaisys.server.llamacpp.schemas import (
 from llaisys.server.openai import routes as openai
 from llaisys.server.openai.tool_schemas import tool_set_of
 from llaisys.server.responses import routes as responses
-from llaisys.server.service import Service, service_for
+from llaisys.server.service import Service, owner_of, service_for
 
 router = APIRouter(route_class=CheckedRoute)
 
@@ -180,7 +181,7 @@ async def change_slot(
     """Save the tokens of a slot to a file, compute those of a file into its prefix cache, or erase
     its cache."""
     service = await service_for(request, None)
-    slots, owner = service.slots, request.scope["state"]["owner"]
+    slots, owner = service.slots, owner_of(request)
     if slots.folder is None:
         text = "slots are not saved by this server; start it with --slot-save-path"
         raise ApiError(501, text, param="action", code="unsupported")
@@ -212,7 +213,7 @@ async def compute_prefix(
 ) -> None:
     """Compute tokens into the prefix cache."""
     state = request.scope["state"]
-    generation = service.generation(state["owner"], [state["request_id"]], 1)
+    generation = Generation(service, owner_of(request), [state["request_id"]], 1)
 
     async def run() -> None:
         async with generation:

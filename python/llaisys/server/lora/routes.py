@@ -19,7 +19,7 @@ from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_response
 from llaisys.server.openai.base_schema import ModelName, Schema, Text
 from llaisys.server.openai.sampling_fields import LoraScale
-from llaisys.server.service import service_for, service_of
+from llaisys.server.service import owner_of, service_for, service_of
 
 router = APIRouter(tags=["LoRA"], route_class=CheckedRoute)
 
@@ -125,7 +125,7 @@ def require_admin(request: Request) -> None:
             "LoRA adapters are not changed at run time; --allowed-lora-path DIR allows it",
             code="lora_updates_off",
         )
-    if len(service.keys) and not service.keys.is_admin(request.scope["state"]["owner"]):
+    if len(service.keys) and not service.keys.is_admin(owner_of(request)):
         raise ApiError(
             403, 'this needs an API key with "admin": true in --api-key-file', code="not_admin"
         )

@@ -21,7 +21,7 @@ from llaisys.server.generation.prompts import encode_prompts
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes, json_response
-from llaisys.server.ollama.formatter import OllamaFormatter, error_body, nanoseconds, now
+from llaisys.server.ollama.formatter import OllamaFormatter, nanoseconds, now
 from llaisys.server.ollama.models import model_details, model_entry, running_entry
 from llaisys.server.ollama.schemas import (
     ChatRequest,
@@ -33,8 +33,6 @@ from llaisys.server.ollama.schemas import (
     ShowRequest,
 )
 from llaisys.server.service import service_for, unknown_model
-
-__all__ = ["error_body", "router"]
 
 router = APIRouter(prefix="/api", tags=["Ollama"], route_class=CheckedRoute)
 

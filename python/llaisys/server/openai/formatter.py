@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from llaisys.chat.reader import AnswerReader
-from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, TokenLogprobs, Usage
+from llaisys.common.types import RequestOutput, StreamOutput, TokenLogprobs, Usage
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.formatter import PARSE_COST, AnswerFormatter
 from llaisys.server.generation.job import Job
+from llaisys.server.generation.llama_object import FinalObject
 from llaisys.server.generation.timings import (
     PromptProgressReporter,
     StreamTimings,
-    progress_timings,
     timings_object,
 )
 from llaisys.server.generation.token_names import TokenNames
@@ -29,9 +29,6 @@ from llaisys.server.openai.response_objects import (
     plain_reader,
     usage_object,
 )
-
-# Makes llama.cpp's `__verbose` object of (output, stream).
-VerboseObject = Callable[[CompletionOutput, bool], dict[str, Any]]
 
 
 class OpenAIFormatter(AnswerFormatter):
@@ -48,7 +45,7 @@ class OpenAIFormatter(AnswerFormatter):
         session_id: str | None = None,
         new_reader: Callable[[int], AnswerReader] = plain_reader,
         context_truncated: bool | None = None,
-        verbose: VerboseObject | None = None,
+        verbose: FinalObject | None = None,
     ) -> None:
         self.body = job.body
         self.request_id = job.request_id
@@ -84,7 +81,8 @@ class OpenAIFormatter(AnswerFormatter):
         self._tokens = 0
         self._stream_timings = StreamTimings(self._prompt_tokens)
         self._timings: dict[str, Any] | None = None  # of the last finished prompt
-        self._progress = [PromptProgressReporter() for _ in prompts]
+        with_timings = bool(self.body.timings_per_token)
+        self._progress = [PromptProgressReporter(with_timings) for _ in prompts]
 
     def format_whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
         choices = [
@@ -103,9 +101,11 @@ class OpenAIFormatter(AnswerFormatter):
         return self.builder.whole(choices, usage, timings, self._verbose_fields(outputs[0]))
 
     def _verbose_fields(self, output: RequestOutput) -> dict[str, Any]:
+        """Return llama.cpp's object, if requested."""
         if self._verbose is None:
             return {}
-        return {"__verbose": self._verbose(output.outputs[0], bool(self.body.stream))}
+        first = output.outputs[0]
+        return {"__verbose": self._verbose.of(first, first.text, first.index)}
 
     def _echo_logprobs(self, logprobs: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:
         """Return the logprobs of an echo if requested, with as many top entries as requested."""
@@ -151,11 +151,8 @@ class OpenAIFormatter(AnswerFormatter):
     def _progress_events(self, index: int, number: int, delta: StreamOutput) -> list[bytes]:
         """Return the prompt progress events: after the role chunk in a chat, else first."""
         events = self._begin(index, number, delta) if self.builder.chat else []
-        for progress in self._progress[number].objects(delta.progress):
-            chunk = {**self.builder.chunk(index, ""), "prompt_progress": progress}
-            if self.body.timings_per_token:
-                chunk["timings"] = progress_timings(progress)
-            events.append(self._event(chunk))
+        for fields in self._progress[number].fields(delta.progress):
+            events.append(self._event({**self.builder.chunk(index, ""), **fields}))
         return events
 
     def _chat(self, index: int, delta: StreamOutput) -> list[dict[str, Any]]:
@@ -189,7 +186,14 @@ class OpenAIFormatter(AnswerFormatter):
     def _completion(self, index: int, delta: StreamOutput) -> list[dict[str, Any]]:
         if not (delta.text or delta.logprobs or (delta.token_ids and self.builder.token_ids)):
             return []
-        return [self._content(index, delta)]
+        chunk = self.builder.chunk(
+            index,
+            delta.text,
+            logprobs=delta.logprobs,
+            offsets=self._offsets[index],
+            token_ids=delta.token_ids,
+        )
+        return [self._timed(chunk)]
 
     @staticmethod
     def _timings_of(output: RequestOutput, index: int) -> dict[str, Any]:
@@ -217,16 +221,6 @@ class OpenAIFormatter(AnswerFormatter):
             return []
         chunk = self.builder.chunk(index, echo, logprobs=logprobs, offsets=offsets)
         return [self._event(chunk)]
-
-    def _content(self, index: int, delta: StreamOutput) -> dict[str, Any]:
-        chunk = self.builder.chunk(
-            index,
-            delta.text,
-            logprobs=delta.logprobs,
-            offsets=self._offsets[index],
-            token_ids=delta.token_ids,
-        )
-        return self._timed(chunk)
 
     def _timed(self, chunk: dict[str, Any]) -> dict[str, Any]:
         """Add the current timings if `timings_per_token` is set."""

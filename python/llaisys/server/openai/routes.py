@@ -8,13 +8,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from llaisys.common.sampling import SamplingParams
-from llaisys.common.types import CompletionOutput
 from llaisys.common.validation import check_count, check_token_ids
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.infill import encode_infill
 from llaisys.server.generation.job import Job
-from llaisys.server.generation.llama_object import final_object
+from llaisys.server.generation.llama_object import FinalObject
 from llaisys.server.generation.messages import convert_messages
 from llaisys.server.generation.prompts import (
     PromptLimit,
@@ -29,7 +28,7 @@ from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.event_stream import EventStream
 from llaisys.server.http.payload import json_response
 from llaisys.server.openai.base_schema import conflicting_field
-from llaisys.server.openai.formatter import OpenAIFormatter, VerboseObject
+from llaisys.server.openai.formatter import OpenAIFormatter
 from llaisys.server.openai.schemas import (
     ChatCompletionRequest,
     CompletionRequest,
@@ -37,7 +36,7 @@ from llaisys.server.openai.schemas import (
     TokenizeRequest,
 )
 from llaisys.server.openai.tool_schemas import tool_set_of
-from llaisys.server.service import Service, service_for, service_of, session_model
+from llaisys.server.service import Service, owner_of, service_for, service_of, session_model
 
 router = APIRouter(route_class=CheckedRoute)
 
@@ -105,30 +104,14 @@ async def completions(request: Request, body: CompletionRequest) -> Response:
     return await job.run(encoded, params, formatter)
 
 
-async def verbose_object(
-    job: Job, prompt: list[int], params: SamplingParams
-) -> VerboseObject | None:
+async def verbose_object(job: Job, prompt: list[int], params: SamplingParams) -> FinalObject | None:
     """Return what makes the `__verbose` object, if the request asks for it."""
     if not job.body.verbose:
         return None
     engine = job.service.engine
     text = await decode(engine, [token for token in prompt if token < job.service.info.vocab_size])
-
-    def make(output: CompletionOutput, stream: bool) -> dict[str, Any]:
-        return final_object(
-            params.with_defaults(engine.inputs.defaults),
-            output,
-            prompt=text,
-            num_prompt_tokens=len(prompt),
-            text=output.text,
-            model=job.model,
-            index=output.index,
-            stream=stream,
-            max_model_len=job.max_model_len,
-            eos_token_ids=engine.inputs.eos_token_ids,
-        )
-
-    return make
+    params = params.with_defaults(engine.inputs.defaults)
+    return FinalObject(job, params, text, len(prompt))
 
 
 @router.get("/v1/models", tags=["OpenAI"])
@@ -150,7 +133,7 @@ async def model(request: Request, model: str) -> dict[str, Any]:
 async def cancel(request: Request, request_id: str) -> dict[str, Any]:
     """Cancel a request by response id or X-Request-Id; it finishes with reason `abort`."""
     service = service_of(request)
-    found = service.registry.find(request_id, request.scope["state"]["owner"])
+    found = service.registry.find(request_id, owner_of(request))
     if not found:
         raise ApiError(404, "no such request is running", code="request_not_found")
     cancelled = [await generation.cancel() for generation in found]

@@ -182,8 +182,8 @@ class ResponsesFormatter(BlockFormatter):
     def progress(self, progress: PromptProgress) -> list[bytes]:
         response = self._response("in_progress")
         return [
-            self._sse_event("response.in_progress", response=response, prompt_progress=found)
-            for found in self._progress.objects(progress)
+            self._sse_event("response.in_progress", response=response, **fields)
+            for fields in self._progress.fields(progress)
         ]
 
     def format_delta(self, number: int, delta: StreamOutput) -> Iterator[bytes]:

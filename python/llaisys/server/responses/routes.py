@@ -27,7 +27,7 @@ from llaisys.server.responses.background import detached
 from llaisys.server.responses.formatter import ResponsesFormatter
 from llaisys.server.responses.items import input_items, references, with_resolved
 from llaisys.server.responses.schemas import RESPONSE_ID, ResponsesRequest
-from llaisys.server.service import Service, service_of
+from llaisys.server.service import Service, owner_of, service_of
 from llaisys.server.sessions.file import SessionLimitError, SessionStorageError
 from llaisys.server.sessions.responses import ResponsePosition
 
@@ -152,24 +152,16 @@ async def previous(
     return found
 
 
+@dataclass(frozen=True, slots=True)
 class ResponseTurn:
     """Stores a complete response; cancelled and failed ones are not stored."""
 
-    def __init__(
-        self,
-        service: Service,
-        owner: str,
-        formatter: ResponsesFormatter,
-        before: ResponsePosition | None,
-        new: list[dict[str, Any]],
-        request_id: str,
-    ) -> None:
-        self.service = service
-        self.owner = owner
-        self.formatter = formatter
-        self.before = before
-        self.new = new
-        self.request_id = request_id
+    service: Service
+    owner: str
+    formatter: ResponsesFormatter
+    before: ResponsePosition | None
+    new: list[dict[str, Any]]
+    request_id: str
 
     async def finish(self, output: CompletionOutput, model: str) -> bytes | None:
         """Store the response. If storage is full, the answer is still sent, with `store` false."""
@@ -190,11 +182,6 @@ class ResponseTurn:
 
     def close(self) -> None:
         """Nothing to release."""
-
-
-def owner_of(request: Request) -> str:
-    owner: str = request.scope["state"]["owner"]
-    return owner
 
 
 def not_found(response_id: str) -> ApiError:

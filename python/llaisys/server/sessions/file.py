@@ -96,8 +96,10 @@ class SessionStorageError(LlaisysError, RuntimeError):
 class SessionDiskFullError(SessionStorageError):
     """The disk of the session file is full; nothing was changed."""
 
+    message = "the disk of the session file is full"
+
     def __init__(self) -> None:
-        super().__init__("the disk of the session file is full")
+        super().__init__(self.message)
 
 
 class FileLock:

@@ -15,7 +15,7 @@ from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.openai.base_schema import Schema, Text
 from llaisys.server.openai.schemas import SESSION_PATTERN, ChatMessage, SessionId
-from llaisys.server.service import service_of
+from llaisys.server.service import owner_of, service_of
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=CheckedRoute)
 
@@ -40,11 +40,6 @@ class SessionContent(Schema):
 
 class SessionPatch(Schema):
     title: Text = Field(max_length=256)
-
-
-def owner_of(request: Request) -> str:
-    owner: str = request.scope["state"]["owner"]
-    return owner
 
 
 def not_found() -> ApiError:
