@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.logs import log_event
 from llaisys.common.progress import ProgressLine
 from llaisys.server.app import make_app
-from llaisys.server.config import ServerConfig, default_session_file
+from llaisys.server.config import Limits, ServerConfig, default_session_file
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.http.protocol import limited_protocol
@@ -29,6 +30,7 @@ from llaisys.server.models.single import SingleModel
 from llaisys.server.service import Service, SharedState, reload_keys
 from llaisys.server.sessions.file import SessionFileInUseError
 from llaisys.server.sessions.store import SessionStore
+from llaisys.server.thread_pool import TaskSet
 from llaisys.server.tracing import TraceRequests, open_tracer
 from llaisys.tokenization import Tokenizer as _Tokenizer  # noqa: F401  (imported while the model loads)
 
@@ -40,6 +42,23 @@ LOG_SECONDS = 4.0  # interval of log lines within one load stage
 
 class Server(uvicorn.Server):
     """uvicorn without its signal handlers: `Lifecycle` decides when to stop."""
+
+    @classmethod
+    def of(cls, app: ASGIApp, limits: Limits, **options: Any) -> Server:
+        """`options`: further ones of uvicorn.Config."""
+        config = uvicorn.Config(
+            app,
+            http=limited_protocol(limits),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=30,
+            **options,
+        )
+        return cls(config)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -56,7 +75,7 @@ class Lifecycle:
         self.url = url
         self.status = 0
         self._draining: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
 
     async def run(self, listener: socket.socket) -> int:
         loop = asyncio.get_running_loop()
@@ -69,7 +88,7 @@ class Lifecycle:
         if isinstance(models, SingleModel):
             models.first.engine.on_death.append(self.on_death)
             await models.first.engine.start()
-            self._spawn(self._announce(models.first))
+            self._tasks.spawn(self._announce(models.first))
         else:
             await models.start()
             count = len(models.models)
@@ -118,12 +137,12 @@ class Lifecycle:
         if self._draining is None:
             log_event(logger, logging.INFO, "draining", signal=name, open=self._open)
             self._close_admission("the server is shutting down")
-            self._draining = self._spawn(self._drain())
+            self._draining = self._tasks.spawn(self._drain())
         elif not self.server.should_exit:
             log_event(logger, logging.WARNING, "aborting", signal=name)
             self.status = 1
             self._draining.cancel()
-            self._spawn(self._abort())
+            self._tasks.spawn(self._abort())
 
     def on_hangup(self) -> None:
         """Reload the key file. An invalid file changes nothing."""
@@ -157,7 +176,7 @@ class Lifecycle:
     def on_death(self, reason: str) -> None:
         self.status = 1
         self._close_admission("the engine has died")
-        self._spawn(self._exit_dead())
+        self._tasks.spawn(self._exit_dead())
 
     async def _exit_dead(self) -> None:
         """Stop after `exit_delay`. Open requests have failed; /health returns 503."""
@@ -172,12 +191,6 @@ class Lifecycle:
     def _close_admission(self, reason: str) -> None:
         for service in self.models.services:
             service.admission.closed = reason
-
-    def _spawn(self, work: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def open_sessions(config: ServerConfig, port: int) -> SessionStore:
@@ -203,27 +216,19 @@ async def run_server(
     started engine of a single model; None with several models."""
     shared = SharedState(config, open_sessions(config, listener.getsockname()[1]))
     models = open_models(shared, process)
-    limits = config.limits
     app, provider = make_app(shared, models), None
     if config.otlp_traces_endpoint is not None:
         tracer, provider = open_tracer(config.otlp_traces_endpoint)
         app = TraceRequests(app, tracer)
-    settings = uvicorn.Config(
+    server = Server.of(
         app,
-        http=limited_protocol(limits),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=30,
+        config.limits,
         timeout_graceful_shutdown=5,
         ssl_certfile=config.ssl_certfile,
         ssl_keyfile=config.ssl_keyfile,
         ssl_keyfile_password=config.ssl_keyfile_password,
     )
-    lifecycle = Lifecycle(shared, models, Server(settings), url)
+    lifecycle = Lifecycle(shared, models, server, url)
     try:
         return await lifecycle.run(listener)
     finally:

@@ -6,7 +6,7 @@ latest reports (`collectors.EngineCollector`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from prometheus_client import (
@@ -158,16 +158,15 @@ class ModelMetrics:
         for output in outputs:
             every.finished.labels(model, output.finish_reason or "error").inc()
             every.output_size.labels(model).observe(len(output.token_ids))
-            for histogram, value in self._times(output):
+            times = output.timings
+            for histogram, value in (
+                (every.first_token, times.first_token),
+                (every.per_token, times.per_token),
+                (every.whole, times.total),
+                (every.queue, times.queue),
+            ):
                 if value is not None:
                     histogram.labels(model).observe(max(0.0, value))
-
-    def _times(self, output: CompletionOutput) -> Iterator[tuple[Histogram, float | None]]:
-        times = output.timings
-        yield self.all.first_token, times.first_token
-        yield self.all.per_token, times.per_token
-        yield self.all.whole, times.total
-        yield self.all.queue, times.queue
 
     def request_rejected(self, reason: str) -> None:
         self.all.rejected.labels(self.model, reason).inc()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -25,6 +25,16 @@ T = TypeVar("T")
 
 # Owner of the request that the current task serves, set by `KeyGuard`; "": the server itself.
 current_owner: ContextVar[str] = ContextVar("request_owner", default="")
+
+
+class TaskSet(set[asyncio.Task[None]]):
+    """Running tasks; the event loop itself keeps only weak references to them."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self.add(task)
+        task.add_done_callback(self.discard)
+        return task
 
 
 @dataclass(slots=True, eq=False)

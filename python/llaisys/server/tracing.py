@@ -49,9 +49,6 @@ class TraceRequests:
         self.tracer = tracer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
         answers: list[tuple[int, RequestOutput]] = []
         token = _answers.set(answers)
         start, status = time.time_ns(), 0

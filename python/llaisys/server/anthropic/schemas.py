@@ -12,7 +12,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.server.generation.chat import ProtocolRequest
 from llaisys.server.openai.base_schema import ModelName, Schema, Text
 from llaisys.server.openai.field_kinds import Checked
-from llaisys.server.openai.fields import UNSUPPORTED, FieldNotes, Ignored
+from llaisys.server.openai.fields import UNSUPPORTED, FieldNotes, Ignored, unsupported
 from llaisys.server.openai.sampling_fields import NEW_TOKENS
 
 CacheControl = dict[str, Any] | None  # a hint: prefix caching is automatic
@@ -197,11 +197,9 @@ class CountTokensRequest(ProtocolRequest):
     cache_control: CacheControl = None
 
     def to_chat(self) -> dict[str, Any]:
-        chat: dict[str, Any] = {"model": self.model, "messages": self._messages()}
-        last = self.messages[-1]
-        if last.role == "assistant":  # a prefill, which the answer continues
+        chat: dict[str, Any] = {"model": self.model, "messages": self._messages(), **self._tools()}
+        if self.messages[-1].role == "assistant":  # a prefill, which the answer continues
             chat["continue_final_message"] = True
-        chat |= self._tools()
         if self.thinking is not None:
             chat |= thinking_fields(self.thinking)
         format = self.output_format
@@ -262,8 +260,7 @@ class MessagesRequest(CountTokensRequest):
     inference_geo: Text | None = None  # a hint
 
     def to_chat(self) -> dict[str, Any]:
-        chat = super().to_chat()
-        values = {
+        return super().to_chat() | {
             "max_tokens": self.max_tokens,
             "stop": [text for text in self.stop_sequences or () if text] or None,
             "stream": self.stream,
@@ -272,7 +269,6 @@ class MessagesRequest(CountTokensRequest):
             "top_p": self.top_p,
             "user": None if self.metadata is None else self.metadata.user_id,
         }
-        return chat | {name: value for name, value in values.items() if value is not None}
 
 
 REASONING_EFFORTS = {"max": "high", "xhigh": "high"}
@@ -283,17 +279,16 @@ def thinking_fields(thinking: Thinking) -> dict[str, Any]:
     if thinking.type == "disabled":
         return {"thinking": False}
     fields: dict[str, Any] = {"thinking": True} if thinking.type == "enabled" else {}
-    if thinking.budget_tokens is not None:
-        fields["thinking_budget"] = thinking.budget_tokens
-    return fields
+    return fields | {"thinking_budget": thinking.budget_tokens}
 
 
 def chat_tool(tool: ToolDefinition) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.strict:
-        function["strict"] = True
+    function = {
+        "name": tool.name,
+        "parameters": tool.input_schema,
+        "description": tool.description,
+        "strict": tool.strict,
+    }
     return {"type": "function", "function": function}
 
 
@@ -347,8 +342,4 @@ def result_text(block: ToolResultBlock, path: str) -> str:
 
 
 def unsupported_block(block: UnsupportedBlock, path: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"{path} is of type {block.type}; this is a text model: send text blocks",
-        field=path,
-        code=UNSUPPORTED,
-    )
+    return unsupported(path, f"is of type {block.type}; this is a text model: send text blocks")

@@ -54,9 +54,9 @@ class AnswerFormatter(ABC):
         """Return the events of the next delta of prompt `number`, as an iterator if they are many.
         The finish reason is never `error`: `Job` calls `format_error` instead."""
 
-    @abstractmethod
     def format_end(self, usage: Usage) -> list[bytes]:
         """Return the events after the last delta."""
+        return []
 
     @abstractmethod
     def format_error(self, error: ApiError) -> list[bytes]:
@@ -95,12 +95,12 @@ class BlockFormatter(AnswerFormatter):
     def body(self, answer: ChatAnswer, output: CompletionOutput, usage: Usage) -> dict[str, Any]:
         """Return the response object."""
 
-    @abstractmethod
-    def begin(self) -> list[bytes]: ...
+    def begin(self) -> list[bytes]:
+        return []
 
-    @abstractmethod
     def open_block(self, block: Block) -> list[bytes]:
         """`self.call` is set for a CALL block."""
+        return []
 
     @abstractmethod
     def add(self, block: Block, text: str) -> list[bytes]: ...
@@ -139,9 +139,6 @@ class BlockFormatter(AnswerFormatter):
         if delta.output is not None:
             self.output = delta.output.outputs[0]
             yield from self.close(self.output, delta.output.usage)
-
-    def format_end(self, usage: Usage) -> list[bytes]:
-        return []  # `close` has written the last events
 
     def logprob_entries(self, logprobs: Sequence[TokenLogprobs]) -> list[msgspec.Raw]:
         """Return the encoded logprob object of each token; none if not requested."""

@@ -9,6 +9,7 @@ from typing import Any
 from llaisys.common.sampling import BAN, DRY_BREAKERS, SamplingParams
 from llaisys.common.types import CompletionOutput
 from llaisys.server.generation.job import Job
+from llaisys.server.generation.prompts import decode
 from llaisys.server.generation.timings import timings_object
 
 
@@ -72,6 +73,16 @@ class FinalObject:
     params: SamplingParams
     prompt: str
     num_prompt_tokens: int
+
+    @classmethod
+    async def of_prompt(
+        cls, job: Job, params: SamplingParams, prompt: list[int], shows_prompt: bool = True
+    ) -> FinalObject:
+        text = ""
+        if shows_prompt:  # the engine rejects a request with ids outside the vocabulary
+            valid = [token for token in prompt if token < job.service.info.vocab_size]
+            text = await decode(job.service.engine, valid)
+        return cls(job, params, text, len(prompt))
 
     def of(self, output: CompletionOutput, text: str, index: int) -> dict[str, Any]:
         """Return the object of a choice, without token ids and logprobs. `text`: its content."""

@@ -2,7 +2,8 @@
 
 Order, outermost first: `RootPath`, `RequestContext`, `HostGuard`, CORS, `KeyGuard`, `BodyGuard`,
 the routes.
-Plain ASGI rather than Starlette's BaseHTTPMiddleware, which hides disconnects.
+Plain ASGI rather than Starlette's BaseHTTPMiddleware, which hides disconnects. Every scope is of
+type http: the server runs without websockets and lifespan events.
 """
 
 from __future__ import annotations
@@ -102,9 +103,6 @@ class RequestContext:
         self.shape_of = shape_of  # path -> error format of its API
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
         given = header(scope, b"x-request-id")
         request_id = given if given and REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         state = scope.setdefault("state", {})
@@ -181,7 +179,7 @@ class RootPath:
         self.root = "/" + root.strip("/")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(self.root + "/"):
+        if scope["path"].startswith(self.root + "/"):
             scope = {**scope, "path": scope["path"].removeprefix(self.root)}
         await self.app(scope, receive, send)
 
@@ -197,13 +195,12 @@ class HostGuard:
         self.origins = {origin.lower().rstrip("/") for origin in origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            try:
-                self._check(scope)
-            except ApiError as error:
-                await respond_error(scope, send, error)
-                return
-        await self.app(scope, receive, send)
+        try:
+            self._check(scope)
+        except ApiError as error:
+            await respond_error(scope, send, error)
+        else:
+            await self.app(scope, receive, send)
 
     def _check(self, scope: Scope) -> None:
         hosts = [value for key, value in scope["headers"] if key == b"host"]
@@ -263,7 +260,7 @@ class KeyGuard:
         self.is_public = is_public  # (method, path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and len(self.ring):
+        if len(self.ring):
             owner = self.ring.owner(header(scope, b"authorization"))
             if owner is None and (key := header(scope, b"x-api-key")) is not None:
                 owner = self.ring.owner(f"Bearer {key}")  # as Anthropic's clients send it
@@ -313,7 +310,7 @@ class BodyGuard:
         self.budget = budget
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in SAFE_METHODS:
+        if scope["method"] in SAFE_METHODS:
             await self.app(scope, receive, send)
             return
         counted = 0

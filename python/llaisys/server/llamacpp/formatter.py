@@ -28,26 +28,21 @@ class LlamaFormatter(AnswerFormatter):
         self,
         job: Job,
         body: LlamaSampling,
-        prompts: Sequence[Sequence[int]],
-        texts: Sequence[str],
+        objects: Sequence[FinalObject],
         params: SamplingParams,
     ) -> None:
         self.request_id = job.request_id
         self.response_id = f"llama-{body.request_id or uuid.uuid4().hex}"
         self.body = body
-        self.prompts = prompts
         self.params = params
-        self._objects = [
-            FinalObject(job, params, text, len(prompt))
-            for text, prompt in zip(texts, prompts, strict=True)
-        ]
+        self._objects = objects  # of the prompts
         self.names = TokenNames(job.service.engine.tokenizer)
-        self.extra_chars = sum(map(len, texts))
+        self.extra_chars = sum(len(found.prompt) for found in objects)
         self._id_slot = -1 if body.id_slot is None else body.id_slot
         self._sent: dict[int, int] = {}  # choice -> sent tokens
         with_timings = bool(body.timings_per_token)
-        self._progress = [PromptProgressReporter(with_timings) for _ in prompts]
-        self._timings = [StreamTimings(len(prompt)) for prompt in prompts]
+        self._progress = [PromptProgressReporter(with_timings) for _ in objects]
+        self._timings = [StreamTimings(found.num_prompt_tokens) for found in objects]
 
     def format_whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
         several = len(outputs) * self.params.n > 1
@@ -130,14 +125,11 @@ class LlamaFormatter(AnswerFormatter):
             "stop": False,
             "id_slot": self._id_slot,
             "tokens_predicted": self._sent[index],
-            "tokens_evaluated": len(self.prompts[number]),
+            "tokens_evaluated": self._objects[number].num_prompt_tokens,
         }
         if self.body.timings_per_token:
             chunk["timings"] = self._timings[number].object()
         return chunk
-
-    def format_end(self, usage: Usage) -> list[bytes]:
-        return []
 
     def format_error(self, error: ApiError) -> list[bytes]:
         return [sse(error.body(self.request_id))]

@@ -20,9 +20,9 @@ from llaisys.server.errors import ApiError
 from llaisys.server.generation.generation import Generation
 from llaisys.server.generation.infill import Snippet, encode_infill
 from llaisys.server.generation.job import Job
-from llaisys.server.generation.llama_object import settings_object
+from llaisys.server.generation.llama_object import FinalObject, settings_object
 from llaisys.server.generation.messages import convert_messages
-from llaisys.server.generation.prompts import PromptLimit, decode, encode_prompts, render_messages
+from llaisys.server.generation.prompts import PromptLimit, encode_prompts, render_messages
 from llaisys.server.generation.slots import read_tokens, write_tokens
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.event_stream import unless_disconnected
@@ -87,17 +87,10 @@ async def infill(request: Request, body: InfillRequest) -> Response:
 async def _answer(
     job: Job, body: LlamaSampling, prompts: list[list[int]], params: SamplingParams
 ) -> Response:
-    engine = job.service.engine
     job.line_seconds = body.line_seconds
-    texts = [""] * len(prompts)
-    if body.shows("prompt"):
-        texts = [await decode(engine, _valid_ids(job, ids)) for ids in prompts]
-    return await job.run(prompts, params, LlamaFormatter(job, body, prompts, texts, params))
-
-
-def _valid_ids(job: Job, ids: list[int]) -> list[int]:
-    """Return the ids within the vocabulary; the engine rejects the request for others."""
-    return [token for token in ids if token < job.service.info.vocab_size]
+    shows = body.shows("prompt")
+    objects = [await FinalObject.of_prompt(job, params, prompt, shows) for prompt in prompts]
+    return await job.run(prompts, params, LlamaFormatter(job, body, objects, params))
 
 
 @router.post("/apply-template", tags=["llama.cpp"])

@@ -14,6 +14,7 @@ request. An unload never ends a request. A failed load fails only the requests f
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import re
@@ -29,7 +30,7 @@ from llaisys.server.errors import ApiError
 from llaisys.server.models.served import ServedModel, State
 from llaisys.server.models.single import SingleModel
 from llaisys.server.service import Service, unknown_model
-from llaisys.server.thread_pool import current_owner
+from llaisys.server.thread_pool import TaskSet, current_owner
 
 logger = logging.getLogger("llaisys.server")
 
@@ -93,7 +94,7 @@ class ModelManager:
         self._load_lock = asyncio.Lock()  # FIFO
         self._changed = asyncio.Event()  # memory may have become available
         self._blocked: Counter[str] = Counter()  # requests that wait for a load, by owner
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
         self._closings: set[asyncio.Task[None]] = set()  # the subset that closes engines
 
     # ---- interface of the routes ---------------------------------------------------------------
@@ -159,10 +160,10 @@ class ModelManager:
 
     async def start(self) -> None:
         """Load the first model, the default of requests without a model name."""
-        self._spawn(self._unload_idle())
+        self._tasks.spawn(self._unload_idle())
         self._begin_load(self.models[0])
         if self._check is not None:
-            self._spawn(self._check_others(self._check))
+            self._tasks.spawn(self._check_others(self._check))
 
     async def _check_others(self, check: ModelCheck) -> None:
         """Find models that cannot be loaded before a request does, one after the other."""
@@ -251,7 +252,7 @@ class ModelManager:
     def _begin_load(self, model: ServedModel) -> asyncio.Task[None]:
         """Return the task that loads the model, started if there is none."""
         if model.task is None or model.task.done():
-            model.task = self._spawn(self._load(model))
+            model.task = self._tasks.spawn(self._load(model))
         return model.task
 
     async def _load(self, model: ServedModel) -> None:
@@ -287,13 +288,12 @@ class ModelManager:
                 raise
             except Exception as error:
                 await self._close_engine(model)
-                public = public_reason(str(error)) if isinstance(error, LoadError) else None
-                model.failed(str(error), self._clock(), public)
-                expected = isinstance(error, LoadError)
+                reason, is_expected = str(error), isinstance(error, LoadError)
+                model.failed(reason, self._clock(), public_reason(reason) if is_expected else None)
                 log_event(
-                    logger, logging.ERROR, "model not loaded", model=model.name, reason=str(error)
+                    logger, logging.ERROR, "model not loaded", model=model.name, reason=reason
                 )
-                if not expected:
+                if not is_expected:
                     logger.error("unexpected", exc_info=error)
 
     async def _open(self, model: ServedModel, engine: AsyncLLMEngine) -> None:
@@ -348,11 +348,8 @@ class ModelManager:
         return (oldest, None) if pause <= 0 else (None, pause)
 
     async def _wait_changed(self, seconds: float | None) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
-        except TimeoutError:
-            pass
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)
 
     # ---- unloading -----------------------------------------------------------------------------
 
@@ -390,7 +387,7 @@ class ModelManager:
         log_event(logger, logging.INFO, "model unloaded", model=model.name, resident_bytes=resident)
 
     def _start_closing(self, model: ServedModel) -> asyncio.Task[None]:
-        task = self._spawn(self._close_engine(model))
+        task = self._tasks.spawn(self._close_engine(model))
         self._closings.add(task)
         task.add_done_callback(self._closings.discard)
         return task
@@ -425,12 +422,6 @@ class ModelManager:
         for model in self.models:
             if model.is_idle and self._clock() - model.last_used > self.keep_alive:
                 await self._unload(model)
-
-    def _spawn(self, work: Any) -> asyncio.Task[None]:
-        task: asyncio.Task[None] = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 Models = SingleModel | ModelManager

@@ -104,12 +104,6 @@ class OllamaFormatter(BlockFormatter):
         entries = self.logprob_entries(text_logprobs(output))
         return found | ({"logprobs": entries} if entries else {}) | self._end(output, usage)
 
-    def begin(self) -> list[bytes]:
-        return []
-
-    def open_block(self, block: Block) -> list[bytes]:
-        return []
-
     def add(self, block: Block, text: str) -> list[bytes]:
         if block is Block.CALL:
             return []  # a call is sent as a whole

@@ -12,7 +12,6 @@ from fastapi.responses import Response
 from llaisys.chat.reader import AnswerReader
 from llaisys.common.embedding import EmbeddingFormat, Vector
 from llaisys.common.types import Usage
-from llaisys.common.validation import invalid_value
 from llaisys.server.embeddings.pooling import respond_with_embeddings
 from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.infill import encode_infill
@@ -145,20 +144,14 @@ async def running(request: Request) -> dict[str, Any]:
 @router.post("/show")
 async def show(request: Request, body: ShowRequest) -> dict[str, Any]:
     """Describe a model."""
-    name = body.model or body.name
-    if not name:
-        raise invalid_value("model", name, "the name of a model")
-    service = await service_for(request, name.removesuffix(":latest"))
-    return await model_details(service, name.removesuffix(":latest"))
+    name = body.model_name.removesuffix(":latest")
+    return await model_details(await service_for(request, name), name)
 
 
 @router.post("/pull")
 async def pull(request: Request, body: PullRequest) -> Response:
     """Report success for a served model, which needs no download; other models are a 404."""
-    name = body.model or body.name
-    if not name:
-        raise invalid_value("model", name, "the name of a model")
-    models = request.app.state.models
+    name, models = body.model_name, request.app.state.models
     if not models.has_model(name.removesuffix(":latest")):
         names = [known for service in models.services for known in service.all_names]
         raise unknown_model(name, names)

@@ -16,11 +16,11 @@ from llaisys.server.generation.chat import ProtocolRequest
 from llaisys.server.openai.base_schema import Schema, Text, TokenId
 from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import (
-    UNSUPPORTED,
     FieldNotes,
     Ignored,
     field_error,
     filter_object,
+    unsupported,
 )
 from llaisys.server.openai.sampling_fields import LOGPROBS
 from llaisys.server.openai.schemas import CompletionRequest
@@ -38,6 +38,7 @@ SAMPLING = {
     "presence_penalty": "presence_penalty",
     "frequency_penalty": "frequency_penalty",
     **{name: name for name in ("repeat_last_n", "mirostat", "mirostat_tau", "mirostat_eta")},
+    "seed": "seed",
 }
 # Options of loading and running a model, which the server configures, and of samplers that it does
 # not have: ignored.
@@ -47,7 +48,7 @@ HINTS = frozenset(
     "penalize_newline tfs_z draft_num_predict".split()
 )
 # Options that affect the answer.
-OPTIONS = frozenset({*SAMPLING, "num_predict", "seed", "stop"})
+OPTIONS = frozenset({*SAMPLING, "num_predict", "stop"})
 CALL_NAMES = frozenset({"id", "type", "function"})
 FUNCTION_NAMES = frozenset({"name", "arguments", "index", "description"})
 
@@ -184,18 +185,29 @@ class EmbeddingsRequest(OllamaEmbeddingRequest):
     prompt: Text | None = None
 
 
-class PullRequest(Schema):
+class NamedRequest(Schema):
+    """Fields of requests about a model."""
+
     model: Text | None = Field(None, max_length=1024)
     name: Text | None = Field(None, max_length=1024)  # older alias of model
+
+    @property
+    def model_name(self) -> str:
+        """Raises InvalidInputError without a name."""
+        name = self.model or self.name
+        if not name:
+            raise invalid_value("model", name, "the name of a model")
+        return name
+
+
+class PullRequest(NamedRequest):
     stream: bool | None = None
     insecure: bool | None = None
     username: Text | None = None
     password: Text | None = None
 
 
-class ShowRequest(Schema):
-    model: Text | None = Field(None, max_length=1024)
-    name: Text | None = Field(None, max_length=1024)  # older alias of model
+class ShowRequest(NamedRequest):
     verbose: bool | None = None
     system: Text | None = None
     template: Text | None = None
@@ -206,9 +218,7 @@ PLACEHOLDER = [{"role": "user", "content": ""}]  # for requests that only load t
 
 
 def no_images(path: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"{path} is given; this is a text model: send text only", field=path, code=UNSUPPORTED
-    )
+    return unsupported(path, "is given; this is a text model: send text only")
 
 
 def chat_messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
@@ -296,8 +306,6 @@ def sampling_fields(options: dict[str, Any]) -> dict[str, Any]:
             # 0 and below: fill the context.
             if check_int("options.num_predict", value, -MAX_INT) > 0:
                 fields["max_tokens"] = value
-        elif name == "seed":
-            fields["seed"] = value
         elif name == "stop":
             texts = [value] if isinstance(value, str) else value
             fields["stop"] = [text for text in texts if text] if isinstance(texts, list) else texts

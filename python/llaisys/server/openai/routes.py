@@ -108,10 +108,8 @@ async def verbose_object(job: Job, prompt: list[int], params: SamplingParams) ->
     """Return what makes the `__verbose` object, if the request asks for it."""
     if not job.body.verbose:
         return None
-    engine = job.service.engine
-    text = await decode(engine, [token for token in prompt if token < job.service.info.vocab_size])
-    params = params.with_defaults(engine.inputs.defaults)
-    return FinalObject(job, params, text, len(prompt))
+    params = params.with_defaults(job.service.engine.inputs.defaults)
+    return await FinalObject.of_prompt(job, params, prompt)
 
 
 @router.get("/v1/models", tags=["OpenAI"])

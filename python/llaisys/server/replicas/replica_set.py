@@ -44,6 +44,7 @@ from llaisys.server.errors import EngineDeadError
 from llaisys.server.replicas.disaggregation import SUFFIX, Disaggregation, decode_of, prefill_of
 from llaisys.server.replicas.replica import FIRST_PAUSE, LoraChanges, Replica, total, without_gauges
 from llaisys.server.replicas.router import PrefixRouter, Route
+from llaisys.server.thread_pool import TaskSet
 
 logger = logging.getLogger("llaisys.server")
 
@@ -81,7 +82,7 @@ class ReplicaSet:
         self._router: PrefixRouter  # made when the first replica is up
         self._routed: dict[str, _RoutedRequest] = {}  # by group
         self._group_of: dict[str, str] = {}  # request id of a choice -> group
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = TaskSet()
         self._loras = LoraChanges(on_message)
         self._roles = Disaggregation(config.prefill_replicas, config.prefill_threshold)
         self._closing = False
@@ -363,9 +364,7 @@ class ReplicaSet:
         if was_up:
             self._router.clear(replica.index)
             self._move_requests(replica, reason)
-        task = asyncio.create_task(self._restart(replica))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.spawn(self._restart(replica))
 
     def _move_requests(self, replica: Replica, reason: str) -> None:
         """Move requests without tokens to other replicas; end the others with an error."""

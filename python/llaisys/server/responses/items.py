@@ -7,7 +7,7 @@ from typing import Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.validation import invalid_value
-from llaisys.server.openai.fields import UNSUPPORTED, FieldNotes, Ignored, filter_object
+from llaisys.server.openai.fields import FieldNotes, Ignored, filter_object, unsupported
 
 Item = dict[str, Any]
 Message = dict[str, Any]
@@ -58,11 +58,10 @@ def with_known_fields(item: Any, notes: FieldNotes) -> Any:
 
 
 def unknown_type(path: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"{path}.type is of a kind that this server does not have; it must be message, "
-        "function_call, function_call_output, reasoning or item_reference",
-        field=f"{path}.type",
-        code=UNSUPPORTED,
+    return unsupported(
+        f"{path}.type",
+        "is of a kind that this server does not have; it must be message, function_call, "
+        "function_call_output, reasoning or item_reference",
     )
 
 
@@ -140,12 +139,8 @@ def text_of(content: Any, path: str) -> str:
     for number, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
         if not isinstance(part, dict) or kind not in TEXT_PARTS:
-            field = f"{path}[{number}]"
-            raise InvalidInputError(
-                f"{field} is not text; this is a text model: send input_text parts",
-                field=field,
-                code=UNSUPPORTED,
-            )
+            why = "is not text; this is a text model: send input_text parts"
+            raise unsupported(f"{path}[{number}]", why)
         text = part.get(TEXT_PARTS[kind])
         if not isinstance(text, str):
             raise invalid_value(f"{path}[{number}].text", text, "a string")

@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import FIELDS
 from llaisys.common.validation import invalid_value
 from llaisys.server.generation.chat import ProtocolRequest
@@ -15,11 +14,11 @@ from llaisys.server.openai.base_schema import ModelName, Schema, Text, conflicti
 from llaisys.server.openai.field_kinds import Checked
 from llaisys.server.openai.fields import (
     NEVER,
-    UNSUPPORTED,
     FieldNotes,
     Ignored,
     Reasons,
     filter_object,
+    unsupported,
 )
 from llaisys.server.openai.sampling_fields import LENIENT, LOGPROBS, NEW_TOKENS, SEED
 from llaisys.server.openai.tool_schemas import FUNCTION_TOOLS
@@ -153,10 +152,9 @@ class ResponsesRequest(ProtocolRequest):
 
     def to_chat(self) -> dict[str, Any]:
         self._check()
-        messages = items.chat_messages(self.items)
-        # A placeholder for input of references only, until `with_items` resolves them.
-        chat: dict[str, Any] = {"messages": messages or [{"role": "user", "content": ""}]}
-        values = {
+        values: dict[str, Any] = {
+            # A placeholder for input of references only, until `with_items` resolves them.
+            "messages": items.chat_messages(self.items) or [{"role": "user", "content": ""}],
             "model": self.model,
             "stream": True if self.background else self.stream,
             "max_completion_tokens": self.max_output_tokens,
@@ -174,8 +172,7 @@ class ResponsesRequest(ProtocolRequest):
         if self.reasoning is not None and self.reasoning.effort is not None:
             effort = self.reasoning.effort
             values["reasoning_effort"] = REASONING_EFFORTS.get(effort, effort)
-        chat |= {name: value for name, value in values.items() if value is not None}
-        return chat | self._tools()
+        return values | self._tools()
 
     def _check(self) -> None:
         if self.background and self.store is False:
@@ -183,11 +180,7 @@ class ResponsesRequest(ProtocolRequest):
         items.references(self.items)
         for number, name in enumerate(self.include or ()):
             if name not in INCLUDED:
-                raise InvalidInputError(
-                    f"include[{number}] is not supported by this server",
-                    field=f"include[{number}]",
-                    code=UNSUPPORTED,
-                )
+                raise unsupported(f"include[{number}]", NEVER)
 
     def _format(self) -> dict[str, Any] | None:
         format = self.text.format if self.text is not None else None
@@ -197,25 +190,22 @@ class ResponsesRequest(ProtocolRequest):
             return {"type": "json_object"}
         if format.schema_ is None:
             raise invalid_value("text.format.schema", None, "a JSON schema")
-        schema: dict[str, Any] = {"name": format.name or "answer", "schema": format.schema_}
-        if format.strict is not None:
-            schema["strict"] = format.strict
+        schema = {
+            "name": format.name or "answer",
+            "schema": format.schema_,
+            "strict": format.strict,
+        }
         return {"type": "json_schema", "json_schema": schema}
 
     def _tools(self) -> dict[str, Any]:
         if not self.tools:
             return {}
-        fields: dict[str, Any] = {
-            "tools": [chat_tool(tool, f"tools[{n}]") for n, tool in enumerate(self.tools)]
-        }
         choice = self.tool_choice
-        if isinstance(choice, dict):
-            choice = chat_choice(choice)
-        if choice is not None:
-            fields["tool_choice"] = choice
-        if self.parallel_tool_calls is not None:
-            fields["parallel_tool_calls"] = self.parallel_tool_calls
-        return fields
+        return {
+            "tools": [chat_tool(tool, f"tools[{n}]") for n, tool in enumerate(self.tools)],
+            "tool_choice": chat_choice(choice) if isinstance(choice, dict) else choice,
+            "parallel_tool_calls": self.parallel_tool_calls,
+        }
 
 
 def chat_choice(choice: dict[str, Any]) -> dict[str, Any]:
@@ -249,11 +239,8 @@ def with_known_parts(include: list[Any], notes: FieldNotes) -> list[Any]:
 
 def chat_tool(tool: dict[str, Any], path: str) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise InvalidInputError(
-            f"{path}.type is of a kind that this server does not have; it must be function",
-            field=f"{path}.type",
-            code=UNSUPPORTED,
-        )
+        why = "is of a kind that this server does not have; it must be function"
+        raise unsupported(f"{path}.type", why)
     names = TOOL_NAMES - {"type"}
     function = {name: tool[name] for name in names if tool.get(name) is not None}
     return {"type": "function", "function": function}

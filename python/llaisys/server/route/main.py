@@ -8,11 +8,9 @@ import math
 import signal
 import socket
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from llaisys.common.logs import log_event, setup_logging
-from llaisys.server.http.protocol import limited_protocol
 from llaisys.server.http.security import BodyBudget, BodyGuard, RequestContext
 from llaisys.server.http_server import bind
 from llaisys.server.lifecycle import Server
@@ -40,19 +38,10 @@ async def _run(config: RouteConfig, listener: socket.socket) -> int:
         BodyBudget(limits.max_total_body_bytes),
         lambda scope: False,
     )
-    server = Server(
-        uvicorn.Config(
-            RequestContext(guarded, lambda *_: None),
-            http=limited_protocol(limits),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=30,
-            timeout_graceful_shutdown=math.ceil(config.drain_timeout),
-        )
+    server = Server.of(
+        RequestContext(guarded, lambda *_: None),
+        limits,
+        timeout_graceful_shutdown=math.ceil(config.drain_timeout),
     )
 
     def drain(number: int) -> None:
