@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import zmq
 
@@ -78,30 +78,22 @@ class EngineClock(LoopClock):
         return encode(message)
 
 
+@dataclass(slots=True)
 class EngineLoop:
     """Receives messages, steps the core and sends the updates. Borrows the core and sockets."""
 
-    def __init__(
-        self,
-        core: EngineCore,
-        inputs: zmq.Socket[bytes],
-        outputs: zmq.Socket[bytes],
-        clock: EngineClock,
-        max_failed_steps: int,
-        clock_offset: float = 0.0,
-    ) -> None:
-        self.core = core
-        self.inputs = inputs
-        self.outputs = outputs
-        self.clock = clock
-        self.max_failed_steps = max_failed_steps
-        self.clock_offset = clock_offset  # see EngineSetup
-        self._closing = False
-        self._lora_serials: dict[int, int] = {}  # of `LoadLora`, by adapter id
-        self._profiled = 0.0  # time of the last profile read
-        self._stage_seconds: dict[str, float] = {}
-        self._sample_counts: dict[str, int] = {}
-        self._gpus: list[GpuUsage] = []
+    core: EngineCore
+    inputs: zmq.Socket[bytes]
+    outputs: zmq.Socket[bytes]
+    clock: EngineClock
+    max_failed_steps: int
+    clock_offset: float = 0.0  # see EngineSetup
+    _closing: bool = False
+    _lora_serials: dict[int, int] = field(default_factory=dict)  # of `LoadLora`, by adapter id
+    _profiled: float = 0.0  # time of the last profile read
+    _stage_seconds: dict[str, float] = field(default_factory=dict)
+    _sample_counts: dict[str, int] = field(default_factory=dict)
+    _gpus: list[GpuUsage] = field(default_factory=list)
 
     def run(self) -> None:
         """Run until `Shutdown`. Raises when the engine has failed."""

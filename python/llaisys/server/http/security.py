@@ -15,6 +15,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -88,19 +89,14 @@ def record_error(scope: Scope, error: ApiError) -> None:
         state["param"] = error.param
 
 
+@dataclass(slots=True)
 class RequestContext:
     """Assigns request ids, logs one line per request, and answers unexpected exceptions with a 500
     that contains only the id."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        on_done: Callable[[str, str, int, FieldNotes | None], None],
-        shape_of: Callable[[str], ErrorShape] = lambda path: ApiError.body,
-    ) -> None:
-        self.app = app
-        self.on_done = on_done  # (method, route, status, ignored fields)
-        self.shape_of = shape_of  # path -> error format of its API
+    app: ASGIApp
+    on_done: Callable[[str, str, int, FieldNotes | None], None]  # method, route, status, ignored
+    shape_of: Callable[[str], ErrorShape] = lambda path: ApiError.body  # error format of a path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = header(scope, b"x-request-id")
@@ -251,13 +247,13 @@ class HostGuard:
         return True
 
 
+@dataclass(slots=True)
 class KeyGuard:
     """Requires a key if keys are configured, except for probes and the web UI's files."""
 
-    def __init__(self, app: ASGIApp, ring: KeyRing, is_public: Callable[[str, str], bool]) -> None:
-        self.app = app
-        self.ring = ring
-        self.is_public = is_public  # (method, path)
+    app: ASGIApp
+    ring: KeyRing
+    is_public: Callable[[str, str], bool]  # (method, path)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if len(self.ring):
@@ -279,35 +275,28 @@ class KeyGuard:
         await self.app(scope, receive, send)
 
 
+@dataclass(slots=True)
 class BodyBudget:
     """Limits the bytes of received bodies that are not parsed yet. The first FREE_BODY_BYTES of a
     body are free, so large bodies never block small requests; the connection limit bounds those."""
 
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.used = 0
+    max_bytes: int
+    used: int = 0
 
     def fits(self, count: int) -> bool:
         return self.used + max(0, count - FREE_BODY_BYTES) <= self.max_bytes
 
 
+@dataclass(slots=True)
 class BodyGuard:
     """Requires JSON bodies within a size, a time and the shared budget. Bodies of another type for
     paths without a route reach the app, which responds with a 404."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        max_bytes: int,
-        timeout: float,
-        budget: BodyBudget,
-        has_route: Callable[[Scope], bool],
-    ) -> None:
-        self.app = app
-        self.has_route = has_route
-        self.max_bytes = max_bytes
-        self.timeout = timeout
-        self.budget = budget
+    app: ASGIApp
+    max_bytes: int
+    timeout: float
+    budget: BodyBudget
+    has_route: Callable[[Scope], bool]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] in SAFE_METHODS:

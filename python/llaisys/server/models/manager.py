@@ -174,9 +174,7 @@ class ModelManager:
             reason = await check(model.service)
             if reason is not None and model.state is State.UNLOADED:
                 model.failed(reason, self._clock(), public_reason(reason))
-                log_event(
-                    logger, logging.ERROR, "model cannot be loaded", model=model.name, reason=reason
-                )
+                self._log_error("model cannot be loaded", model, reason)
 
     async def close(self) -> None:
         self.closing = True
@@ -290,9 +288,7 @@ class ModelManager:
                 await self._close_engine(model)
                 reason, is_expected = str(error), isinstance(error, LoadError)
                 model.failed(reason, self._clock(), public_reason(reason) if is_expected else None)
-                log_event(
-                    logger, logging.ERROR, "model not loaded", model=model.name, reason=reason
-                )
+                self._log_error("model not loaded", model, reason)
                 if not is_expected:
                     logger.error("unexpected", exc_info=error)
 
@@ -406,9 +402,13 @@ class ModelManager:
         if self.closing or model.service.engine_or_none is not engine:
             return
         model.failed(reason, self._clock())
-        log_event(logger, logging.ERROR, "model ended", model=model.name, reason=reason)
+        self._log_error("model ended", model, reason)
         model.unload_ended.set()
         model.cleanup = self._start_closing(model)
+
+    @staticmethod
+    def _log_error(event: str, model: ServedModel, reason: str) -> None:
+        log_event(logger, logging.ERROR, event, model=model.name, reason=reason)
 
     async def _unload_idle(self) -> None:
         while True:
