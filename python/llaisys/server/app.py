@@ -29,7 +29,7 @@ from llaisys.server.llamacpp.metrics import START_HEADER, with_llama_types
 from llaisys.server.lora import routes as lora_routes
 from llaisys.server.metrics import CONTENT_TYPE
 from llaisys.server.models.manager import Models
-from llaisys.server.models.single import SingleModel
+from llaisys.server.models.served import SingleModel
 from llaisys.server.ollama import formatter as ollama_formatter
 from llaisys.server.ollama import routes as ollama_routes
 from llaisys.server.openai import routes as openai_routes

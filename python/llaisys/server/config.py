@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ def default_session_file() -> Path:
 MAX_BYTES = 1 << 62
 ORIGIN = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
 BARE_ENGINE_BYTES = 128 << 20  # of an engine process without a model
+POSITIVE = Number(0, above_low=True)
+limit = partial(option, group="limits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,69 +66,48 @@ class Limits:
         aliases=("max_num_queued_reqs", "max_queued_requests"),
         more="Beyond `max_num_seqs`. A further request gets 429.",
     )  # fmt: skip
-    max_per_key: int | None = option(
-        None, Integer(0), "Maximum open sequences of an API key", group="limits",
+    max_per_key: int | None = limit(
+        None, Integer(0), "Maximum open sequences of an API key",
         default_text="half of all with several keys", more="0: no limit.",
     )  # fmt: skip
     queue_timeout: float = option(
         120.0, Number(0), "Longest time in the queue", group="scheduling", common=True,
         metavar="SECONDS", more="A request that has not started by then gets 503. 0: no limit.",
     )  # fmt: skip
-    max_body_bytes: int = option(
-        8 << 20, Bytes(1, MAX_BYTES), "Maximum size of a request body", group="limits"
-    )
-    max_total_body_bytes: int = option(
+    max_body_bytes: int = limit(8 << 20, Bytes(1, MAX_BYTES), "Maximum size of a request body")
+    max_total_body_bytes: int = limit(
         256 << 20, Bytes(1, MAX_BYTES), "Maximum size of all bodies in transfer",
-        group="limits", deprecated=("max_bodies_bytes",),
+        deprecated=("max_bodies_bytes",),
     )  # fmt: skip
-    max_body_items: int = option(
-        128 << 10, Integer(1), "Maximum JSON values in a body", group="limits",
+    max_body_items: int = limit(
+        128 << 10, Integer(1), "Maximum JSON values in a body",
         more="Counts numbers, strings, arrays and objects.",
     )  # fmt: skip
-    max_header_bytes: int = option(
-        64 << 10, Bytes(1, MAX_INT), "Maximum size of the request headers", group="limits"
+    max_header_bytes: int = limit(
+        64 << 10, Bytes(1, MAX_INT), "Maximum size of the request headers"
     )
-    max_connections: int = option(2048, Integer(1), "Maximum open connections", group="limits")
-    header_timeout: float = option(
-        20.0, Number(0, above_low=True), "Time limit to receive the headers",
-        group="limits", metavar="SECONDS",
+    max_connections: int = limit(2048, Integer(1), "Maximum open connections")
+    header_timeout: float = limit(
+        20.0, POSITIVE, "Time limit to receive the headers", metavar="SECONDS",
     )  # fmt: skip
-    body_timeout: float = option(
-        60.0, Number(0, above_low=True), "Time limit to receive the body",
-        group="limits", metavar="SECONDS",
+    body_timeout: float = limit(60.0, POSITIVE, "Time limit to receive the body", metavar="SECONDS")
+    send_timeout: float = limit(
+        60.0, POSITIVE, "Time until a client that does not read is disconnected", metavar="SECONDS",
     )  # fmt: skip
-    send_timeout: float = option(
-        60.0, Number(0, above_low=True), "Time until a client that does not read is disconnected",
-        group="limits", metavar="SECONDS",
+    max_n: int = limit(128, Integer(1), "Maximum choices of a request, n times its prompts")
+    max_prompts: int = limit(64, Integer(1), "Maximum prompts of a /v1/completions request")
+    max_inputs: int = limit(2048, Integer(1), "Maximum inputs of an embeddings request")
+    max_logprobs: int = limit(20, Integer(-1), "Maximum logprobs of a token; -1: the vocabulary")
+    max_total_logprobs: int = limit(
+        2 << 20, Integer(1), "Maximum buffered logprobs of all requests"
+    )
+    max_messages: int = limit(4096, Integer(1), "Maximum messages of a conversation")
+    max_prompt_tokens: int | None = limit(
+        None, Integer(1), "Maximum prompt length, in tokens", default_text="the context length",
     )  # fmt: skip
-    max_n: int = option(
-        128, Integer(1), "Maximum choices of a request, n times its prompts", group="limits"
-    )
-    max_prompts: int = option(
-        64, Integer(1), "Maximum prompts of a /v1/completions request", group="limits"
-    )
-    max_inputs: int = option(
-        2048, Integer(1), "Maximum inputs of an embeddings request", group="limits"
-    )
-    max_logprobs: int = option(
-        20, Integer(-1), "Maximum logprobs of a token; -1: the vocabulary", group="limits"
-    )
-    max_total_logprobs: int = option(
-        2 << 20, Integer(1), "Maximum buffered logprobs of all requests", group="limits"
-    )
-    max_messages: int = option(
-        4096, Integer(1), "Maximum messages of a conversation", group="limits"
-    )
-    max_prompt_tokens: int | None = option(
-        None, Integer(1), "Maximum prompt length, in tokens",
-        group="limits", default_text="the context length",
-    )  # fmt: skip
-    max_sessions: int = option(
-        1000, Integer(0), "Maximum stored sessions of an API key", group="limits"
-    )
-    max_session_bytes: int = option(
+    max_sessions: int = limit(1000, Integer(0), "Maximum stored sessions of an API key")
+    max_session_bytes: int = limit(
         1 << 30, Bytes(MIN_SESSION_BYTES, MAX_BYTES), "Maximum size of the session file",
-        group="limits",
     )  # fmt: skip
 
     def __post_init__(self) -> None:
@@ -159,7 +141,7 @@ class ModelLimits:
         group="models", metavar="SECONDS", more="0: never.",
     )  # fmt: skip
     load_timeout: float = option(
-        300.0, Number(0, above_low=True), "Longest time a request waits for its model",
+        300.0, POSITIVE, "Longest time a request waits for its model",
         group="models", metavar="SECONDS",
     )  # fmt: skip
 

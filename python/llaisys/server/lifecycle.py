@@ -26,7 +26,7 @@ from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.http.protocol import limited_protocol
 from llaisys.server.models.manager import Models
 from llaisys.server.models.opening import open_models
-from llaisys.server.models.single import SingleModel
+from llaisys.server.models.served import SingleModel
 from llaisys.server.service import Service, SharedState, reload_keys
 from llaisys.server.sessions.file import SessionFileInUseError
 from llaisys.server.sessions.store import SessionStore

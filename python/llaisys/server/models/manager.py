@@ -27,8 +27,7 @@ from llaisys.common.logs import log_event
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.errors import ApiError
-from llaisys.server.models.served import ServedModel, State
-from llaisys.server.models.single import SingleModel
+from llaisys.server.models.served import ServedModel, SingleModel, State
 from llaisys.server.service import Service, unknown_model
 from llaisys.server.thread_pool import TaskSet, current_owner
 

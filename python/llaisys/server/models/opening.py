@@ -21,8 +21,7 @@ from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.llamacpp.metrics import LlamaCollector
 from llaisys.server.models.manager import ModelManager, Models, check_model
-from llaisys.server.models.served import State
-from llaisys.server.models.single import SingleModel
+from llaisys.server.models.served import SingleModel, State
 from llaisys.server.service import Service, SharedState
 
 BUDGET_FRACTION = 0.8  # of available memory, without --memory-budget

@@ -1,8 +1,9 @@
-"""One of several models: its state, users and memory."""
+"""A model of a server: the only one, or one of several with its state, users and memory."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -116,3 +117,39 @@ class ServedModel:
         if loading is not None:
             card["loading"] = {"stage": loading[0], "done": loading[1], "total": loading[2]}
         return card
+
+
+def nothing() -> None:
+    pass
+
+
+class SingleModel:
+    """The interface of `ModelManager` for one model."""
+
+    has_several = False
+
+    def __init__(self, service: Service) -> None:
+        self.first = service
+
+    def has_model(self, name: str) -> bool:
+        return self.first.has_model(name)
+
+    @property
+    def services(self) -> list[Service]:
+        return [self.first]
+
+    async def close(self) -> None:
+        await self.first.engine.close()
+
+    async def lease(self, name: str | None) -> tuple[Service, Callable[[], None]]:
+        self.first.check_model(name)
+        return self.first, nothing
+
+    def cards(self) -> list[dict[str, Any]]:
+        """Return a model object for every served name."""
+        return [self.card(name) for name in self.first.all_names]
+
+    def card(self, name: str) -> dict[str, Any]:
+        service = self.first
+        _ = service.engine.inputs  # ready, or raises
+        return {**service.model_card(service.check_model(name)), "state": "ready"}

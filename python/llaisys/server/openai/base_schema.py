@@ -20,9 +20,8 @@ from pydantic_core import CoreSchema
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.validation import MAX_INT
-from llaisys.server.openai.dropped_tools import drop_tools
 from llaisys.server.openai.field_help import help_of_field
-from llaisys.server.openai.fields import FieldNotes, Reasons, filter_fields
+from llaisys.server.openai.fields import FieldNotes, Reasons, drop_tools, filter_fields
 from llaisys.tokenization.unicode_text import clean_text
 
 MAX_FIELDS = 128
