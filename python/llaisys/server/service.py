@@ -18,7 +18,7 @@ from llaisys.common.types import ModelInfo
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import ApiError, EngineNotReadyError
-from llaisys.server.generation.generation import Registry
+from llaisys.server.generation.generation import Generation, Registry
 from llaisys.server.generation.slots import SlotTable
 from llaisys.server.http.limits import Admission, Budget, LogprobBudget
 from llaisys.server.keys.ring import KeyRing
@@ -173,6 +173,10 @@ class Service:
             "max_model_len": info.max_model_len if info is not None else None,
             "default_sampling_params": self._defaults,
         }
+
+    def generation(self, owner: str, public_ids: Sequence[str], count: int) -> Generation:
+        parts = (self.engine, self.admission, self.keys.budget(owner), self.metrics, self.registry)
+        return Generation(*parts, owner, public_ids, count)
 
 
 def reload_keys(shared: SharedState, services: Sequence[Service]) -> None:

@@ -13,7 +13,6 @@ from llaisys.common.types import RequestOutput, Usage
 from llaisys.common.validation import MAX_INT, check_count, check_token_ids, invalid_count
 from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.generation import Generation
 from llaisys.server.generation.job import Job, add_usage, check_in_time, engine_error
 from llaisys.server.generation.prompts import encode_prompts
 from llaisys.server.http.payload import body_response, join_chunks
@@ -138,7 +137,7 @@ async def _run(
     own = [job.body.request_id] if job.body.request_id else []
     for start in range(0, len(prompts), BATCH_SIZE):
         batch = prompts[start : start + BATCH_SIZE]
-        generation = Generation(job.service, job.owner, [job.request_id, *own], len(batch))
+        generation = job.service.generation(job.owner, [job.request_id, *own], len(batch))
         async with generation:
             own_params = params[start : start + BATCH_SIZE]
             await generation.submit(

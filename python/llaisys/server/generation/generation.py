@@ -8,16 +8,18 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import RequestOutput, StreamOutput
 from llaisys.engine.output_processor import DEFAULT_OUTPUT_OPTIONS, OutputOptions
+from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import is_fault
+from llaisys.server.http.limits import Admission
+from llaisys.server.keys.budget import KeyBudget
+from llaisys.server.metrics import ModelMetrics
 from llaisys.server.tracing import record_output
-
-if TYPE_CHECKING:
-    from llaisys.server.service import Service
 
 # A step of a request with many choices has many deltas, an embedding request many texts. Other
 # tasks run after this much work on them.
@@ -68,26 +70,24 @@ class Registry:
         return {generation for group in self._by_id.values() for generation in group}
 
 
+@dataclass(eq=False, slots=True)
 class Generation:
     """An async context manager around all engine requests of an HTTP request. On exit, running
     requests are cancelled, reservations released and metrics updated."""
 
-    def __init__(
-        self, service: Service, owner: str, public_ids: Sequence[str], num_sequences: int
-    ) -> None:
-        self.engine = service.engine
-        self.admission = service.admission
-        self.budget = service.keys.budget(owner)
-        self.metrics = service.metrics
-        self.registry = service.registry
-        self.owner = owner
-        self.public_ids = tuple(dict.fromkeys(public_ids))
-        self.num_sequences = num_sequences
-        self.outputs: dict[int, RequestOutput] = {}  # by prompt, when finished
-        self._names: list[str] = []  # engine request ids, by prompt
-        self._stack = contextlib.ExitStack()
-        self._started = time.monotonic()
-        self._last_token: dict[tuple[int, int], float] = {}
+    engine: AsyncLLMEngine
+    admission: Admission
+    budget: KeyBudget
+    metrics: ModelMetrics
+    registry: Registry
+    owner: str
+    public_ids: Sequence[str]
+    num_sequences: int
+    outputs: dict[int, RequestOutput] = field(default_factory=dict)  # by prompt, when finished
+    _names: list[str] = field(default_factory=list)  # engine request ids, by prompt
+    _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _started: float = field(default_factory=time.monotonic)
+    _last_token: dict[tuple[int, int], float] = field(default_factory=dict)
 
     @property
     def num_prompts(self) -> int:

@@ -150,7 +150,7 @@ class Job:
         self._note_cap(prompts, params)
         own = [self.body.request_id] if self.body.request_id else []
         ids = [formatter.response_id, self.request_id, *own]
-        generation = Generation(self.service, self.owner, ids, count)
+        generation = self.service.generation(self.owner, ids, count)
         work = self._stream if self.body.stream else self._whole
         return await self.respond(work(generation, formatter, prompts, params))
 

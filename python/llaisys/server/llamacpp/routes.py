@@ -17,7 +17,6 @@ from llaisys.common.types import Usage
 from llaisys.common.validation import invalid_value
 from llaisys.server.embeddings.pooling import respond_with_embeddings
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.generation import Generation
 from llaisys.server.generation.infill import Snippet, encode_infill
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.llama_object import FinalObject, settings_object
@@ -206,7 +205,7 @@ async def compute_prefix(
 ) -> None:
     """Compute tokens into the prefix cache."""
     state = request.scope["state"]
-    generation = Generation(service, owner_of(request), [state["request_id"]], 1)
+    generation = service.generation(owner_of(request), [state["request_id"]], 1)
 
     async def run() -> None:
         async with generation:
