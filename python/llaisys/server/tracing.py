@@ -72,15 +72,15 @@ class TraceRequests:
         from opentelemetry.propagate import extract
         from opentelemetry.trace import SpanKind, Status, StatusCode
 
-        headers = {
-            key.decode("latin-1"): value.decode("latin-1") for key, value in scope["headers"]
+        parent = {
+            key.decode(): value.decode("latin-1")
+            for key, value in scope["headers"]
+            if key in (b"traceparent", b"tracestate")
         }
         route = getattr(scope.get("route"), "path", "other")
         span = self.tracer.start_span(
             f"{scope['method']} {route}",
-            context=extract(
-                {k: v for k, v in headers.items() if k in ("traceparent", "tracestate")}
-            ),
+            context=extract(parent),
             kind=SpanKind.SERVER,
             start_time=start,
             attributes=self._attributes(scope, route, status),

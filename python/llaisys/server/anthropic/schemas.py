@@ -19,10 +19,8 @@ CacheControl = dict[str, Any] | None  # a hint: prefix caching is automatic
 NAME = Field(max_length=128)
 
 
-class BlockSchema(Schema):
+class BlockSchema(Schema, path="messages[].content[]."):
     """A block of a message."""
-
-    path = "messages[].content[]."
 
 
 class TextBlock(BlockSchema):
@@ -32,8 +30,8 @@ class TextBlock(BlockSchema):
     citations: list[Any] | None = None
 
 
-class SystemBlock(TextBlock):
-    path = "system[]."
+class SystemBlock(TextBlock, path="system[]."):
+    pass
 
 
 class ThinkingBlock(BlockSchema):
@@ -119,16 +117,12 @@ Block = Annotated[
 ]
 
 
-class InputMessage(Schema):
-    path = "messages[]."
-
+class InputMessage(Schema, path="messages[]."):
     role: Literal["user", "assistant", "system"]
     content: Text | list[Block]
 
 
-class ToolDefinition(Schema):
-    path = "tools[]."
-
+class ToolDefinition(Schema, path="tools[]."):
     name: Text = NAME
     description: Text | None = None
     input_schema: dict[str, Any] | None = None
@@ -140,39 +134,29 @@ class ToolDefinition(Schema):
     allowed_callers: list[Any] | None = None
 
 
-class ToolChoice(Schema):
-    path = "tool_choice."
-
+class ToolChoice(Schema, path="tool_choice."):
     type: Literal["auto", "any", "tool", "none"]
     name: Text | None = None
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(Schema):
-    path = "thinking."
-
+class Thinking(Schema, path="thinking."):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = Field(None, ge=1)
     display: Text | None = None
 
 
-class OutputFormat(Schema):
-    path = "output_format."
-
+class OutputFormat(Schema, path="output_format."):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Schema):
-    path = "output_config."
-
+class OutputConfig(Schema, path="output_config."):
     effort: Text | None = None
     format: OutputFormat | None = None
 
 
-class Metadata(Schema):
-    path = "metadata."
-
+class Metadata(Schema, path="metadata."):
     user_id: Text | None = Field(None, max_length=1024)
 
 

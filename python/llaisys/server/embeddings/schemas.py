@@ -75,9 +75,7 @@ class ScoreRequest(PoolingRequest):
         return first, second
 
 
-class RerankDocument(Schema):
-    path = "documents[]."
-
+class RerankDocument(Schema, path="documents[]."):
     text: Text
 
 

@@ -2,8 +2,8 @@
 
     submit -> stream (deltas; the last one has `output`); cancel at any time
 
-Request states: OPEN -> STREAMING -> DONE. `stream` may be entered once; leaving it early cancels
-the request. When the engine dies, every open request ends with one `EngineDeadError`.
+`stream` may be entered once; leaving it early cancels the request. When the engine dies, every open
+request ends with one `EngineDeadError`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from llaisys.chat.style import ChatStyle
@@ -59,19 +58,13 @@ logger = logging.getLogger("llaisys.server")
 ABORTED = RequestStatus.FINISHED_ABORTED
 
 
-class Stage(Enum):
-    OPEN = "open"
-    STREAMING = "streaming"
-    DONE = "done"
-
-
 @dataclass(slots=True)
 class _OpenRequest:
     """A request between `submit` and the end of its stream."""
 
     request_id: str
     names: list[str]  # engine request ids of its choices
-    stage: Stage = Stage.OPEN
+    is_streaming: bool = False
     deltas: deque[StreamOutput] = field(default_factory=deque)  # not fetched yet
     error: LlaisysError | None = None
     ended: bool = False  # the engine sends no more updates
@@ -245,11 +238,11 @@ class AsyncLLMEngine:
         """Yield the deltas of a request; the last one has the whole output. Deltas that were not
         fetched in time are merged. Leaving the iterator early cancels the request."""
         request = self._requests.get(request_id)
-        if request is None or request.stage is not Stage.OPEN:
-            stage = "gone" if request is None else request.stage.value
+        if request is None or request.is_streaming:
+            stage = "gone" if request is None else "streaming"
             logger.error("request %s: stream while %s", request_id, stage)
             raise UnknownRequestError(f"request {request_id} cannot be read: it is {stage}")
-        request.stage = Stage.STREAMING
+        request.is_streaming = True
         try:
             while True:
                 while request.deltas:
@@ -264,7 +257,6 @@ class AsyncLLMEngine:
                 request.wake.clear()
                 await request.wake.wait()
         finally:
-            request.stage = Stage.DONE
             self._requests.pop(request_id, None)
             if not request.ended:
                 self._abort(request)
@@ -280,7 +272,7 @@ class AsyncLLMEngine:
     def discard(self, request_id: str) -> None:
         """Cancel a request whose stream will not be read."""
         request = self._requests.pop(request_id, None)
-        if request is not None and request.stage is Stage.OPEN and not request.ended:
+        if request is not None and not request.is_streaming and not request.ended:
             self._abort(request)
 
     def _abort(self, request: _OpenRequest) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -65,6 +65,10 @@ class Job:
     line_seconds: float | None = None  # see OutputOptions
     end_check: Callable[[], Callable[[str], bool]] | None = None  # see OutputOptions
     count_reasoning: Callable[[Sequence[int]], int] | None = None  # reasoning tokens of a choice
+    # set by `run`
+    prompts: list[list[int]] = field(init=False)
+    params: SamplingParams = field(init=False)
+    formatter: AnswerFormatter = field(init=False)
 
     @classmethod
     async def of(cls, request: Request, body: SamplingFields, prompt_name: str) -> Job:
@@ -137,6 +141,7 @@ class Job:
         self, prompts: list[list[int]], params: SamplingParams, formatter: AnswerFormatter
     ) -> Response:
         """Admit and submit the prompts, whose lengths are checked, and return the response."""
+        self.prompts, self.params, self.formatter = prompts, params, formatter
         computed = candidate_params(self.body, params)
         count = computed.n * len(prompts)
         most = self.service.config.limits.max_n
@@ -146,13 +151,13 @@ class Job:
             most = self.service.config.limits.max_total_logprobs
         prompt_logprobs = num_prompt_logprobs(params, sum(map(len, prompts)))
         check_count("prompt", prompt_logprobs, most, "logprobs")
-        self._reserve_logprobs(prompts, computed)
-        self._note_cap(prompts, params)
+        self._reserve_logprobs(computed)
+        self._note_cap()
         own = [self.body.request_id] if self.body.request_id else []
         ids = [formatter.response_id, self.request_id, *own]
         generation = self.service.generation(self.owner, ids, count)
         work = self._stream if self.body.stream else self._whole
-        return await self.respond(work(generation, formatter, prompts, params))
+        return await self.respond(work(generation))
 
     async def respond(self, work: Coroutine[Any, Any, Response]) -> Response:
         """Return the response of `work`, which ends when the client disconnects."""
@@ -168,38 +173,37 @@ class Job:
         stack.enter_context(reservation)
         self.request.scope["state"]["at_end"].append(stack.close)
 
-    def _note_cap(self, prompts: list[list[int]], params: SamplingParams) -> None:
+    def _note_cap(self) -> None:
         """Note max_tokens if the context ends an answer earlier."""
-        if params.max_tokens is None or self.service.config.engine.scheduler.context_shift:
+        most = self.params.max_tokens
+        if most is None or self.service.config.engine.scheduler.context_shift:
             return
-        room = self.max_model_len - max(map(len, prompts))
-        if params.max_tokens > room:
+        room = self.max_model_len - max(map(len, self.prompts))
+        if most > room:
             self.notes.ignore(f"max_tokens={room}", Ignored.CAPPED)
 
-    def _reserve_logprobs(self, prompts: list[list[int]], params: SamplingParams) -> None:
+    def _reserve_logprobs(self, params: SamplingParams) -> None:
         """Reserve the maximum number of logprobs of the answer until the request ends."""
         if params.logprobs is None and params.prompt_logprobs is None:
             return
         length = self.max_model_len
         max_tokens = length if params.max_tokens is None else params.max_tokens
-        tokens = sum(min(max_tokens, length - len(prompt)) for prompt in prompts)
+        tokens = sum(min(max_tokens, length - len(prompt)) for prompt in self.prompts)
         count = 0 if params.logprobs is None else params.n * tokens * (params.logprobs + 1)
-        prompt_logprobs = num_prompt_logprobs(params, sum(map(len, prompts)))
+        prompt_logprobs = num_prompt_logprobs(params, sum(map(len, self.prompts)))
         count += prompt_logprobs
         # one answer that fills the context
         most = (MAX_LOGPROBS + 1) * length + prompt_logprobs
         self.hold(self.service.logprob_budget.reserve(count, most))
 
-    async def _submit(
-        self, generation: Generation, prompts: list[list[int]], params: SamplingParams
-    ) -> None:
+    async def _submit(self, generation: Generation, params: SamplingParams) -> None:
         body = self.body
         reuse = body.reuse_prefix is not False
         reading = OutputOptions(
             self.visible_ids, bool(body.return_progress), self.line_seconds, self.end_check
         )
         await generation.submit(
-            prompts,
+            self.prompts,
             params,
             bool(body.stream),
             body.cache_salt or self.service.slots.salt(self.owner, body.id_slot),
@@ -209,26 +213,21 @@ class Job:
             self.lora,
         )
 
-    async def _whole(
-        self,
-        generation: Generation,
-        formatter: AnswerFormatter,
-        prompts: list[list[int]],
-        params: SamplingParams,
-    ) -> Response:
+    async def _whole(self, generation: Generation) -> Response:
+        params = self.params
         async with generation:
             if self.body.use_beam_search:
                 outputs = await search_beams(
                     generation,
                     self.body,
-                    prompts,
+                    self.prompts,
                     params,
                     max_model_len=self.max_model_len,
                     visible_ids=self.visible_ids,
                     lora=self.lora,
                 )
             else:
-                await self._submit(generation, prompts, candidate_params(self.body, params))
+                await self._submit(generation, candidate_params(self.body, params))
                 outputs = best_choices(await generation.result(), params)
         if any(choice.finish_reason == "error" for out in outputs for choice in out.outputs):
             raise engine_error()
@@ -238,58 +237,45 @@ class Job:
             self._finish_output(output)
         usage = add_usage([output.usage for output in outputs])
         self.log_usage(usage, outputs[0].outputs[0].finish_reason)
-        body = await self._whole_body(formatter, outputs, params, usage)
+        body = await self._whole_body(outputs, usage)
         if self.turn is not None:
             last = await self.turn.finish(outputs[0].outputs[0], self.model)
             if last is not None:
                 body[-1] = last
         return with_load_report(body_response(body), self.request, self.service.engine)
 
-    async def _whole_body(
-        self,
-        formatter: AnswerFormatter,
-        outputs: list[RequestOutput],
-        params: SamplingParams,
-        usage: Usage,
-    ) -> list[bytes]:
+    async def _whole_body(self, outputs: list[RequestOutput], usage: Usage) -> list[bytes]:
+        params, formatter = self.params, self.formatter
         # Logprobs need the text of every token and its alternatives, up to 21 per token.
         names = 0 if params.logprobs is None else usage.completion_tokens * (params.logprobs + 1)
         names += num_prompt_logprobs(params, usage.prompt_tokens)
         chars = sum(len(choice.text) for output in outputs for choice in output.outputs)
         pieces = formatter.format_whole(outputs, usage)
-        if (
-            names + (chars * formatter.char_cost + formatter.extra_chars) // CHARS_PER_NAME
-            <= INLINE_CHARS
-        ):
+        names += (chars * formatter.char_cost + formatter.extra_chars) // CHARS_PER_NAME
+        if names <= INLINE_CHARS:
             return join_chunks(pieces)
         return await self.service.engine.texts.write_answer(join_chunks, pieces)
 
-    async def _stream(
-        self,
-        generation: Generation,
-        formatter: AnswerFormatter,
-        prompts: list[list[int]],
-        params: SamplingParams,
-    ) -> Response:
+    async def _stream(self, generation: Generation) -> Response:
         """Start the response after the first delta, so that earlier errors have their own status
         code."""
         await generation.__aenter__()
         deltas: Any = None
         try:
-            await self._submit(generation, prompts, params)
+            await self._submit(generation, self.params)
             deltas = generation.deltas()
             first = await anext(deltas)
             if first[1].finish_reason == "error":
                 raise engine_error()
-            if not first[1].token_ids and generation.num_prompts * params.n == 1:
+            if not first[1].token_ids and generation.num_prompts * self.params.n == 1:
                 check_in_time(first[1].finish_reason)
         except BaseException as error:
             if deltas is not None:
                 await deltas.aclose()
             generation.close(failed=is_fault(error))
             raise
-        events = self._events(generation, formatter, first, deltas)
-        return EventStream(events, partial(self._close, generation), formatter.media_type)
+        events = self._events(generation, first, deltas)
+        return EventStream(events, partial(self._close, generation), self.formatter.media_type)
 
     def _close(self, generation: Generation, failed: bool = False) -> None:
         """Release everything; may be called more than once."""
@@ -298,13 +284,10 @@ class Job:
             self.turn.close()
 
     async def _events(
-        self,
-        generation: Generation,
-        formatter: AnswerFormatter,
-        first: tuple[int, StreamOutput],
-        deltas: Any,
+        self, generation: Generation, first: tuple[int, StreamOutput], deltas: Any
     ) -> AsyncGenerator[bytes, None]:
         """Yield the events of the answer. A failure ends them with the API's error event."""
+        formatter = self.formatter
         failed = False
         pause = Pause()
         try:

@@ -115,10 +115,8 @@ def plain_prompt(given: Any) -> Any:
     return given["prompt_string"]
 
 
-class InputExtra(Schema):
+class InputExtra(Schema, path="input_extra[]."):
     """Another file of the project."""
-
-    path: ClassVar[str] = "input_extra[]."
 
     text: Text
     filename: Text | None = None

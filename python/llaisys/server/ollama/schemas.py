@@ -53,9 +53,7 @@ CALL_NAMES = frozenset({"id", "type", "function"})
 FUNCTION_NAMES = frozenset({"name", "arguments", "index", "description"})
 
 
-class OllamaMessage(Schema):
-    path = "messages[]."
-
+class OllamaMessage(Schema, path="messages[]."):
     role: Literal["system", "user", "assistant", "tool"]
     content: Text | None = None
     thinking: Text | None = None

@@ -50,10 +50,15 @@ class Schema(BaseModel):
         extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True
     )
 
-    path: ClassVar[str] = ""  # prefix of field names in messages
+    path: ClassVar[str] = ""  # prefix of field names in messages; a class argument
     rejected: ClassVar[Reasons | None] = None  # fields of this protocol that are not supported
     own_aliases: ClassVar[bool] = False  # see `fields.filter_fields`
     tool_types: ClassVar[frozenset[str] | None] = None  # of `tools`; others are dropped
+
+    def __init_subclass__(cls, path: str = "", **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if path:
+            cls.path = path
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

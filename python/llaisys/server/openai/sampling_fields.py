@@ -42,9 +42,7 @@ from llaisys.server.openai.structured import STRUCTURED_FIELDS, structured_of, w
 RequestId = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
 
 
-class StreamOptions(Schema):
-    path: ClassVar[str] = "stream_options."
-
+class StreamOptions(Schema, path="stream_options."):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # vLLM: usage so far in every chunk
     include_obfuscation: bool | None = None  # accepted; no padding is sent
@@ -89,10 +87,8 @@ MAX_SLOTS = 1 << 16
 MAX_LORAS = 1024  # entries of llama.cpp's `lora` list
 
 
-class LoraScale(Schema):
+class LoraScale(Schema, path="lora[]."):
     """An adapter in llama.cpp's `lora` field."""
-
-    path: ClassVar[str] = "lora[]."
 
     id: int = Field(ge=0)
     scale: float

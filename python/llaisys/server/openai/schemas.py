@@ -59,9 +59,7 @@ OTHER_PARTS = {
 }
 
 
-class TextPart(Schema):
-    path: ClassVar[str] = "messages[].content[]."
-
+class TextPart(Schema, path="messages[].content[]."):
     type: Literal["text"]
     text: Text
 
@@ -76,9 +74,7 @@ class TextPart(Schema):
         return super().prepare(data, notes)
 
 
-class ChatMessage(Schema):
-    path: ClassVar[str] = "messages[]."
-
+class ChatMessage(Schema, path="messages[]."):
     role: Annotated[str, Field(pattern=ROLE_PATTERN)]
     content: Text | list[TextPart] | None = None
     name: Text | None = Field(None, max_length=256)
@@ -118,10 +114,8 @@ def plain_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return plain
 
 
-class ReasoningField(Schema):
+class ReasoningField(Schema, path="reasoning."):
     """OpenRouter's `reasoning` object."""
-
-    path: ClassVar[str] = "reasoning."
 
     effort: Literal[*REASONING_EFFORTS] | None = None  # type: ignore[valid-type]
     max_tokens: Annotated[int | None, Checked(BUDGET, "reasoning.max_tokens")] = None
@@ -130,10 +124,8 @@ class ReasoningField(Schema):
     summary: Text | None = None  # accepted; the reasoning itself is sent
 
 
-class ThinkingField(Schema):
+class ThinkingField(Schema, path="thinking."):
     """Anthropic's `thinking` object, also sent by clients of DeepSeek and GLM."""
-
-    path: ClassVar[str] = "thinking."
 
     type: Literal["enabled", "disabled", "adaptive", "auto"]
     budget_tokens: Annotated[int | None, Checked(BUDGET, "thinking.budget_tokens")] = None

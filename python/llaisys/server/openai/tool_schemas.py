@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -15,18 +15,14 @@ FUNCTION_TOOLS = frozenset({"function"})  # supported tool types
 MAX_ARGUMENT_CHARS = 256 << 10  # of one call in a history
 
 
-class FunctionDefinition(Schema):
-    path: ClassVar[str] = "tools[].function."
-
+class FunctionDefinition(Schema, path="tools[].function."):
     name: Text
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class ToolDefinition(Schema):
-    path: ClassVar[str] = "tools[]."
-
+class ToolDefinition(Schema, path="tools[]."):
     type: Literal["function"]
     function: FunctionDefinition
 
@@ -35,30 +31,22 @@ class ToolDefinition(Schema):
         return Tool(function.name, function.description, function.parameters, bool(function.strict))
 
 
-class NamedFunction(Schema):
-    path: ClassVar[str] = "tool_choice.function."
-
+class NamedFunction(Schema, path="tool_choice.function."):
     name: Text
 
 
-class NamedChoice(Schema):
-    path: ClassVar[str] = "tool_choice."
-
+class NamedChoice(Schema, path="tool_choice."):
     type: Literal["function"]
     function: NamedFunction
 
 
-class AllowedTools(Schema):
-    path: ClassVar[str] = "tool_choice.allowed_tools."
-
+class AllowedTools(Schema, path="tool_choice.allowed_tools."):
     mode: Literal["auto", "required"]
     tools: list[NamedChoice] = Field(min_length=1)
 
 
-class AllowedChoice(Schema):
+class AllowedChoice(Schema, path="tool_choice."):
     """A choice among some of the tools; the others are not in the prompt."""
-
-    path: ClassVar[str] = "tool_choice."
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -67,17 +55,13 @@ class AllowedChoice(Schema):
 ToolChoiceObject = Annotated[NamedChoice | AllowedChoice, Field(discriminator="type")]
 
 
-class CalledFunction(Schema):
-    path: ClassVar[str] = "messages[].tool_calls[].function."
-
+class CalledFunction(Schema, path="messages[].tool_calls[].function."):
     name: Text = Field(max_length=256)
     arguments: Text | dict[str, Any] | None = Field(None, max_length=MAX_ARGUMENT_CHARS)
 
 
-class ToolCall(Schema):
+class ToolCall(Schema, path="messages[].tool_calls[]."):
     """A call in the history; the arguments are a JSON string or an object."""
-
-    path: ClassVar[str] = "messages[].tool_calls[]."
 
     id: Text | None = Field(None, max_length=256)
     type: Literal["function"] = "function"

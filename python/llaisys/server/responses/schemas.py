@@ -35,9 +35,7 @@ SAMPLING_NAMES = ("top_k", "seed", "stop", "ignore_eos", "repetition_penalty")  
 REASONING_EFFORTS = {"minimal": "low", "xhigh": "high"}
 
 
-class TextFormat(Schema):
-    path = "text.format."
-
+class TextFormat(Schema, path="text.format."):
     type: Literal["text", "json_object", "json_schema"]
     name: Text | None = Field(None, max_length=128)
     description: Text | None = None
@@ -45,25 +43,19 @@ class TextFormat(Schema):
     strict: bool | None = None
 
 
-class TextOptions(Schema):
-    path = "text."
-
+class TextOptions(Schema, path="text."):
     format: TextFormat | None = None
     verbosity: Text | None = None  # a hint
 
 
-class Reasoning(Schema):
-    path = "reasoning."
-
+class Reasoning(Schema, path="reasoning."):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Text | None = None  # accepted; the reasoning itself is sent
     generate_summary: Text | None = None
     context: Text | None = None
 
 
-class StreamOptions(Schema):
-    path = "stream_options."
-
+class StreamOptions(Schema, path="stream_options."):
     include_obfuscation: bool | None = None  # accepted; no padding is sent
 
 
