@@ -10,23 +10,20 @@ import pytest
 from http_helpers import CHAT, chat, error_of
 from server_helpers import CONTEXT, LONG, Gate, ServerProcess
 
-from llaisys.common.errors import InvalidInputError
 from llaisys.server.errors import ApiError
-from llaisys.server.http.limits import LogprobBudget
+from llaisys.server.http.limits import Budget
 
 TEXT = "/v1/completions"
 
 
 def test_reservation_is_released_and_one_request_may_fill_the_context() -> None:
-    budget = LogprobBudget(100)
-    with budget.reserve(60), budget.reserve(40):
-        with pytest.raises(ApiError) as now, budget.reserve(1):
+    budget = Budget(100, "logprobs", "too_many_logprobs")
+    with budget.reserve("logprobs", 60), budget.reserve("logprobs", 40):
+        with pytest.raises(ApiError, match="needs 101;") as now, budget.reserve("logprobs", 101):
             pass
         assert (now.value.status, now.value.code) == (429, "too_many_logprobs")
-        with pytest.raises(InvalidInputError, match="101") as never, budget.reserve(101):
-            pass
-        assert never.value.field == "logprobs" and budget.used == 100
-    with budget.reserve(500, most_of_one=500):  # alone
+        assert now.value.param == "logprobs" and budget.used == 100
+    with budget.reserve("logprobs", 500, most_of_one=500):  # alone
         assert budget.used == 500
     assert budget.used == 0
 

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from llaisys.common.types import CompletionOutput, Usage
 
 PREFIX = "llaisys:"
+MODEL = "model_name"  # label
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
@@ -66,34 +67,24 @@ class Metrics:
         PlatformCollector(registry=self.registry)
 
         def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(PREFIX + name, text, ["model_name", *labels], registry=self.registry)
+            return Counter(PREFIX + name, text, labels, registry=self.registry)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(
-                PREFIX + name, text, ["model_name"], buckets=buckets, registry=self.registry
-            )
+            return Histogram(PREFIX + name, text, [MODEL], buckets=buckets, registry=self.registry)
 
-        self.http_requests = Counter(
-            PREFIX + "http_requests",
-            "HTTP requests.",
-            ["method", "route", "status"],
-            registry=self.registry,
+        self.http_requests = counter("http_requests", "HTTP requests.", "method", "route", "status")
+        text = "Fields and tools of requests that were ignored, each name once a request."
+        self.ignored_fields = counter("ignored_fields", text, "route", "kind")
+        text = (
+            "Responses of /v1/responses that were answered but not stored (full disk or storage)."
         )
-        self.ignored_fields = Counter(
-            PREFIX + "ignored_fields",
-            "Fields and tools of requests that were ignored, each name once a request.",
-            ["route", "kind"],
-            registry=self.registry,
+        self.responses_not_stored = counter("responses_not_stored", text)
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens.", MODEL)
+        self.generation_tokens = counter("generation_tokens", "Generated tokens.", MODEL)
+        self.finished = counter("request_success", "Finished sequences.", MODEL, "finished_reason")
+        self.rejected = counter(
+            "requests_rejected", "Requests rejected by admission.", MODEL, "reason"
         )
-        self.responses_not_stored = Counter(
-            PREFIX + "responses_not_stored",
-            "Responses of /v1/responses that were answered but not stored (full disk or storage).",
-            registry=self.registry,
-        )
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens.")
-        self.generation_tokens = counter("generation_tokens", "Generated tokens.")
-        self.finished = counter("request_success", "Finished sequences.", "finished_reason")
-        self.rejected = counter("requests_rejected", "Requests rejected by admission.", "reason")
         self.first_token = histogram(
             "time_to_first_token_seconds", "Time from arrival to first token.", FIRST_TOKEN
         )

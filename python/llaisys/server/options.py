@@ -11,11 +11,10 @@ from typing import Any
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.flags import OptionParser, add_flags, given_flags
 from llaisys.common.model_argument import MODEL_HELP, add_model_argument
-from llaisys.common.validation import unknown_name
 from llaisys.common.option_names import Row, spellings, warn_of_file, with_field_names
 from llaisys.common.options import FilePath, Kind, Names, Option, options_of
 from llaisys.common.sampling import DEFAULTED, SamplingParams
-from llaisys.common.validation import invalid_value
+from llaisys.common.validation import invalid_value, unknown_name
 from llaisys.engine.config import (
     EngineConfig,
     add_speculative_flags,

@@ -20,7 +20,7 @@ from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import ApiError, EngineNotReadyError
 from llaisys.server.generation.generation import Generation, Registry
 from llaisys.server.generation.slots import SlotTable
-from llaisys.server.http.limits import Admission, Budget, LogprobBudget
+from llaisys.server.http.limits import Admission, Budget
 from llaisys.server.keys.ring import KeyRing
 from llaisys.server.lora.table import LoraTable
 from llaisys.server.metrics import Metrics, ModelMetrics
@@ -73,7 +73,10 @@ class Service:
         self.loras = LoraTable(config.engine.lora.lora_modules)
         self.metrics = ModelMetrics(shared.metrics, lambda: self.metric_name)
         self.admission = Admission(config.limits, config.max_num_seqs, config.max_per_key)
-        self.logprob_budget = LogprobBudget(config.limits.max_total_logprobs)
+        # Each logprob takes over 100 bytes.
+        self.logprob_budget = Budget(
+            config.limits.max_total_logprobs, "logprobs", "too_many_logprobs"
+        )
         self.embedding_budget = Budget(MAX_EMBEDDING_VALUES, "embedding values", "too_many_vectors")
         self.admission.on_rejected = self.metrics.request_rejected
         self.created = int(time.time())

@@ -104,8 +104,7 @@ async def _respond(
     name, texts, vocab_size = job.prompt_name, job.service.engine.texts, job.service.info.vocab_size
     await texts.run(sum(map(len, prompts)), _check_prompts, name, prompts, vocab_size)
     values = len(prompts) * size
-    budget = job.service.embedding_budget
-    job.hold(budget.hold(name, values, budget.most))
+    job.hold(job.service.embedding_budget.reserve(name, values))
 
     async def respond() -> Response:
         outputs = await _run(job, prompts, params)

@@ -194,7 +194,10 @@ class Job:
         count += prompt_logprobs
         # one answer that fills the context
         most = (MAX_LOGPROBS + 1) * length + prompt_logprobs
-        self.hold(self.service.logprob_budget.reserve(count, most))
+        budget = self.service.logprob_budget
+        label = "the number of logprobs: n x max_tokens x each"
+        check_int("logprobs", count, 0, max(budget.most, most), label=label)
+        self.hold(budget.reserve("logprobs", count, most))
 
     async def _submit(self, generation: Generation, params: SamplingParams) -> None:
         body = self.body

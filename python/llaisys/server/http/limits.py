@@ -86,9 +86,10 @@ class Budget:
         self.used = 0
 
     @contextmanager
-    def hold(self, field: str, count: int, most: int) -> Iterator[None]:
-        """Reserve `count` values while the block runs. A single request always fits. Raises
-        ApiError 429."""
+    def reserve(self, field: str, count: int, most_of_one: int = 0) -> Iterator[None]:
+        """Reserve `count` values while the block runs. A single request always fits, and at most
+        `most_of_one` of it beside others. Raises ApiError 429 for request field `field`."""
+        most = max(self.most, most_of_one)
         if self.used and self.used + count > most:
             raise ApiError(
                 429,
@@ -103,19 +104,3 @@ class Budget:
             yield
         finally:
             self.used -= count
-
-
-class LogprobBudget(Budget):
-    """Limits log-probabilities: each takes over 100 bytes."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__(most, "logprobs", "too_many_logprobs")
-
-    @contextmanager
-    def reserve(self, count: int, most_of_one: int = 0) -> Iterator[None]:
-        """Reserve `count` logprobs while the block runs. A single request may always have
-        `most_of_one`. Raises InvalidInputError if it can never fit, ApiError 429 if not now."""
-        most = max(self.most, most_of_one)
-        check_int("logprobs", count, 0, most, label="the number of logprobs: n x max_tokens x each")
-        with self.hold("logprobs", count, most):
-            yield
