@@ -5,12 +5,11 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from llaisys.chat.history import as_object
 from llaisys.chat.reader import AnswerReader
 from llaisys.chat.records import ChatAnswer
 from llaisys.common.types import CompletionOutput, Usage
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.formatter import Block, BlockFormatter
+from llaisys.server.generation.formatter import Block, BlockFormatter, arguments_object
 from llaisys.server.http.payload import named_event
 
 TYPES = {
@@ -87,9 +86,7 @@ class AnthropicFormatter(BlockFormatter):
         if answer.content or not answer.tool_calls:
             content.append({"type": "text", "text": answer.content})
         for call in answer.tool_calls:
-            given = as_object(call.arguments)
-            if not isinstance(given, dict):  # truncated or malformed
-                given = {"arguments": given}
+            given = arguments_object(call.arguments)
             content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
         return self._message(content, usage, self._end(output))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from llaisys.chat.history import as_object
 from llaisys.chat.reader import AnswerReader
 from llaisys.chat.records import (
     AnswerEvent,
@@ -181,6 +182,12 @@ class BlockFormatter(AnswerFormatter):
             yield from self.open_block(kind)
         self.text += event.text
         yield from self.add(kind, event.text)
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """Return the arguments of a call; truncated or malformed ones as a text in an object."""
+    given = as_object(arguments)
+    return given if isinstance(given, dict) else {"arguments": given}
 
 
 def text_logprobs(source: CompletionOutput | StreamOutput) -> list[TokenLogprobs]:

@@ -47,14 +47,10 @@ def settings_object(
         "stream": stream,
         # null: a banned token, or an ignored EOS token
         "logit_bias": [
-            *({"token": token, "bias": finite_bias(bias)} for token, bias in params.bias_items),
+            *({"token": t, "bias": None if b == BAN else b} for t, b in params.bias_items),
             *({"token": token, "bias": None} for token in sorted(banned)),
         ],
     }
-
-
-def finite_bias(bias: float) -> float | None:
-    return None if bias == BAN else bias
 
 
 def stop_type(output: CompletionOutput) -> str:
@@ -73,20 +69,21 @@ class FinalObject:
     params: SamplingParams
     prompt: str
     num_prompt_tokens: int
+    eos_token_ids: frozenset[int]
 
     @classmethod
     async def of_prompt(
         cls, job: Job, params: SamplingParams, prompt: list[int], shows_prompt: bool = True
     ) -> FinalObject:
-        text = ""
+        text, engine = "", job.service.engine
         if shows_prompt:  # the engine rejects a request with ids outside the vocabulary
             valid = [token for token in prompt if token < job.service.info.vocab_size]
-            text = await decode(job.service.engine, valid)
-        return cls(job, params, text, len(prompt))
+            text = await decode(engine, valid)
+        return cls(job, params, text, len(prompt), engine.inputs.eos_token_ids)
 
     def of(self, output: CompletionOutput, text: str, index: int) -> dict[str, Any]:
         """Return the object of a choice, without token ids and logprobs. `text`: its content."""
-        stream, eos = bool(self.job.body.stream), self.job.service.engine.inputs.eos_token_ids
+        stream, eos = bool(self.job.body.stream), self.eos_token_ids
         count = len(output.token_ids)
         return {
             "index": index,

@@ -87,8 +87,8 @@ class Budget:
 
     @contextmanager
     def reserve(self, field: str, count: int, most_of_one: int = 0) -> Iterator[None]:
-        """Reserve `count` values while the block runs. A single request always fits, and at most
-        `most_of_one` of it beside others. Raises ApiError 429 for request field `field`."""
+        """Reserve `count` values while the block runs. The limit is at least `most_of_one`, and a
+        request that is alone always fits. Raises ApiError 429 for request field `field`."""
         most = max(self.most, most_of_one)
         if self.used and self.used + count > most:
             raise ApiError(

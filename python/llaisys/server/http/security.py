@@ -55,7 +55,9 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
-async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
+async def respond_error(scope: Scope, send: Send, error: ApiError) -> None:
+    """Send an error response and record its reason for the log."""
+    record_error(scope, error)
     body = json_bytes(error_object(scope, error))
     headers = [
         (b"content-type", b"application/json"),
@@ -66,12 +68,6 @@ async def send_error(scope: Scope, send: Send, error: ApiError) -> None:
         headers.append((b"connection", b"close"))  # do not read the rest of the body
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-async def respond_error(scope: Scope, send: Send, error: ApiError) -> None:
-    """Send an error response and record its reason for the log."""
-    record_error(scope, error)
-    await send_error(scope, send, error)
 
 
 def error_object(scope: Scope, error: ApiError) -> dict[str, Any]:

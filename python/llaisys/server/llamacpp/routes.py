@@ -36,7 +36,7 @@ from llaisys.server.llamacpp.schemas import (
     SlotRequest,
 )
 from llaisys.server.openai import routes as openai
-from llaisys.server.openai.tool_schemas import tool_set_of
+from llaisys.server.openai.schemas import template_options
 from llaisys.server.responses import routes as responses
 from llaisys.server.service import Service, owner_of, service_for
 
@@ -98,13 +98,8 @@ async def apply_template(request: Request, body: ApplyTemplateRequest) -> Respon
     service = await service_for(request, body.model)
     limit = PromptLimit("messages", service.info.max_model_len, service.max_items)
     messages = await convert_messages(service, body.messages)
-    tools = tool_set_of(body.tools, None, None)
-    options: dict[str, Any] = {"variables": body.chat_template_kwargs, "tools": tools}
-    if body.add_generation_prompt is not None:
-        options["add_generation_prompt"] = body.add_generation_prompt
-    return json_response(
-        {"prompt": await render_messages(service.engine, messages, limit, **options)}
-    )
+    text = await render_messages(service.engine, messages, limit, **template_options(body))
+    return json_response({"prompt": text})
 
 
 @router.post("/embedding", tags=["llama.cpp"])

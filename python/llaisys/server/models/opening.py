@@ -9,17 +9,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from llaisys.common.machine_limits import available_memory
-from llaisys.server.collectors import (
-    EngineCollector,
-    GpuCollector,
-    KeyCollector,
-    ReplicaCollector,
-    metric_family,
-)
+from llaisys.server.collectors import EngineCollector, GpuCollector, KeyCollector, ReplicaCollector
 from llaisys.server.config import ModelLimits
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.llamacpp.metrics import LlamaCollector
+from llaisys.server.metrics import PREFIX
 from llaisys.server.models.manager import ModelManager, Models, check_model
 from llaisys.server.models.served import SingleModel, State
 from llaisys.server.service import Service, SharedState
@@ -68,13 +63,6 @@ def open_models(shared: SharedState, process: EngineProcess | None) -> Models:
     return manager
 
 
-COUNTERS = {
-    "num_loads": ("model_loads", "Model loads."),
-    "num_unloads": ("model_unloads", "Model unloads."),
-    "num_failures": ("model_failures", "Failed loads and engine deaths."),
-}  # by the field of ServedModel
-
-
 class ModelCollector(Collector):
     """State, memory and load counts of each model."""
 
@@ -82,23 +70,26 @@ class ModelCollector(Collector):
         self.manager = manager
 
     def collect(self) -> Iterable[Metric]:
-        def gauge(
-            name: str, text: str, rows: list[tuple[list[str], float]], *labels: str
-        ) -> Metric:
-            return metric_family(GaugeMetricFamily, name, text, labels, rows)
+        def gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+            return GaugeMetricFamily(PREFIX + name, text, labels=labels)
 
-        manager, models = self.manager, self.manager.models
-        budget, reserved = float(manager.budget), float(manager.reserved)
-        states = [([m.name, one.value], float(m.state is one)) for m in models for one in State]
-        estimates = [([m.name], float(m.estimate)) for m in models]
-        yield gauge("models_memory_budget_bytes", "Memory budget of all engines.", [([], budget)])
-        yield gauge(
-            "models_memory_reserved_bytes", "Reserved bytes of the budget.", [([], reserved)]
-        )
-        text = "1 for the current state of a model."
-        yield gauge("model_state", text, states, "model_name", "state")
-        text = "Estimated memory of a model."
-        yield gauge("model_memory_estimated_bytes", text, estimates, "model_name")
-        for field, (name, text) in COUNTERS.items():
-            rows = [([model.name], getattr(model, field)) for model in models]
-            yield metric_family(CounterMetricFamily, name, text, ["model_name"], rows)
+        def counter(name: str, text: str) -> CounterMetricFamily:
+            return CounterMetricFamily(PREFIX + name, text, labels=["model_name"])
+
+        budget = gauge("models_memory_budget_bytes", "Memory budget of all engines.")
+        budget.add_metric([], self.manager.budget)
+        reserved = gauge("models_memory_reserved_bytes", "Reserved bytes of the budget.")
+        reserved.add_metric([], self.manager.reserved)
+        state = gauge("model_state", "1 for the current state of a model.", "model_name", "state")
+        memory = gauge("model_memory_estimated_bytes", "Estimated memory of a model.", "model_name")
+        loads = counter("model_loads", "Model loads.")
+        unloads = counter("model_unloads", "Model unloads.")
+        failures = counter("model_failures", "Failed loads and engine deaths.")
+        for model in self.manager.models:
+            for one in State:
+                state.add_metric([model.name, one.value], float(model.state is one))
+            memory.add_metric([model.name], model.estimate)
+            loads.add_metric([model.name], model.num_loads)
+            unloads.add_metric([model.name], model.num_unloads)
+            failures.add_metric([model.name], model.num_failures)
+        yield from (budget, reserved, state, memory, loads, unloads, failures)

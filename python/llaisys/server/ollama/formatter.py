@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from llaisys.chat.history import as_object
 from llaisys.chat.reader import AnswerReader
 from llaisys.chat.records import ChatAnswer
 from llaisys.common.types import CompletionOutput, Usage
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.formatter import Block, BlockFormatter, text_logprobs
+from llaisys.server.generation.formatter import (
+    Block,
+    BlockFormatter,
+    arguments_object,
+    text_logprobs,
+)
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import json_bytes
 
@@ -22,8 +26,10 @@ def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
     return {"error": error.message}
 
 
-def now() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+def stamp(seconds: float | None = None) -> str:
+    """Return a time; None: now."""
+    seconds = time.time() if seconds is None else seconds
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def nanoseconds(seconds: float | None) -> int:
@@ -31,10 +37,7 @@ def nanoseconds(seconds: float | None) -> int:
 
 
 def call_object(name: str, arguments: str) -> dict[str, Any]:
-    given = as_object(arguments)
-    if not isinstance(given, dict):  # truncated or malformed
-        given = {"arguments": given}
-    return {"function": {"name": name, "arguments": given}}
+    return {"function": {"name": name, "arguments": arguments_object(arguments)}}
 
 
 class OllamaFormatter(BlockFormatter):
@@ -61,7 +64,7 @@ class OllamaFormatter(BlockFormatter):
     def _object(
         self, text: str = "", thinking: str = "", calls: list[dict[str, Any]] | None = None
     ) -> dict[str, Any]:
-        found: dict[str, Any] = {"model": self.model, "created_at": now()}
+        found: dict[str, Any] = {"model": self.model, "created_at": stamp()}
         fields: dict[str, Any] = {}
         if thinking:
             fields["thinking"] = thinking

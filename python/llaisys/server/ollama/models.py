@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from llaisys.common.types import ModelInfo
+from llaisys.server.ollama.formatter import stamp
 from llaisys.server.service import Service
 
 FOREVER = "2318-01-01T00:00:00Z"  # Ollama's expires_at of a model that is never unloaded
@@ -110,7 +110,3 @@ def capabilities(service: Service) -> list[str]:
     """Every model supports tools; thinking depends on the template's markers."""
     thinks = service.engine.style.markers is not None
     return ["completion", "tools", *(["thinking"] if thinks else [])]
-
-
-def stamp(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

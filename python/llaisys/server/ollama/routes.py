@@ -20,7 +20,7 @@ from llaisys.server.generation.prompts import encode_prompts
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes, json_response
-from llaisys.server.ollama.formatter import OllamaFormatter, nanoseconds, now
+from llaisys.server.ollama.formatter import OllamaFormatter, nanoseconds, stamp
 from llaisys.server.ollama.models import model_details, model_entry, running_entry
 from llaisys.server.ollama.schemas import (
     ChatRequest,
@@ -123,7 +123,7 @@ async def loaded(request: Request, body: OllamaRequest, empty: dict[str, Any]) -
     expect an unload, which is acknowledged but not done."""
     await service_for(request, body.chat.model)
     reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
-    head = {"model": body.model, "created_at": now()}
+    head = {"model": body.model, "created_at": stamp()}
     return json_response({**head, **empty, "done": True, "done_reason": reason})
 
 

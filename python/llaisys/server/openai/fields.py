@@ -208,7 +208,9 @@ def filter_fields(
         if kept.get(field) is None:
             kept[field] = value
         elif kept[field] != value:
-            raise _contradiction(name, field)
+            raise InvalidInputError(
+                f"{name} and {field} are the same field and have different values", field=name
+            )
     return kept
 
 
@@ -234,23 +236,13 @@ def field_error(path: str, name: str, known: Iterable[str]) -> InvalidInputError
             "is not a field of this server, and unknown fields are rejected (--strict-fields or "
             f"the header {STRICT_HEADER})",
         )
-    return InvalidInputError(unknown_text(path, name, known), field=path, code="unknown_field")
+    near = difflib.get_close_matches(name.lower(), list(known), 1, 0.8)
+    text = f"unknown field {path!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    return InvalidInputError(text, field=path, code="unknown_field")
 
 
 def unsupported(path: str, why: str) -> InvalidInputError:
     return InvalidInputError(f"{path} {why}", field=path, code=UNSUPPORTED)
-
-
-def _contradiction(name: str, field: str) -> InvalidInputError:
-    return InvalidInputError(
-        f"{name} and {field} are the same field and have different values", field=name
-    )
-
-
-def unknown_text(path: str, name: str, known: Iterable[str]) -> str:
-    """Return the message for an unknown field, with the nearest known name."""
-    near = difflib.get_close_matches(name.lower(), list(known), 1, 0.8)
-    return f"unknown field {path!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
 # A type that an error or the header may repeat: words and a date.

@@ -34,8 +34,8 @@ from llaisys.server.openai.schemas import (
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
+    template_options,
 )
-from llaisys.server.openai.tool_schemas import tool_set_of
 from llaisys.server.service import Service, owner_of, service_for, service_of, session_model
 
 router = APIRouter(route_class=CheckedRoute)
@@ -155,12 +155,8 @@ async def tokenize(request: Request, body: TokenizeRequest) -> Response:
     else:
         limit = PromptLimit("messages", length, service.max_items)
         messages = await convert_messages(service, body.messages or ())
-        tools = tool_set_of(body.tools, None, None)
-        options: dict[str, Any] = {"variables": body.chat_template_kwargs, "tools": tools}
-        if body.add_generation_prompt is not None:
-            options["add_generation_prompt"] = body.add_generation_prompt
         encode = encode_continued if body.continue_final_message else encode_messages
-        ids = await encode(engine, messages, limit, **options)
+        ids = await encode(engine, messages, limit, **template_options(body))
     names = await token_names(engine, ids) if body.return_token_strs else None
     return json_response(
         {"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": names}

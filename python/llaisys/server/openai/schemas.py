@@ -343,6 +343,15 @@ class TokenizeRequest(Schema):
     tools: list[ToolDefinition] | None = None
 
 
+def template_options(body: Any) -> dict[str, Any]:
+    """Return the template's options of a request that only renders a chat."""
+    tools = tool_set_of(body.tools, None, None)
+    options = {"variables": body.chat_template_kwargs, "tools": tools}
+    if body.add_generation_prompt is not None:
+        options["add_generation_prompt"] = body.add_generation_prompt
+    return options
+
+
 class DetokenizeRequest(Schema):
     model: ModelName = None
     tokens: list[TokenId]

@@ -21,6 +21,7 @@ from llaisys.server.responses.schemas import ResponsesRequest
 
 PREFIXES = {Block.REASONING: "rs", Block.TEXT: "msg", Block.CALL: "fc"}
 ERROR_CODES = {429: "rate_limit_exceeded"}
+INCOMPLETE = {"length": "max_output_tokens", "timeout": "timeout"}  # by finish reason
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -82,11 +83,9 @@ class ResponsesFormatter(BlockFormatter):
         return self._sse_event("response.cancelled", response=self.complete)
 
     def _finished(self, output: CompletionOutput, usage: Usage) -> dict[str, Any]:
-        if output.finish_reason == "length":
-            details = {"reason": "max_output_tokens"}
+        if output.finish_reason in INCOMPLETE:
+            details = {"reason": INCOMPLETE[output.finish_reason]}
             found = self._response("incomplete", usage, incomplete_details=details)
-        elif output.finish_reason == "timeout":
-            found = self._response("incomplete", usage, incomplete_details={"reason": "timeout"})
         elif output.finish_reason == "abort":
             found = self._response("cancelled", usage)
         else:
@@ -119,11 +118,6 @@ class ResponsesFormatter(BlockFormatter):
 
     # ---- items ---------------------------------------------------------------------------------
 
-    @property
-    def _item_id(self) -> str:
-        assert self.block is not None
-        return self._id(self.block)
-
     def _id(self, block: Block) -> str:
         return f"{PREFIXES[block]}_{self.key}_{len(self.items)}"
 
@@ -135,7 +129,7 @@ class ResponsesFormatter(BlockFormatter):
         if block is Block.CALL:
             names = {"call_id": call.id, "name": call.name, "arguments": text}
             return {**item, "type": "function_call", **names}
-        content = [text_part(text, self._logprobs)] if status != "in_progress" else []
+        content = [part_of(block, text, self._logprobs)] if status != "in_progress" else []
         return {**item, "type": "message", "role": "assistant", "content": content}
 
     def body(self, answer: ChatAnswer, output: CompletionOutput, usage: Usage) -> dict[str, Any]:
@@ -157,7 +151,9 @@ class ResponsesFormatter(BlockFormatter):
 
     def _item_event(self, kind: str, **fields: Any) -> bytes:
         """Return an event of the open item."""
-        return self._sse_event(kind, item_id=self._item_id, output_index=len(self.items), **fields)
+        assert self.block is not None
+        item = {"item_id": self._id(self.block), "output_index": len(self.items)}
+        return self._sse_event(kind, **item, **fields)
 
     def begin(self) -> list[bytes]:
         response = self._response("in_progress")
@@ -249,13 +245,9 @@ def raw_message(text: str, token_ids: list[int]) -> dict[str, Any]:
     return {"type": "raw_message_tokens", "message": text, "tokens": token_ids}
 
 
-def text_part(text: str, logprobs: list[msgspec.Raw]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
 def part_of(block: Block, text: str, logprobs: list[msgspec.Raw]) -> dict[str, Any]:
     if block is Block.TEXT:
-        return text_part(text, logprobs)
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
     return {"type": "reasoning_text", "text": text}
 
 
