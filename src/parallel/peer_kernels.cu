@@ -3,7 +3,7 @@
 // buffers, so one barrier per call is enough: a rank that writes a buffer again has passed the
 // barrier of the call between, which every block of the other ranks enters after it has read the
 // buffer.
-#include "ops/cuda/dispatch_dtype.cuh"
+#include "ops/cuda/dispatch.cuh"
 #include "parallel/peer_kernels.hpp"
 
 #include <cstddef>

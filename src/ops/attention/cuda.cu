@@ -18,6 +18,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <vector>
 
 namespace llaisys::ops {
@@ -25,6 +26,7 @@ namespace llaisys::ops {
 namespace {
 
 using cuda::AttentionArgs;
+using cuda::has_aligned_rows;
 using cuda::kWarpSize;
 using cuda::LaunchAttention;
 
@@ -152,31 +154,16 @@ void run_reference(const device::CudaStream &stream, const AttentionArgs &args, 
 
 // The kernels of a head_dim; null: none on this device.
 LaunchAttention kernels_of(const device::CudaStream &stream, int64_t head_dim) {
-    if (head_dim == 64 || head_dim == 128) {
-        return head_dim == 64 ? cuda::launch_attention<64> : cuda::launch_attention<128>;
-    }
-    if (stream.max_shared_bytes < cuda::kLargeHeadSmem) {
+    constexpr int64_t kLarge[] = {80, 96, 112, 192, 256};
+    const bool is_large =
+        std::find(std::begin(kLarge), std::end(kLarge), head_dim) != std::end(kLarge);
+    if (head_dim != 64 && head_dim != 128 &&
+        (!is_large || stream.max_shared_bytes < cuda::kLargeHeadSmem)) {
         return nullptr;
     }
-    switch (head_dim) {
-    case 80:
-        return cuda::launch_attention_80;
-    case 96:
-        return cuda::launch_attention_96;
-    case 112:
-        return cuda::launch_attention_112;
-    case 192:
-        return cuda::launch_attention_192;
-    case 256:
-        return cuda::launch_attention_256;
-    default:
-        return nullptr;
-    }
-}
-
-bool is_16_byte_aligned(const Tensor &tensor) {
-    return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0 && tensor.stride(0) % 8 == 0 &&
-           tensor.stride(1) % 8 == 0;
+    LaunchAttention launch = nullptr;
+    cuda::dispatch_head_dim(head_dim, [&](auto d) { launch = cuda::launch_attention<d()>; });
+    return launch;
 }
 
 // Reads the row indices back to the host when the caller does not provide the runs.
@@ -249,7 +236,7 @@ void attention_cuda(const device::Stream &stream, const Tensor &out, const Tenso
     const bool has_cache = is_bytes ? args.group <= cuda::max_byte_group(d)
                                     : kv.k.dtype() == dtype && kv.values().dtype() == dtype;
     const bool has_mma = dtype != LLAISYS_DTYPE_F32 && has_cache && out.dtype() == dtype &&
-                         scale > 0 && is_16_byte_aligned(q) && is_16_byte_aligned(out);
+                         scale > 0 && has_aligned_rows(q) && has_aligned_rows(out);
     const bool is_latent = has_mma && !kv.has_values() && kv.n_heads == 1 && soft_cap == 0 &&
                            args.sinks == nullptr && d == cuda::kLatentDim &&
                            kv.value_dim == cuda::kLatentValues &&

@@ -74,38 +74,11 @@ __global__ void __launch_bounds__(kCopyThreads)
     }
 }
 
-using DecodeBytes = void (*)(const ByteDecode &);
-DecodeBytes decode_bytes_of(int64_t head_dim) {
-    switch (head_dim) {
-    case 64:
-        return decode_bytes_64;
-    case 80:
-        return decode_bytes_80;
-    case 96:
-        return decode_bytes_96;
-    case 112:
-        return decode_bytes_112;
-    case 128:
-        return decode_bytes_128;
-    case 192:
-        return decode_bytes_192;
-    default:
-        return decode_bytes_256;
-    }
-}
-
 // Every token as a decode token.
-void decode_all(const AttentionLaunch &all, DType cache, DecodeBytes decode) {
-    AttentionArgs args = all.args;
-    for (int64_t first = 0; first < all.n; first += kExactTokens) {
-        const int64_t count = std::min(kExactTokens, all.n - first);
-        decode({all.stream, args, all.dtype, cache, nullptr, count, false});
-        args.q = static_cast<const char *>(args.q) + count * args.q_token * 2;
-        args.out = static_cast<char *>(args.out) + count * args.out_token * 2;
-        args.q_rows += count;
-        args.begin += count;
-        args.end += count;
-    }
+template <int D> void decode_all(const AttentionLaunch &all, DType cache) {
+    for_exact_tokens(all.args, all.n, [&](const AttentionArgs &args, int64_t count) {
+        decode_bytes<D>({all.stream, args, all.dtype, cache, nullptr, count, false});
+    });
 }
 
 // Copies the sequences of the runs and launches the 16-bit kernels over the copy.
@@ -143,33 +116,22 @@ void attend_runs(const AttentionLaunch &all, const KvLayer &kv, const AttentionL
 
 void attention_bytes(const AttentionLaunch &all, const KvLayer &kv, const AttentionLists &lists,
                      const AttentionRuns *runs, LaunchAttention launch) {
-    const DecodeBytes decode = decode_bytes_of(kv.head_dim);
     const DType cache = kv.k.dtype();
-    if (runs == nullptr) {
-        return decode_all(all, cache, decode);
-    }
-    const int64_t n_singles = runs->are_all_single ? all.n : runs->n_singles;
-    if (n_singles < all.n) {
-        const int64_t bytes = 4 * runs->n_copied * kv.n_heads * kv.head_dim;
-        if (!runs->extents.defined() || runs->n_copied == 0 || bytes > kMaxCopyBytes ||
-            all.n - n_singles <= kShortRun * runs->n_runs) {
-            return decode_all(all, cache, decode);
+    const int64_t n_in_runs = runs != nullptr ? all.n - count_singles(*runs, all.n) : 0;
+    const bool are_copied = n_in_runs > 0 && runs->extents.defined() && runs->n_copied > 0 &&
+                            4 * runs->n_copied * kv.n_heads * kv.head_dim <= kMaxCopyBytes &&
+                            n_in_runs > kShortRun * runs->n_runs;
+    dispatch_head_dim(kv.head_dim, [&](auto d) {
+        if (runs == nullptr || (n_in_runs > 0 && !are_copied)) {
+            return decode_all<d()>(all, cache);
         }
-    }
-    // Long sequences come first. They have a launch of their own if it gives them more blocks.
-    const int32_t *singles = runs->singles.defined() ? runs->singles.as<int32_t>() : nullptr;
-    const int64_t n_long = singles != nullptr && runs->n_long > 0 &&
-                                   decode_clusters(all.stream, runs->n_long * all.args.kv_heads) > 1
-                               ? std::min(runs->n_long, n_singles)
-                               : 0;
-    if (n_long > 0) {
-        decode({all.stream, all.args, all.dtype, cache, singles, n_long, true});
-    }
-    if (n_singles > n_long) {
-        decode({all.stream, all.args, all.dtype, cache, n_long > 0 ? singles + n_long : singles,
-                n_singles - n_long, false});
-    }
-    if (n_singles < all.n) {
+        for_singles(all.stream, all.args, *runs, all.n,
+                    [&](const int32_t *tokens, int64_t n, bool are_long) {
+                        decode_bytes<d()>(
+                            {all.stream, all.args, all.dtype, cache, tokens, n, are_long});
+                    });
+    });
+    if (are_copied) {
         dispatch_half(all.dtype, [&](auto type) {
             attend_runs<decltype(type)>(all, kv, lists, *runs, launch);
         });

@@ -56,12 +56,12 @@ template <int D> void decode_bytes(const ByteDecode &l) {
 }
 
 // In cuda_bytes_*.cu: they compile in parallel.
-void decode_bytes_64(const ByteDecode &decode);
-void decode_bytes_80(const ByteDecode &decode);
-void decode_bytes_96(const ByteDecode &decode);
-void decode_bytes_112(const ByteDecode &decode);
-void decode_bytes_128(const ByteDecode &decode);
-void decode_bytes_192(const ByteDecode &decode);
-void decode_bytes_256(const ByteDecode &decode);
+extern template void decode_bytes<64>(const ByteDecode &);
+extern template void decode_bytes<80>(const ByteDecode &);
+extern template void decode_bytes<96>(const ByteDecode &);
+extern template void decode_bytes<112>(const ByteDecode &);
+extern template void decode_bytes<128>(const ByteDecode &);
+extern template void decode_bytes<192>(const ByteDecode &);
+extern template void decode_bytes<256>(const ByteDecode &);
 
 } // namespace llaisys::ops::cuda

@@ -2,6 +2,6 @@
 
 namespace llaisys::ops::cuda {
 
-void decode_bytes_128(const ByteDecode &decode) { decode_bytes<128>(decode); }
+template void decode_bytes<128>(const ByteDecode &);
 
 } // namespace llaisys::ops::cuda

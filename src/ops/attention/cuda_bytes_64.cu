@@ -2,6 +2,6 @@
 
 namespace llaisys::ops::cuda {
 
-void decode_bytes_64(const ByteDecode &decode) { decode_bytes<64>(decode); }
+template void decode_bytes<64>(const ByteDecode &);
 
 } // namespace llaisys::ops::cuda

@@ -2,7 +2,7 @@
 
 namespace llaisys::ops::cuda {
 
-void decode_bytes_192(const ByteDecode &decode) { decode_bytes<192>(decode); }
-void decode_bytes_256(const ByteDecode &decode) { decode_bytes<256>(decode); }
+template void decode_bytes<192>(const ByteDecode &);
+template void decode_bytes<256>(const ByteDecode &);
 
 } // namespace llaisys::ops::cuda

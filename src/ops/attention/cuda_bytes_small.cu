@@ -2,8 +2,8 @@
 
 namespace llaisys::ops::cuda {
 
-void decode_bytes_80(const ByteDecode &decode) { decode_bytes<80>(decode); }
-void decode_bytes_96(const ByteDecode &decode) { decode_bytes<96>(decode); }
-void decode_bytes_112(const ByteDecode &decode) { decode_bytes<112>(decode); }
+template void decode_bytes<80>(const ByteDecode &);
+template void decode_bytes<96>(const ByteDecode &);
+template void decode_bytes<112>(const ByteDecode &);
 
 } // namespace llaisys::ops::cuda

@@ -2,6 +2,6 @@
 
 namespace llaisys::ops::cuda {
 
-void launch_attention_112(const AttentionLaunch &launch) { launch_attention<112>(launch); }
+template void launch_attention<112>(const AttentionLaunch &);
 
 } // namespace llaisys::ops::cuda

@@ -2,6 +2,6 @@
 
 namespace llaisys::ops::cuda {
 
-void launch_attention_192(const AttentionLaunch &launch) { launch_attention<192>(launch); }
+template void launch_attention<192>(const AttentionLaunch &);
 
 } // namespace llaisys::ops::cuda

@@ -2,6 +2,6 @@
 
 namespace llaisys::ops::cuda {
 
-void launch_attention_256(const AttentionLaunch &launch) { launch_attention<256>(launch); }
+template void launch_attention<256>(const AttentionLaunch &);
 
 } // namespace llaisys::ops::cuda

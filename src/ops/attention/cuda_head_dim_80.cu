@@ -2,6 +2,6 @@
 
 namespace llaisys::ops::cuda {
 
-void launch_attention_80(const AttentionLaunch &launch) { launch_attention<80>(launch); }
+template void launch_attention<80>(const AttentionLaunch &);
 
 } // namespace llaisys::ops::cuda

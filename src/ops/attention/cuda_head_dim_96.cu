@@ -2,6 +2,6 @@
 
 namespace llaisys::ops::cuda {
 
-void launch_attention_96(const AttentionLaunch &launch) { launch_attention<96>(launch); }
+template void launch_attention<96>(const AttentionLaunch &);
 
 } // namespace llaisys::ops::cuda

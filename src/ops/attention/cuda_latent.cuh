@@ -410,25 +410,18 @@ private:
 
 // n tokens; runs null: batch-invariant, every token alone.
 template <typename T>
-void run_latent(device::CudaStream &stream, AttentionArgs args, int64_t n,
+void run_latent(device::CudaStream &stream, const AttentionArgs &args, int64_t n,
                 const AttentionRuns *runs) {
-    LatentLauncher<T> launcher(stream, args);
     if (runs != nullptr) {
+        LatentLauncher<T> launcher(stream, args);
         const bool has_list = !runs->are_all_single && runs->singles.defined();
         launcher.run_singles(has_list ? runs->singles.as<int32_t>() : nullptr,
-                             runs->are_all_single ? n : runs->n_singles);
+                             count_singles(*runs, n));
         return launcher.run_runs(*runs);
     }
-    constexpr int64_t kTokens = 256; // bounds the memory of the splits
-    for (int64_t first = 0; first < n; first += kTokens) {
-        const int64_t count = std::min(kTokens, n - first);
-        launcher.run_singles(nullptr, count);
-        args.q = static_cast<const T *>(args.q) + count * args.q_token;
-        args.out = static_cast<T *>(args.out) + count * args.out_token;
-        args.q_rows += count;
-        args.begin += count;
-        args.end += count;
-    }
+    for_exact_tokens(args, n, [&](const AttentionArgs &part, int64_t count) {
+        LatentLauncher<T>(stream, part).run_singles(nullptr, count);
+    });
 }
 
 } // namespace llaisys::ops::cuda

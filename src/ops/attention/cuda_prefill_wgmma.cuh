@@ -85,7 +85,6 @@ struct WgmmaShared {
     }
 };
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // Named barrier between a producer warp and a consumer warpgroup: one side arrives, the other
 // syncs. Used for query stages that are full or empty. Arrivals and syncs alternate.
 struct NamedBarrier {
@@ -187,7 +186,7 @@ __device__ __forceinline__ void consume_tiles(const AttentionArgs &args, WgmmaSh
         for (int step = 0; step < kWgmmaKeys / 16; ++step) {
             Wgmma<T>::mn_major(
                 out, p + 4 * step,
-                mn_major_descriptor(values + uint32_t(step) * 16 * 128, kColumnBytes));
+                mn_major_descriptor(values + uint32_t(step) * 16 * 128, kColumnBytes), 1);
         }
         wgmma_commit_group();
     };
@@ -311,7 +310,6 @@ __device__ __forceinline__ void consume_tiles(const AttentionArgs &args, WgmmaSh
         warp_scheduler_barrier_sync(0);
     }
 }
-#endif
 
 template <typename T, int D>
 __global__ void __launch_bounds__(kWgmmaThreads, 1)

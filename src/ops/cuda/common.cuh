@@ -92,6 +92,19 @@ inline Reals reals(const Tensor *tensor) {
     return tensor != nullptr ? reals(*tensor) : Reals{nullptr, LLAISYS_DTYPE_F32};
 }
 
+inline bool is_16_byte_aligned(const void *data) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0;
+}
+inline bool is_16_byte_aligned(const Tensor &tensor) { return is_16_byte_aligned(tensor.data()); }
+// Whether the rows of 16-bit values are, too.
+inline bool has_aligned_rows(const Tensor &tensor) {
+    bool is_aligned = is_16_byte_aligned(tensor);
+    for (int dim = 0; dim + 1 < tensor.ndim(); ++dim) {
+        is_aligned = is_aligned && tensor.stride(dim) % 8 == 0;
+    }
+    return is_aligned;
+}
+
 // Sine and cosine of position * frequency. The angle is reduced in double: it may be thousands of
 // turns.
 __device__ __forceinline__ void rope_sincos(int64_t position, float frequency, float *sin,
@@ -116,6 +129,20 @@ template <> __device__ __forceinline__ uint32_t pack_pair<bf16>(float low, float
 template <> __device__ __forceinline__ uint32_t pack_pair<f16>(float low, float high) {
     const __half2 pair = __floats2half2_rn(low, high);
     return *reinterpret_cast<const uint32_t *>(&pair);
+}
+
+// Parts of an RMS norm. Vector `at` of n; zeros past the end.
+template <typename Index>
+__device__ __forceinline__ float4 load_or_zero(const float4 *from, Index at, Index n) {
+    return at < n ? from[at] : make_float4(0, 0, 0, 0);
+}
+__device__ __forceinline__ float sum_of_squares(const float4 &v) {
+    return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+}
+template <typename T>
+__device__ __forceinline__ uint2 normed_pairs(const float4 &v, float factor, const float4 &w) {
+    return make_uint2(pack_pair<T>(v.x * factor * w.x, v.y * factor * w.y),
+                      pack_pair<T>(v.z * factor * w.z, v.w * factor * w.w));
 }
 
 // -- Reductions -----------------------------------------------------------------------------------

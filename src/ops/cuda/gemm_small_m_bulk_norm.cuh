@@ -37,13 +37,12 @@ __device__ __forceinline__ void norm_rows_to_smem(unsigned char *to, uint32_t st
 #pragma unroll
         for (int j = 0; j < kBulkNormVectors; ++j) {
             const int at = lane + j * WarpsPerRow * kWarpSize;
-            values[j] = at < in.k / 4 ? from[at] : make_float4(0, 0, 0, 0);
+            values[j] = load_or_zero(from, at, in.k / 4);
         }
         float sum = 0;
 #pragma unroll
         for (int j = 0; j < kBulkNormVectors; ++j) {
-            const float4 v = values[j];
-            sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            sum += sum_of_squares(values[j]);
         }
         sum = warp_sum(sum);
         if constexpr (WarpsPerRow == 2) {
@@ -60,10 +59,7 @@ __device__ __forceinline__ void norm_rows_to_smem(unsigned char *to, uint32_t st
         for (int j = 0; j < kBulkNormVectors; ++j) {
             const int at = lane + j * WarpsPerRow * kWarpSize;
             if (at < in.k / 4) {
-                const float4 v = values[j];
-                const float4 w = __ldg(scale + at);
-                to_row[at] = make_uint2(pack_pair<T>(v.x * factor * w.x, v.y * factor * w.y),
-                                        pack_pair<T>(v.z * factor * w.z, v.w * factor * w.w));
+                to_row[at] = normed_pairs<T>(values[j], factor, __ldg(scale + at));
             }
         }
     }

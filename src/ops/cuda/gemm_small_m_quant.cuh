@@ -36,7 +36,7 @@ struct SmallConfig : QuantStages {
 
 inline SmallConfig small_config(const device::CudaStream &stream, const GemmInput &in,
                                 const QuantRowLayout &layout, int items, int most_units, SmallX x,
-                                int group_shift, const QuantTuning &tuning) {
+                                int group_shift) {
     const int64_t segment = quant_segment(layout.codes);
     const auto bytes = [&](int64_t values) {
         return uint32_t(SmallRows::values_bytes(in.m, values) +
@@ -52,7 +52,7 @@ inline SmallConfig small_config(const device::CudaStream &stream, const GemmInpu
                      : layout.codes == QuantCodes::int8 ? 32
                                                         : 64,
                      is_streamed ? bytes(segment) : 0, is_streamed ? 0 : bytes(in.k),
-                     kQuantWarps * kQuantMaxM * 4, tuning);
+                     kQuantWarps * kQuantMaxM * 4);
     s.scales_at = s.x_at + uint32_t(SmallRows::values_bytes(in.m, in.k));
     return s;
 }
@@ -245,7 +245,7 @@ inline bool can_gemm_small_m_quant(const device::CudaStream &stream, int64_t m, 
 
 template <typename T, QuantCodes Codes, typename Epilogue>
 void run_gemm_small_m_quant(device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w,
-                            Epilogue epilogue, const QuantTuning &tuning = {}) {
+                            Epilogue epilogue) {
     constexpr bool kIsInt4 = Codes == QuantCodes::int4;
     epilogue.items = choose_unit_items(stream, epilogue.count());
     const int slice_shift = kIsInt4 ? 7 : 6;
@@ -263,8 +263,7 @@ void run_gemm_small_m_quant(device::CudaStream &stream, const GemmInput &in, con
     const int n_units = int((epilogue.count() + epilogue.items - 1) / epilogue.items);
     const int rounds = (n_units + stream.n_sms - 1) / stream.n_sms;
     const int grid = (n_units + rounds - 1) / rounds;
-    const SmallConfig shape =
-        small_config(stream, in, w.layout, epilogue.items, rounds, x, shift, tuning);
+    const SmallConfig shape = small_config(stream, in, w.layout, epilogue.items, rounds, x, shift);
     const auto kernel = gemm_small_m_quant_kernel<T, Codes, Epilogue>;
     set_max_dynamic_smem(kernel, size_t(stream.max_shared_bytes));
     launch(stream, kernel, unsigned(grid), kQuantThreads, shape.bytes, true, in, rows, w, epilogue,

@@ -60,9 +60,8 @@ __device__ __forceinline__ void norm_row(T *to, const GemmInput &in, float *scra
 #pragma unroll
     for (int i = 0; i < kNormVectors; ++i) {
         const int at = threadIdx.x + i * kSm80Threads;
-        values[i] = at < in.k / 4 ? from[at] : make_float4(0, 0, 0, 0);
-        sum += values[i].x * values[i].x + values[i].y * values[i].y + values[i].z * values[i].z +
-               values[i].w * values[i].w;
+        values[i] = load_or_zero(from, at, in.k / 4);
+        sum += sum_of_squares(values[i]);
     }
     sum = block_sum<kSm80Threads>(sum, scratch);
     const float factor = 1.0f / sqrtf(sum / float(in.k) + in.epsilon);
@@ -70,11 +69,7 @@ __device__ __forceinline__ void norm_row(T *to, const GemmInput &in, float *scra
     for (int i = 0; i < kNormVectors; ++i) {
         const int at = threadIdx.x + i * kSm80Threads;
         if (at < in.k / 4) {
-            const float4 v = values[i];
-            const float4 w = scale[i];
-            reinterpret_cast<uint2 *>(to)[at] =
-                make_uint2(pack_pair<T>(v.x * factor * w.x, v.y * factor * w.y),
-                           pack_pair<T>(v.z * factor * w.z, v.w * factor * w.w));
+            reinterpret_cast<uint2 *>(to)[at] = normed_pairs<T>(values[i], factor, scale[i]);
         }
     }
     __syncthreads();
@@ -162,8 +157,7 @@ __global__ void __launch_bounds__(kSm80Threads, Rows == Sm80Rows::many ? 1 : 2)
 #pragma unroll
         for (int i = 0; i < kNormVectors; ++i) {
             const int at = threadIdx.x + i * kSm80Threads;
-            scale[i] = at < in.k / 4 ? reinterpret_cast<const float4 *>(in.norm_weight)[at]
-                                     : make_float4(0, 0, 0, 0);
+            scale[i] = load_or_zero(reinterpret_cast<const float4 *>(in.norm_weight), at, in.k / 4);
         }
         grid_dependency_wait();
         norm_row<T>(row_of_x, in, scratch, scale);

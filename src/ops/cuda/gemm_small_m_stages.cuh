@@ -19,13 +19,8 @@ constexpr int kQuantMaxKeptX = 132 << 10; // bytes of x in shared memory
 constexpr int kQuantMinStages = 3;
 constexpr int kQuantMaxStages = 16;
 
-// Overrides for tuning runs; 0 selects the default.
-struct QuantTuning {
-    size_t smem_bytes = 0;     // of a block
-    size_t prefetch_bytes = 0; // loaded before grid_dependency_wait()
-};
-constexpr size_t kQuantSmemBytes = 150 * 1000;
-constexpr size_t kQuantPrefetchBytes = 64 << 10;
+constexpr size_t kQuantSmemBytes = 150 * 1000;   // of a block
+constexpr size_t kQuantPrefetchBytes = 64 << 10; // loaded before grid_dependency_wait()
 
 // Shared memory layout: stages, x, sums of the warps, scratch, mbarriers.
 struct QuantStages {
@@ -39,7 +34,7 @@ struct QuantStages {
 inline void set_quant_stages(QuantStages &s, const device::CudaStream &stream, const GemmInput &in,
                              const QuantRowLayout &layout, int items, int most_units,
                              uint32_t pitch, uint32_t x_stage, uint32_t x_bytes,
-                             uint32_t scratch_bytes, const QuantTuning &tuning) {
+                             uint32_t scratch_bytes) {
     const int64_t segment = quant_segment(layout.codes);
     const auto m = uint32_t(in.m);
     s.segments = int((in.k + segment - 1) / segment);
@@ -52,14 +47,13 @@ inline void set_quant_stages(QuantStages &s, const device::CudaStream &stream, c
     constexpr uint32_t kBarrierBytes = (2 * kQuantMaxStages + 1) * 8;
     const uint32_t rest = x_bytes + sums_bytes + scratch_bytes + kBarrierBytes + 32;
     const auto most = size_t(stream.max_shared_bytes);
-    const size_t smem = tuning.smem_bytes > 0 ? tuning.smem_bytes : kQuantSmemBytes;
-    const size_t prefetch = tuning.prefetch_bytes > 0 ? tuning.prefetch_bytes : kQuantPrefetchBytes;
     const auto stages_in = [&](size_t bytes) {
         return bytes > rest ? int((bytes - rest) / s.stage_bytes) : 0;
     };
-    const int room = std::min(std::max(stages_in(smem), kQuantMinStages), stages_in(most));
+    const int room =
+        std::min(std::max(stages_in(kQuantSmemBytes), kQuantMinStages), stages_in(most));
     s.n_stages = std::max(1, std::min({room, most_units * s.segments, kQuantMaxStages}));
-    s.prefetch_stages = std::clamp(int(prefetch / s.stage_bytes), 1, s.n_stages);
+    s.prefetch_stages = std::clamp(int(kQuantPrefetchBytes / s.stage_bytes), 1, s.n_stages);
     s.x_at = uint32_t(s.n_stages) * s.stage_bytes;
     s.sums_at = s.x_at + x_bytes;
     s.scratch_at = s.sums_at + sums_bytes;

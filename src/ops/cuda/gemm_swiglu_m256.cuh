@@ -13,8 +13,10 @@
 #pragma once
 
 #include "ops/cuda/cluster.cuh"
+#include "ops/cuda/dispatch.cuh"
 #include "ops/cuda/gemm_swiglu_m256_config.cuh"
 #include "ops/cuda/swiglu_rows.cuh"
+#include "ops/cuda/tma_pipeline.cuh"
 
 namespace llaisys::ops::cuda {
 
@@ -23,13 +25,11 @@ struct SwigluM256Maps {
     CUtensorMap w, x;
 };
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
 // 16 rows of a warp from `row` on, of units from first_unit on. acc[8 i] to acc[8 i + 7]: unit i, in
 // the layout of wgmma.cuh. A lane writes eight adjacent outputs where four units are left, else two.
 template <typename T, int Units>
 __device__ __forceinline__ void
-store_swiglu_units(const float (&acc)[8 * Units], const SwigluM256<T> &p, int first_unit, int row) {
+store_swiglu_units(const float (&acc)[8 * Units], const SwigluGemm<T> &p, int first_unit, int row) {
     const int lane = threadIdx.x % kWarpSize;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -64,11 +64,10 @@ store_swiglu_units(const float (&acc)[8 * Units], const SwigluM256<T> &p, int fi
         }
     }
 }
-#endif
 
 template <typename T, int Halves, int Units>
 __global__ void __launch_bounds__(kSwigluM256Threads, 1)
-    gemm_swiglu_m256_kernel(const __grid_constant__ SwigluM256Maps maps, SwigluM256<T> p) {
+    gemm_swiglu_m256_kernel(const __grid_constant__ SwigluM256Maps maps, SwigluGemm<T> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     constexpr uint32_t kXBytes = Halves * 128 * kTmaRowBytes;
     constexpr uint32_t kHalfBytes = 64 * kTmaRowBytes;
@@ -96,14 +95,7 @@ __global__ void __launch_bounds__(kSwigluM256Threads, 1)
     __syncthreads();
     barrier_cluster_arrive_relaxed();
     barrier_cluster_wait();
-    int stage = 0;
-    uint32_t parity = 0;
-    const auto next = [&] {
-        if (++stage == kStages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    };
+    PipelineStage<kStages> stage;
     if (group == 2) {
         setmaxnreg_dec<40>();
         if (threadIdx.x == 2 * 128) {
@@ -128,16 +120,16 @@ __global__ void __launch_bounds__(kSwigluM256Threads, 1)
             }
             int issued = 0;
             for (int tile = int(blockIdx.x); tile < tiles; tile += int(gridDim.x)) {
-                for (int k_tile = 0; k_tile < k_tiles; ++k_tile, next()) {
+                for (int k_tile = 0; k_tile < k_tiles; ++k_tile, stage.next()) {
                     if (issued++ < n_early) {
                         continue;
                     }
                     if (issued > kStages) {
-                        mbarrier_wait_parity_cluster(empty + stage * 8, parity ^ 1);
+                        mbarrier_wait_parity_cluster(empty + stage.index * 8, stage.parity ^ 1);
                     }
-                    mbarrier_arrive_expect_tx(full + stage * 8, kStageBytes);
-                    load_w(tile, k_tile, stage);
-                    load_x(k_tile, stage);
+                    mbarrier_arrive_expect_tx(full + stage.index * 8, kStageBytes);
+                    load_w(tile, k_tile, stage.index);
+                    load_x(k_tile, stage.index);
                 }
             }
         }
@@ -155,30 +147,7 @@ __global__ void __launch_bounds__(kSwigluM256Threads, 1)
         const uint64_t of_w = k_major_descriptor(buffer + kXBytes);
         for (int tile = int(blockIdx.x); tile < tiles; tile += int(gridDim.x)) {
             float sums[Halves][8 * Units];
-            int previous = 0;
-            for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-                mbarrier_wait_parity(full + stage * 8, parity);
-                const uint64_t at = uint64_t(stage) * (kStageBytes >> 4);
-                wgmma_fence();
-#pragma unroll
-                for (int k = 0; k < 4; ++k) { // advance 32 bytes each
-#pragma unroll
-                    for (int half = 0; half < Halves; ++half) {
-                        Wgmma<T>::k_major(sums[half],
-                                          of_x + at + uint64_t(k * 2 + half * (kHalfBytes >> 4)),
-                                          of_w + at + uint64_t(k * 2), k_tile > 0 || k > 0);
-                    }
-                }
-                wgmma_commit_group();
-                if (k_tile > 0) { // the previous group of wgmma has completed
-                    wgmma_wait_group<1>();
-                    release(previous);
-                }
-                previous = stage;
-                next();
-            }
-            wgmma_wait_group<0>();
-            release(previous);
+            mma_k_tiles<T, kStageBytes>(sums, k_tiles, of_x, of_w, full, stage, release);
 #pragma unroll
             for (int half = 0; half < Halves; ++half) {
                 fence_operands(sums[half]);
@@ -193,7 +162,7 @@ __global__ void __launch_bounds__(kSwigluM256Threads, 1)
 }
 
 template <typename T, int Halves, int Units>
-void launch_gemm_swiglu_m256(const device::CudaStream &stream, const SwigluM256<T> &p) {
+void launch_gemm_swiglu_m256(const device::CudaStream &stream, const SwigluGemm<T> &p) {
     const SwigluM256Maps maps{make_tensor_map<T, 5>(p.gate, {p.k, 8, 2, p.n / 8, 1},
                                                     {p.k, p.up - p.gate, 8 * p.k, 8 * p.k},
                                                     {8, 2, Units, 1}),
@@ -206,26 +175,13 @@ void launch_gemm_swiglu_m256(const device::CudaStream &stream, const SwigluM256<
 }
 
 template <typename T, int Halves>
-void launch_gemm_swiglu_m256(const device::CudaStream &stream, const SwigluM256<T> &p, int units) {
-    switch (units) {
-    case 5:
-        return launch_gemm_swiglu_m256<T, Halves, 5>(stream, p);
-    case 7:
-        return launch_gemm_swiglu_m256<T, Halves, 7>(stream, p);
-    case 8:
-        return launch_gemm_swiglu_m256<T, Halves, 8>(stream, p);
-    case 9:
-        return launch_gemm_swiglu_m256<T, Halves, 9>(stream, p);
-    case 11:
-        return launch_gemm_swiglu_m256<T, Halves, 11>(stream, p);
-    case 12:
-        return launch_gemm_swiglu_m256<T, Halves, 12>(stream, p);
-    }
-    ensure(false, "gemm_swiglu_m256: no tile of ", units, " units");
+void launch_gemm_swiglu_m256(const device::CudaStream &stream, const SwigluGemm<T> &p, int units) {
+    dispatch_int<5, 7, 8, 9, 11, 12>(
+        units, [&](auto n) { launch_gemm_swiglu_m256<T, Halves, n()>(stream, p); });
 }
 
 template <typename T>
-void run_gemm_swiglu_m256(const device::CudaStream &stream, const SwigluM256<T> &p, int units) {
+void run_gemm_swiglu_m256(const device::CudaStream &stream, const SwigluGemm<T> &p, int units) {
     swiglu_m256_halves(p.m) == 1 ? launch_gemm_swiglu_m256<T, 1>(stream, p, units)
                                  : launch_gemm_swiglu_m256<T, 2>(stream, p, units);
 }

@@ -1,6 +1,7 @@
 // Tiling of gemm_swiglu_m256.cuh and its choice by shape.
 #pragma once
 
+#include "ops/cuda/swiglu_rows.cuh"
 #include "ops/cuda/tma.cuh"
 #include "ops/cuda/wgmma.cuh"
 
@@ -25,24 +26,11 @@ __host__ __device__ constexpr int swiglu_m256_stages(int halves, int units) {
     return fitting < kSwigluM256MaxStages ? fitting : kSwigluM256MaxStages;
 }
 
-// 16-bit values: x [m, k], gate and up [n, k], out [m, n]. k, n and the strides are multiples of 8,
-// pointers 16-byte aligned; up lies behind gate.
-template <typename T> struct SwigluM256 {
-    const T *x, *gate, *up;
-    T *out;
-    int64_t ldx, ldo;
-    int m, n, k;
-};
-
+// Whether the kernel supports this build, device and product.
 template <typename T>
-bool can_gemm_swiglu_m256(const device::CudaStream &stream, const SwigluM256<T> &p) {
-    const auto is_aligned = [](const void *at) {
-        return reinterpret_cast<uintptr_t>(at) % 16 == 0;
-    };
+bool can_gemm_swiglu_m256(const device::CudaStream &stream, const SwigluGemm<T> &p) {
     return has_wgmma(stream) && encode_tensor_map() != nullptr && p.m >= 1 &&
-           p.m <= kSwigluM256MaxM && p.n > 0 && p.k > 0 && p.n % 8 == 0 && p.k % 8 == 0 &&
-           p.ldx % 8 == 0 && p.ldo % 8 == 0 && is_aligned(p.x) && is_aligned(p.gate) &&
-           is_aligned(p.up) && is_aligned(p.out) && p.up > p.gate &&
+           p.m <= kSwigluM256MaxM && p.is_aligned() && p.up > p.gate &&
            stream.max_shared_bytes >= int(kSwigluM256Smem);
 }
 
@@ -70,6 +58,6 @@ inline int swiglu_m256_units(const device::CudaStream &stream, int64_t m, int64_
 // units: one of kSwigluM256Units. In files of their own (cuda_swiglu_m256_*.cu): the kernels compile
 // slowly.
 template <typename T>
-void run_gemm_swiglu_m256(const device::CudaStream &stream, const SwigluM256<T> &p, int units);
+void run_gemm_swiglu_m256(const device::CudaStream &stream, const SwigluGemm<T> &p, int units);
 
 } // namespace llaisys::ops::cuda

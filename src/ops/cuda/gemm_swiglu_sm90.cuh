@@ -16,8 +16,7 @@
 
 #include "ops/cuda/cluster.cuh"
 #include "ops/cuda/swiglu_rows.cuh"
-#include "ops/cuda/tma.cuh"
-#include "ops/cuda/wgmma.cuh"
+#include "ops/cuda/tma_pipeline.cuh"
 
 #include <algorithm>
 
@@ -53,8 +52,6 @@ struct SwigluTiles {
     }
 };
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
 // Stores 64 rows of a warpgroup from `row` on; a lane writes eight adjacent outputs at a time.
 template <typename T>
 __device__ __forceinline__ void store_swiglu(const float (&sums)[kSwigluTileN], T *out,
@@ -83,7 +80,6 @@ __device__ __forceinline__ void store_swiglu(const float (&sums)[kSwigluTileN], 
         }
     }
 }
-#endif
 
 template <typename T>
 __global__ void __launch_bounds__(kSwigluGemmThreads, 1)
@@ -113,14 +109,7 @@ __global__ void __launch_bounds__(kSwigluGemmThreads, 1)
     barrier_cluster_arrive();
     barrier_cluster_wait();
     grid_dependency_wait();
-    int stage = 0;
-    uint32_t parity = 0;
-    const auto next = [&] {
-        if (++stage == kSwigluStages) {
-            stage = 0;
-            parity ^= 1;
-        }
-    };
+    PipelineStage<kSwigluStages> stage;
     if (group == 2) {
         setmaxnreg_dec<40>();
         if (threadIdx.x == 2 * kSwigluGroup) {
@@ -131,17 +120,17 @@ __global__ void __launch_bounds__(kSwigluGemmThreads, 1)
                 row += int(rank) * kSwigluTileM;
                 for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
                     if (!is_first_round) {
-                        mbarrier_wait_parity_cluster(empty + stage * 8, parity ^ 1);
+                        mbarrier_wait_parity_cluster(empty + stage.index * 8, stage.parity ^ 1);
                     }
-                    const uint32_t to = buffer + stage * kSwigluStageBytes;
-                    const uint32_t barrier = full + stage * 8;
+                    const uint32_t to = buffer + stage.index * kSwigluStageBytes;
+                    const uint32_t barrier = full + stage.index * 8;
                     const int k = k_tile * kTmaTileK;
                     mbarrier_arrive_expect_tx(barrier, kSwigluStageBytes);
                     tma_load(to, &x, k, row, barrier);
                     tma_load_multicast(3, to + kSwigluXBytes + rank * kSwigluWeightBytes,
                                        rank == 0 ? &gate : &up, k, output, barrier);
-                    next();
-                    is_first_round = is_first_round && stage != 0;
+                    stage.next();
+                    is_first_round = is_first_round && stage.index != 0;
                 }
             }
         }
@@ -160,30 +149,7 @@ __global__ void __launch_bounds__(kSwigluGemmThreads, 1)
         const uint64_t of_w = k_major_descriptor(buffer + kSwigluXBytes);
         for (int t = first; t < tiles.count(); t += step) {
             float sums[kSwigluHalves][kSwigluTileN];
-            int previous = 0;
-            for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-                mbarrier_wait_parity(full + stage * 8, parity);
-                const uint64_t at = uint64_t(stage) * (kSwigluStageBytes >> 4);
-                wgmma_fence();
-#pragma unroll
-                for (int k = 0; k < 4; ++k) { // advance 32 bytes each
-#pragma unroll
-                    for (int half = 0; half < kSwigluHalves; ++half) {
-                        Wgmma<T>::k_major(sums[half],
-                                          of_x + at + uint64_t(k * 2 + half * (kHalfBytes >> 4)),
-                                          of_w + at + uint64_t(k * 2), k_tile > 0 || k > 0);
-                    }
-                }
-                wgmma_commit_group();
-                if (k_tile > 0) { // the previous group of wgmma has completed
-                    wgmma_wait_group<1>();
-                    release(previous);
-                }
-                previous = stage;
-                next();
-            }
-            wgmma_wait_group<0>();
-            release(previous);
+            mma_k_tiles<T, kSwigluStageBytes>(sums, k_tiles, of_x, of_w, full, stage, release);
             int row, output;
             tiles.origin(t, &row, &output);
             row += int(rank) * kSwigluTileM + group * kSwigluHalves * 64;
@@ -199,12 +165,6 @@ __global__ void __launch_bounds__(kSwigluGemmThreads, 1)
 #endif
 }
 
-// Whether this build and device support the kernel.
-inline bool has_gemm_swiglu_sm90(const device::CudaStream &stream) {
-    return has_wgmma(stream) && stream.max_shared_bytes >= kSwigluSmem &&
-           encode_tensor_map() != nullptr;
-}
-
 inline SwigluTiles swiglu_tiles(int64_t m, int64_t n, int64_t k, int64_t ldo) {
     constexpr int64_t kPairRows = kSwigluCluster * kSwigluTileM;
     SwigluTiles tiles{};
@@ -218,29 +178,29 @@ inline SwigluTiles swiglu_tiles(int64_t m, int64_t n, int64_t k, int64_t ldo) {
     return tiles;
 }
 
-// Whether m rows and n outputs use at least 70 % of the tiles and waves. Below that, cuBLASLt
-// followed by swiglu_rows is as fast.
-inline bool fills_swiglu_tiles(const device::CudaStream &stream, int64_t m, int64_t n) {
+// Whether the kernel supports this build, device and product, and m rows and n outputs use at least
+// 70 % of the tiles and waves. Below that, cuBLASLt followed by swiglu_rows is as fast.
+template <typename T>
+bool prefers_gemm_swiglu_sm90(const device::CudaStream &stream, const SwigluGemm<T> &p) {
     const int64_t clusters = stream.n_sms / kSwigluCluster;
-    const int64_t rounds = (swiglu_tiles(m, n, 0, 0).count() + clusters - 1) / clusters;
-    return 10 * m * n >= 7 * rounds * clusters * kSwigluCluster * kSwigluTileM * kSwigluTileN;
+    const int64_t rounds = (swiglu_tiles(p.m, p.n, 0, 0).count() + clusters - 1) / clusters;
+    return has_wgmma(stream) && stream.max_shared_bytes >= kSwigluSmem &&
+           encode_tensor_map() != nullptr && p.is_aligned() &&
+           10 * int64_t(p.m) * p.n >=
+               7 * rounds * clusters * kSwigluCluster * kSwigluTileM * kSwigluTileN;
 }
 
-// x [m, k], gate and up [n, k], out [m, n]; k, n and the strides are multiples of 8; pointers
-// 16-byte aligned.
 template <typename T>
-void run_gemm_swiglu_sm90(const device::CudaStream &stream, T *out, int64_t ldo, const T *x,
-                          int64_t ldx, const T *gate, const T *up, int64_t m, int64_t n,
-                          int64_t k) {
-    const SwigluTiles tiles = swiglu_tiles(m, n, k, ldo);
+void run_gemm_swiglu_sm90(const device::CudaStream &stream, const SwigluGemm<T> &p) {
+    const SwigluTiles tiles = swiglu_tiles(p.m, p.n, p.k, p.ldo);
     const auto kernel = gemm_swiglu_sm90_kernel<T>;
     set_max_dynamic_smem(kernel, size_t(kSwigluSmem));
     const int clusters = std::min(stream.n_sms / kSwigluCluster, tiles.count());
     launch(stream, kernel, unsigned(clusters * kSwigluCluster), kSwigluGemmThreads,
            size_t(kSwigluSmem), {true, unsigned(kSwigluCluster)},
-           make_tensor_map<T, 2>(x, {k, m}, {ldx}, {kSwigluTileM}),
-           make_tensor_map<T, 2>(gate, {k, n}, {k}, {kSwigluTileN}),
-           make_tensor_map<T, 2>(up, {k, n}, {k}, {kSwigluTileN}), tiles, out);
+           make_tensor_map<T, 2>(p.x, {p.k, p.m}, {p.ldx}, {kSwigluTileM}),
+           make_tensor_map<T, 2>(p.gate, {p.k, p.n}, {p.k}, {kSwigluTileN}),
+           make_tensor_map<T, 2>(p.up, {p.k, p.n}, {p.k}, {kSwigluTileN}), tiles, p.out);
 }
 
 } // namespace llaisys::ops::cuda

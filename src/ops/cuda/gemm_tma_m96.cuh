@@ -14,6 +14,7 @@
 // the config, not on the other rows.
 #pragma once
 
+#include "ops/cuda/dispatch.cuh"
 #include "ops/cuda/gemm_tma_m96_config.cuh"
 #include "ops/cuda/gemm_tma_sums.cuh"
 #include "ops/cuda/tma_pipeline.cuh"
@@ -158,14 +159,9 @@ template <typename T, typename Epilogue>
 void run_gemm_tma_m96(const device::CudaStream &stream, const GemmInput &in, Epilogue epilogue,
                       const M96Tuning &tuning) {
     epilogue.items = 8;
-    switch (m96_columns(in.m)) {
-    case 32:
-        return launch_gemm_tma_m96<T, 32>(stream, in, epilogue, tuning);
-    case 64:
-        return launch_gemm_tma_m96<T, 64>(stream, in, epilogue, tuning);
-    default:
-        return launch_gemm_tma_m96<T, 96>(stream, in, epilogue, tuning);
-    }
+    dispatch_int<32, 64, 96>(m96_columns(in.m), [&](auto columns) {
+        launch_gemm_tma_m96<T, columns()>(stream, in, epilogue, tuning);
+    });
 }
 
 } // namespace llaisys::ops::cuda

@@ -24,10 +24,36 @@ struct M96Tuning {
     bool exclusive_sm = false; // at most one block per SM
 };
 
-struct M96Config {
+// Clusters that run at once. A cluster is placed within one GPC, which has at least 16 SMs.
+inline int clusters_at_once(const device::CudaStream &stream, int cluster) {
+    return cluster == 1 ? stream.n_sms : std::max(1, stream.n_sms / 16 * 16 / cluster);
+}
+
+struct AtomTiles {
     int cluster, atoms;          // blocks per cluster; atoms per cluster
     int n_atoms, atoms_per_head; // in all; per head (AtomLayout)
     int load_atoms;              // atoms per TMA load, all of one head
+
+    // At most `most` atoms per cluster.
+    AtomTiles(const device::CudaStream &stream, int blocks, int64_t count, int64_t of_head,
+              int most)
+        : cluster(blocks), n_atoms(int(count)), atoms_per_head(int(of_head)) {
+        const int at_once = clusters_at_once(stream, cluster);
+        const int rounds = (n_atoms + at_once * most - 1) / (at_once * most);
+        atoms = (n_atoms + at_once * rounds - 1) / (at_once * rounds);
+        // allows larger TMA tiles
+        atoms += atoms_per_head < n_atoms && atoms > 1 ? atoms % 2 : 0;
+        load_atoms = atoms_per_head < n_atoms ? std::gcd(atoms, atoms_per_head) : atoms;
+    }
+    // Shared memory of the partial sums of a cluster that splits K.
+    uint32_t exchange_bytes(int columns) const {
+        const auto fragments = uint32_t(atoms * columns / 8), blocks = uint32_t(cluster);
+        return blocks > 1 ? blocks * ((fragments + blocks - 1) / blocks) * kM96FragmentBytes : 0;
+    }
+};
+
+struct M96Config : AtomTiles {
+    using AtomTiles::AtomTiles;
     int k_tiles, all_k_tiles;
     int n_stages, prefetch_stages;
     uint32_t x_at, stage_bytes, sums_at, bytes;
@@ -40,18 +66,7 @@ struct M96Config {
 template <typename T>
 M96Config m96_config(const device::CudaStream &stream, const AtomLayout<T> &layout, int64_t k,
                      int columns, const M96Tuning &tuning) {
-    M96Config s{};
-    s.cluster = tuning.cluster;
-    s.n_atoms = int(layout.count);
-    s.atoms_per_head = int(layout.atoms_per_head);
-    // A cluster is placed within one GPC, which has at least 16 SMs.
-    const int at_once =
-        s.cluster == 1 ? stream.n_sms : std::max(1, stream.n_sms / 16 * 16 / s.cluster);
-    const int rounds = (s.n_atoms + at_once * kM96MaxAtoms - 1) / (at_once * kM96MaxAtoms);
-    s.atoms = (s.n_atoms + at_once * rounds - 1) / (at_once * rounds);
-    // allows larger TMA tiles
-    s.atoms += s.atoms_per_head < s.n_atoms && s.atoms > 1 ? s.atoms % 2 : 0;
-    s.load_atoms = s.atoms_per_head < s.n_atoms ? std::gcd(s.atoms, s.atoms_per_head) : s.atoms;
+    M96Config s(stream, tuning.cluster, layout.count, layout.atoms_per_head, kM96MaxAtoms);
     s.all_k_tiles = int((k + kTmaTileK - 1) / kTmaTileK);
     s.k_tiles = (s.all_k_tiles + s.cluster - 1) / s.cluster;
     s.x_at = uint32_t(s.atoms) * kM96AtomBytes;
@@ -64,11 +79,7 @@ M96Config m96_config(const device::CudaStream &stream, const AtomLayout<T> &layo
     const uint32_t end = kM96BarrierBytes + uint32_t(s.n_stages) * s.stage_bytes;
     const uint32_t x = uint32_t(columns) * kTmaRowBytes;
     s.sums_at = end + std::max(past, x) - x;
-    const auto fragments = uint32_t(s.atoms * columns / 8);
-    const auto cluster = uint32_t(s.cluster);
-    s.bytes =
-        s.sums_at +
-        (cluster > 1 ? cluster * ((fragments + cluster - 1) / cluster) * kM96FragmentBytes : 0);
+    s.bytes = s.sums_at + s.exchange_bytes(columns);
     if (tuning.exclusive_sm) {
         s.bytes = std::max(s.bytes, uint32_t(stream.max_shared_bytes) / 2 + 1024);
     }

@@ -16,6 +16,7 @@
 // x is added with it.
 #pragma once
 
+#include "ops/cuda/dispatch.cuh"
 #include "ops/cuda/gemm_tma_quant_rows.cuh"
 #include "ops/cuda/gemm_tma_quant_tile.cuh"
 #include "ops/cuda/gemm_tma_sums.cuh"
@@ -266,35 +267,24 @@ inline bool can_gemm_tma_quant(const device::CudaStream &stream, const QuantRowL
            stream.n_sms >= 16;
 }
 
-// planes: of x.
 template <QuantCodes Codes, typename Epilogue>
 void run_gemm_tma_quant(device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w,
-                        int planes, Epilogue epilogue) {
+                        Epilogue epilogue) {
+    constexpr int kPlanes = 2; // of x
     epilogue.items = 8;
     const AtomRows rows = epilogue.atom_rows();
     const M96Tuning tuning =
         quant_tma_tuning(stream, w.layout, rows, in.k, quant_tma_columns(in.m));
     QuantRows x{};
-    x.planes = planes;
+    x.planes = kPlanes;
     if (Codes != QuantCodes::int4 && !quant_tma_keeps_x(stream, w.layout, rows, in, tuning)) {
-        x = quantise_rows<bf16>(stream, in, w.layout, planes);
+        x = quantise_rows<bf16>(stream, in, w.layout, kPlanes);
     }
-    constexpr bool kHasMore = Codes != QuantCodes::int8;
-    switch (quant_tma_columns(in.m)) {
-    case 8:
-        return launch_gemm_tma_quant<Codes, 8>(stream, in, x, w, epilogue, tuning);
-    case 16:
-        return launch_gemm_tma_quant<Codes, 16>(stream, in, x, w, epilogue, tuning);
-    case 32:
-        return launch_gemm_tma_quant<Codes, 32>(stream, in, x, w, epilogue, tuning);
-    case 64:
-        return launch_gemm_tma_quant<Codes, kHasMore ? 64 : 32>(stream, in, x, w, epilogue, tuning);
-    case 96:
-        return launch_gemm_tma_quant<Codes, kHasMore ? 96 : 32>(stream, in, x, w, epilogue, tuning);
-    default:
-        return launch_gemm_tma_quant<Codes, Codes == QuantCodes::int4 ? 128 : 32>(stream, in, x, w,
-                                                                                  epilogue, tuning);
-    }
+    dispatch_int<8, 16, 32, 64, 96, 128>(quant_tma_columns(in.m), [&](auto columns) {
+        if constexpr (columns() <= quant_tma_rows(Codes)) {
+            launch_gemm_tma_quant<Codes, columns()>(stream, in, x, w, epilogue, tuning);
+        }
+    });
 }
 
 } // namespace llaisys::ops::cuda

@@ -26,10 +26,8 @@ constexpr int quant_tma_threads(int columns) {
 constexpr int quant_tma_rows(QuantCodes codes) {
     return codes == QuantCodes::int8 ? 32 : codes == QuantCodes::int4 ? 128 : kM96MaxM;
 }
-struct QuantTmaConfig {
-    int cluster, atoms;          // blocks per cluster; atoms per cluster
-    int n_atoms, atoms_per_head; // in all; per head (AtomRows)
-    int load_atoms;              // atoms per TMA load, all of one head
+struct QuantTmaConfig : AtomTiles {
+    using AtomTiles::AtomTiles;
     int k, k_tiles, all_k_tiles; // k_tiles: of a block
     int planes, group_shift;
     int n_stages, prefetch_stages;
@@ -47,19 +45,8 @@ inline QuantTmaConfig quant_tma_config(const device::CudaStream &stream,
                                        int64_t k, int columns, int planes, bool keeps_x,
                                        const M96Tuning &tuning) {
     const int tile = quant_tile_values(layout.codes);
-    QuantTmaConfig s{};
-    s.cluster = tuning.cluster;
-    s.n_atoms = int(rows.count);
-    s.atoms_per_head = int(rows.atoms_per_head);
-    // A cluster is placed within one GPC, which has at least 16 SMs.
-    const int at_once =
-        s.cluster == 1 ? stream.n_sms : std::max(1, stream.n_sms / 16 * 16 / s.cluster);
-    const int most = quant_tma_atoms(columns);
-    const int rounds = (s.n_atoms + at_once * most - 1) / (at_once * most);
-    s.atoms = (s.n_atoms + at_once * rounds - 1) / (at_once * rounds);
-    // allows larger TMA tiles
-    s.atoms += s.atoms_per_head < s.n_atoms && s.atoms > 1 ? s.atoms % 2 : 0;
-    s.load_atoms = s.atoms_per_head < s.n_atoms ? std::gcd(s.atoms, s.atoms_per_head) : s.atoms;
+    QuantTmaConfig s(stream, tuning.cluster, rows.count, rows.atoms_per_head,
+                     quant_tma_atoms(columns));
     s.k = int(k);
     s.all_k_tiles = int((k + tile - 1) / tile);
     s.k_tiles = (s.all_k_tiles + s.cluster - 1) / s.cluster;
@@ -84,10 +71,7 @@ inline QuantTmaConfig quant_tma_config(const device::CudaStream &stream,
     const uint32_t kept = keeps_x ? uint32_t(s.k_tiles) * (x_planes + x_sums) : 0;
     // A warpgroup of four atoms may read past the last stage; those sums are dropped.
     const uint32_t past = uint32_t((s.atoms + 3) / 4 * 4) * kM96AtomBytes;
-    const auto fragments = uint32_t(s.atoms * columns / 8);
-    const auto cluster = uint32_t(s.cluster);
-    const uint32_t exchange =
-        cluster > 1 ? cluster * ((fragments + cluster - 1) / cluster) * kM96FragmentBytes : 0;
+    const uint32_t exchange = s.exchange_bytes(columns);
     const uint32_t beyond = std::max(past, s.stage_bytes) - s.stage_bytes;
     const uint32_t rest = kM96BarrierBytes + beyond + exchange + kept + 1024;
     const auto room =
@@ -116,8 +100,7 @@ inline M96Tuning quant_tma_tuning(const device::CudaStream &stream, const QuantR
         tuning.cluster = cluster;
         const QuantTmaConfig s =
             quant_tma_config(stream, layout, rows, k, columns, 2, false, tuning);
-        const int at_once =
-            cluster == 1 ? stream.n_sms : std::max(1, stream.n_sms / 16 * 16 / cluster);
+        const int at_once = clusters_at_once(stream, cluster);
         const int64_t clusters = (s.n_atoms + s.atoms - 1) / s.atoms;
         const int64_t rounds = (clusters + at_once - 1) / at_once;
         // x of a K tile counts as its bytes.

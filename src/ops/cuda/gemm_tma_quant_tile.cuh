@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ops/cuda/gemm_tma_quant_config.cuh"
-#include "ops/cuda/wgmma_rs.cuh"
+#include "ops/cuda/wgmma.cuh"
 
 namespace llaisys::ops::cuda {
 
@@ -158,8 +158,8 @@ template <QuantCodes Codes, int Columns> struct QuantTile {
             const uint64_t x = k_major_descriptor(
                 x_at + uint32_t(step / 2 * Columns) * kTmaRowBytes + uint32_t(step % 2 * 64));
             wgmma_fence();
-            WgmmaRs::k_major(sums, a[step % 2][0], x);
-            WgmmaRs::k_major(sums, a[step % 2][1], x + 2);
+            Wgmma<bf16>::k_major(sums, a[step % 2][0], x, 1);
+            Wgmma<bf16>::k_major(sums, a[step % 2][1], x + 2, 1);
             wgmma_commit_group();
             if (step + 1 < kSteps) {
                 wgmma_wait_group<1>();

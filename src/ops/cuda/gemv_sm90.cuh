@@ -163,13 +163,13 @@ __device__ __forceinline__ void load_x(unsigned char *shared, const GemvConfig &
 #pragma unroll
         for (int j = 0; j < kGemvNormVectors; ++j) {
             const int at = threadIdx.x + j * blockDim.x;
-            values[j] = at < in.k / 4 ? from[at] : make_float4(0, 0, 0, 0);
+            values[j] = load_or_zero(from, at, in.k / 4);
         }
 #pragma unroll
         for (int j = 0; j < kGemvNormVectors; ++j) {
             const int at = threadIdx.x + j * blockDim.x;
             const float4 v = values[j], w = scale[j];
-            squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            squares += sum_of_squares(v);
             if (at < in.k / 4) {
                 to[(at & 1) * (in.k / 8) + at / 2] =
                     make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
@@ -261,8 +261,7 @@ __global__ void __launch_bounds__(kGemvMaxWarps *kWarpSize, 2)
 #pragma unroll
         for (int j = 0; j < kGemvNormVectors; ++j) {
             const int at = threadIdx.x + j * blockDim.x;
-            scale[j] = at < in.k / 4 ? reinterpret_cast<const float4 *>(in.norm_weight)[at]
-                                     : make_float4(0, 0, 0, 0);
+            scale[j] = load_or_zero(reinterpret_cast<const float4 *>(in.norm_weight), at, in.k / 4);
         }
     }
     // The unit whose result this thread stores; the last warps have the fewest units and store

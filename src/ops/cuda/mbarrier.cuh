@@ -1,5 +1,5 @@
-// mbarrier, cp.async.bulk and named barriers: compute capability 9 and above. On older
-// architectures the wrappers compile to nothing and a kernel that uses them must not be launched.
+// mbarrier, cp.async.bulk and named barriers: compute capability 9 and above. Kernels that use them
+// have no body on older architectures.
 //
 // An mbarrier starts in phase 0. A phase completes after the expected number of arrivals and
 // after all expected transaction bytes have arrived. mbarrier_wait_parity(b, p) returns when the
@@ -17,33 +17,24 @@ inline bool has_bulk_copy(const device::CudaStream &stream) {
 }
 
 __device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
-#if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
                  : "memory");
-#endif
 }
 // fence.mbarrier_init + fence.proxy.async, by the initializing thread before the block
 // synchronizes: makes the barriers visible to the async proxy.
 __device__ __forceinline__ void fence_mbarrier_init() {
-#if __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
 }
 __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
-#if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-#endif
 }
 // Arrives and adds `bytes` to the expected transaction count.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                  : "memory");
-#endif
 }
 __device__ __forceinline__ void mbarrier_wait_parity(uint32_t barrier, uint32_t parity) {
-#if __CUDA_ARCH__ >= 900
     uint32_t is_complete = 0;
     do {
         asm volatile("{\n"
@@ -55,45 +46,36 @@ __device__ __forceinline__ void mbarrier_wait_parity(uint32_t barrier, uint32_t 
                      : "r"(barrier), "r"(parity)
                      : "memory");
     } while (is_complete == 0);
-#endif
 }
 
 // elect.sync: true in one thread of the warp.
 __device__ __forceinline__ bool elect_sync() {
     uint32_t is = 0;
-#if __CUDA_ARCH__ >= 900
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
                  : "=r"(is));
-#endif
     return is != 0;
 }
 
 // L2 cache policy for data that is read once.
 __device__ __forceinline__ uint64_t l2_evict_first_policy() {
     uint64_t policy = 0;
-#if __CUDA_ARCH__ >= 900
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-#endif
     return policy;
 }
 // L2 cache policy for data that other blocks read again.
 __device__ __forceinline__ uint64_t l2_evict_last_policy() {
     uint64_t policy = 0;
-#if __CUDA_ARCH__ >= 900
     asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-#endif
     return policy;
 }
 
 // cp.async.bulk global -> shared. bytes: a multiple of 16; both addresses 16-byte aligned.
 __device__ __forceinline__ void cp_async_bulk(uint32_t shared, const void *global, uint32_t bytes,
                                               uint32_t barrier, uint64_t policy) {
-#if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
                  "[%0], [%1], %2, [%3], %4;" ::"r"(shared),
                  "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
                  : "memory");
-#endif
 }
 
 // bar.sync: synchronizes `Threads` threads (whole warps) at named barrier Id. Id 0 is

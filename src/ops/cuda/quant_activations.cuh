@@ -50,7 +50,7 @@ __device__ __forceinline__ void load_8(const GemmInput &in, int row, int at, flo
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const float4 v = from[2 * at + h], w = scale[2 * at + h];
-            *squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            *squares += sum_of_squares(v);
             to[4 * h] = v.x * w.x;
             to[4 * h + 1] = v.y * w.y;
             to[4 * h + 2] = v.z * w.z;

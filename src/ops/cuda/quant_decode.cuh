@@ -23,6 +23,18 @@ struct QuantMatrix {
     }
 };
 
+// Calls f(std::integral_constant) with the codes.
+template <typename F> void dispatch_codes(QuantCodes codes, const F &f) {
+    switch (codes) {
+    case QuantCodes::int4:
+        return f(std::integral_constant<QuantCodes, QuantCodes::int4>{});
+    case QuantCodes::int8:
+        return f(std::integral_constant<QuantCodes, QuantCodes::int8>{});
+    case QuantCodes::f8:
+        return f(std::integral_constant<QuantCodes, QuantCodes::f8>{});
+    }
+}
+
 // log2 of a group of 16, 32 or 128 values.
 inline int group_shift(int group) { return group == 16 ? 4 : group == 32 ? 5 : 7; }
 
@@ -48,21 +60,6 @@ struct QuantParams {
 
     __device__ __forceinline__ float s() const { return __uint_as_float(bits << 16); }
     __device__ __forceinline__ float m() const { return __uint_as_float(bits & 0xffff0000u); }
-    // s or m twice.
-    template <typename T> __device__ __forceinline__ typename Pair<T>::Type s_pair() const {
-        if constexpr (std::is_same_v<T, bf16>) {
-            return pair_of<T>(__byte_perm(bits, bits, 0x1010));
-        } else {
-            return Pair<T>::same(s());
-        }
-    }
-    template <typename T> __device__ __forceinline__ typename Pair<T>::Type m_pair() const {
-        if constexpr (std::is_same_v<T, bf16>) {
-            return pair_of<T>(__byte_perm(bits, bits, 0x3232));
-        } else {
-            return Pair<T>::same(m());
-        }
-    }
 };
 
 __device__ __forceinline__ QuantParams load_params(const unsigned char *params, int group,

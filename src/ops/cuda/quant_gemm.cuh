@@ -1,6 +1,6 @@
 // GEMMs with quantised weights: selection by the codes and the number of rows. The kernels of an
-// epilogue are instantiated once per codes (LLAISYS_QUANT_GEMM, LLAISYS_QUANT_TMA), in files of
-// their own, because they compile slowly.
+// epilogue are instantiated once per codes (LLAISYS_QUANT_GEMM), in files of their own, because
+// they compile slowly.
 //
 //   1 row: gemv_quant.cuh, not for int4 with groups of 16 and batch-invariant streams
 //   2 to 96 rows (int4: 128, int8: 32), bf16, compute capability 9.0, not int4 with groups of 16:
@@ -20,7 +20,7 @@ void quant_gemm_of(device::CudaStream &stream, const GemmInput &in, const QuantM
                    const Epilogue &epilogue);
 // run_gemm_tma_quant
 template <QuantCodes Codes, typename Epilogue>
-void quant_tma_of(device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w, int planes,
+void quant_tma_of(device::CudaStream &stream, const GemmInput &in, const QuantMatrix &w,
                   const Epilogue &epilogue);
 
 // Whether quant_gemm uses gemm_tma_quant.cuh.
@@ -43,27 +43,16 @@ void quant_gemm(device::CudaStream &stream, const GemmInput &in, const QuantMatr
                 const Epilogue &epilogue) {
     if constexpr (std::is_same_v<T, bf16>) {
         if (uses_gemm_tma_quant<T>(stream, w, in.m, in.k, epilogue)) {
-            switch (w.layout.codes) {
-            case QuantCodes::int4:
-                return quant_tma_of<QuantCodes::int4>(stream, in, w, 2, epilogue);
-            case QuantCodes::int8:
-                return quant_tma_of<QuantCodes::int8>(stream, in, w, 2, epilogue);
-            case QuantCodes::f8:
-                return quant_tma_of<QuantCodes::f8>(stream, in, w, 2, epilogue);
-            }
+            return dispatch_codes(w.layout.codes, [&](auto codes) {
+                quant_tma_of<codes()>(stream, in, w, epilogue);
+            });
         }
     }
-    switch (w.layout.codes) {
-    case QuantCodes::int4:
-        return quant_gemm_of<T, QuantCodes::int4>(stream, in, w, epilogue);
-    case QuantCodes::int8:
-        return quant_gemm_of<T, QuantCodes::int8>(stream, in, w, epilogue);
-    case QuantCodes::f8:
-        return quant_gemm_of<T, QuantCodes::f8>(stream, in, w, epilogue);
-    }
+    dispatch_codes(w.layout.codes,
+                   [&](auto codes) { quant_gemm_of<T, codes()>(stream, in, w, epilogue); });
 }
 
-#define LLAISYS_QUANT_GEMM(T, Codes, Epilogue)                                                     \
+#define LLAISYS_QUANT_GEMM_OF(T, Codes, Epilogue)                                                  \
     template <>                                                                                    \
     void quant_gemm_of<T, Codes, Epilogue<T>>(device::CudaStream & stream, const GemmInput &in,    \
                                               const QuantMatrix &w, const Epilogue<T> &epilogue) { \
@@ -75,12 +64,14 @@ void quant_gemm(device::CudaStream &stream, const GemmInput &in, const QuantMatr
         run_gemm_small_m_quant<T, Codes>(stream, in, w, epilogue);                                 \
     }
 
-#define LLAISYS_QUANT_TMA(Codes, Epilogue)                                                         \
+#define LLAISYS_QUANT_GEMM(Codes, Epilogue)                                                        \
+    LLAISYS_QUANT_GEMM_OF(bf16, Codes, Epilogue)                                                   \
+    LLAISYS_QUANT_GEMM_OF(f16, Codes, Epilogue)                                                    \
     template <>                                                                                    \
     void quant_tma_of<Codes, Epilogue<bf16>>(device::CudaStream & stream, const GemmInput &in,     \
-                                             const QuantMatrix &w, int planes,                     \
+                                             const QuantMatrix &w,                                 \
                                              const Epilogue<bf16> &epilogue) {                     \
-        run_gemm_tma_quant<Codes>(stream, in, w, planes, epilogue);                                \
+        run_gemm_tma_quant<Codes>(stream, in, w, epilogue);                                        \
     }
 
 } // namespace llaisys::ops::cuda

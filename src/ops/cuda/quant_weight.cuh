@@ -39,8 +39,11 @@ bool widen_quantised(const device::Stream &stream, const LinearWeight *const *we
 // While it lives, kernels of the stream start after the one before has ended.
 class WithoutPdl {
 public:
-    explicit WithoutPdl(const device::Stream &stream);
-    ~WithoutPdl();
+    explicit WithoutPdl(const device::Stream &stream)
+        : allows_pdl_(device::cuda_stream_of(stream).allows_pdl), before_(allows_pdl_) {
+        allows_pdl_ = false;
+    }
+    ~WithoutPdl() { allows_pdl_ = before_; }
     WithoutPdl(const WithoutPdl &) = delete;
     WithoutPdl &operator=(const WithoutPdl &) = delete;
 

@@ -24,33 +24,26 @@ __global__ void __launch_bounds__(kNormThreads)
 #pragma unroll
     for (int j = 0; j < Vectors; ++j) { // constant: may be read before grid_dependency_wait()
         const int64_t i = threadIdx.x + j * kNormThreads;
-        scales[j] = i < d / 4 ? scale[i] : make_float4(0, 0, 0, 0);
+        scales[j] = load_or_zero(scale, i, d / 4);
     }
     grid_dependency_wait();
     const int64_t row = blockIdx.x;
     const int64_t from = rows != nullptr ? rows[row] : row;
     const float4 *in = reinterpret_cast<const float4 *>(x + from * ldx);
     uint2 *to = reinterpret_cast<uint2 *>(out + row * ldo);
-    const auto squares = [](const float4 &v) {
-        return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
-    };
-    const auto put = [&](int64_t i, const float4 &v, float factor, const float4 &w) {
-        to[i] = make_uint2(pack_pair<T>(v.x * factor * w.x, v.y * factor * w.y),
-                           pack_pair<T>(v.z * factor * w.z, v.w * factor * w.w));
-    };
     float4 values[Vectors > 0 ? Vectors : 1];
     float sum = 0;
 #pragma unroll
     for (int j = 0; j < Vectors; ++j) {
         const int64_t i = threadIdx.x + j * kNormThreads;
-        values[j] = i < d / 4 ? in[i] : make_float4(0, 0, 0, 0);
+        values[j] = load_or_zero(in, i, d / 4);
     }
 #pragma unroll
     for (int j = 0; j < Vectors; ++j) {
-        sum += squares(values[j]);
+        sum += sum_of_squares(values[j]);
     }
     for (int64_t i = threadIdx.x; Vectors == 0 && i < d / 4; i += kNormThreads) {
-        sum += squares(in[i]);
+        sum += sum_of_squares(in[i]);
     }
     sum = block_sum<kNormThreads>(sum, scratch);
     const float factor = 1.0f / sqrtf(sum / float(d) + epsilon);
@@ -58,11 +51,11 @@ __global__ void __launch_bounds__(kNormThreads)
     for (int j = 0; j < Vectors; ++j) {
         const int64_t i = threadIdx.x + j * kNormThreads;
         if (i < d / 4) {
-            put(i, values[j], factor, scales[j]);
+            to[i] = normed_pairs<T>(values[j], factor, scales[j]);
         }
     }
     for (int64_t i = threadIdx.x; Vectors == 0 && i < d / 4; i += kNormThreads) {
-        put(i, in[i], factor, scale[i]);
+        to[i] = normed_pairs<T>(in[i], factor, scale[i]);
     }
 }
 

@@ -35,6 +35,20 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&v)[4]) {
     exchange(v[1], v[3], is_high, 2);
 }
 
+// GEMM with fused SwiGLU of 16-bit values: x [m, k], gate and up [n, k], out [m, n].
+template <typename T> struct SwigluGemm {
+    const T *x, *gate, *up;
+    T *out;
+    int64_t ldx, ldo;
+    int m, n, k;
+
+    bool is_aligned() const {
+        return n > 0 && k > 0 && n % 8 == 0 && k % 8 == 0 && ldx % 8 == 0 && ldo % 8 == 0 &&
+               is_16_byte_aligned(x) && is_16_byte_aligned(gate) && is_16_byte_aligned(up) &&
+               is_16_byte_aligned(out);
+    }
+};
+
 template <typename T>
 __global__ void swiglu_rows_kernel(T *out, int64_t ldo, const T *gate, int64_t ldg, const T *up,
                                    int64_t ldu, int64_t d) {

@@ -11,6 +11,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <type_traits>
 
 namespace llaisys::ops::cuda {
@@ -38,118 +39,98 @@ inline EncodeTensorMap encode_tensor_map() {
     return function;
 }
 
-// Tensor map of Rank dimensions, columns first. strides: in values, of all dimensions but the
-// columns. rows: tile extent in all dimensions but the columns.
-template <typename T, int Rank>
-CUtensorMap make_tensor_map(const T *data, const int64_t (&sizes)[Rank],
-                            const int64_t (&strides)[Rank - 1], const uint32_t (&rows)[Rank - 1]) {
-    cuuint64_t all_sizes[Rank], bytes[Rank - 1];
-    cuuint32_t tile[Rank], ones[Rank];
-    for (int i = 0; i < Rank; ++i) {
-        all_sizes[i] = cuuint64_t(sizes[i]);
-        tile[i] = i == 0 ? kTmaTileK : rows[i - 1];
-        ones[i] = 1;
-    }
-    for (int i = 0; i < Rank - 1; ++i) {
-        bytes[i] = cuuint64_t(strides[i]) * sizeof(T);
-    }
-    constexpr CUtensorMapDataType kType = std::is_same_v<T, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+// Tensor map of Rank dimensions, the first one contiguous. strides: in bytes, of all dimensions but
+// the first. tile: extent in all dimensions.
+template <int Rank>
+CUtensorMap encode_map(CUtensorMapDataType type, const void *data, const int64_t (&sizes)[Rank],
+                       const cuuint64_t (&strides)[Rank - 1], const uint32_t (&tile)[Rank],
+                       CUtensorMapSwizzle swizzle) {
+    cuuint64_t all_sizes[Rank];
+    cuuint32_t ones[Rank];
+    std::copy_n(sizes, Rank, all_sizes);
+    std::fill_n(ones, Rank, 1);
     CUtensorMap map{};
     const CUresult status =
-        encode_tensor_map()(&map, kType, Rank, const_cast<T *>(data), all_sizes, bytes, tile, ones,
-                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+        encode_tensor_map()(&map, type, Rank, const_cast<void *>(data), all_sizes, strides, tile,
+                            ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                             CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     ensure(status == CUDA_SUCCESS, "cuTensorMapEncodeTiled: status ", int(status), " for ",
            sizes[0], " columns, ", sizes[1], " rows");
     return map;
 }
 
-// Tensor map of bytes. strides: in bytes, of all dimensions but the first. tile: extent in all
-// dimensions.
+// Map of 16-bit values. strides: in values. rows: tile extent in all dimensions but the columns.
+template <typename T, int Rank>
+CUtensorMap make_tensor_map(const T *data, const int64_t (&sizes)[Rank],
+                            const int64_t (&strides)[Rank - 1], const uint32_t (&rows)[Rank - 1]) {
+    cuuint64_t bytes[Rank - 1];
+    uint32_t tile[Rank] = {kTmaTileK};
+    for (int i = 0; i < Rank - 1; ++i) {
+        bytes[i] = cuuint64_t(strides[i]) * sizeof(T);
+        tile[i + 1] = rows[i];
+    }
+    constexpr CUtensorMapDataType kType = std::is_same_v<T, bf16> ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                                  : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    return encode_map(kType, data, sizes, bytes, tile, CU_TENSOR_MAP_SWIZZLE_128B);
+}
+
+// Map of bytes.
 template <int Rank>
 CUtensorMap make_byte_map(const unsigned char *data, const int64_t (&sizes)[Rank],
                           const int64_t (&strides)[Rank - 1], const uint32_t (&tile)[Rank],
                           CUtensorMapSwizzle swizzle) {
-    cuuint64_t all_sizes[Rank], bytes[Rank - 1];
-    cuuint32_t extent[Rank], ones[Rank];
-    for (int i = 0; i < Rank; ++i) {
-        all_sizes[i] = cuuint64_t(sizes[i]);
-        extent[i] = tile[i];
-        ones[i] = 1;
-    }
-    for (int i = 0; i < Rank - 1; ++i) {
-        bytes[i] = cuuint64_t(strides[i]);
-    }
-    CUtensorMap map{};
-    const CUresult status = encode_tensor_map()(
-        &map, CU_TENSOR_MAP_DATA_TYPE_UINT8, Rank, const_cast<unsigned char *>(data), all_sizes,
-        bytes, extent, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-        CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    ensure(status == CUDA_SUCCESS, "cuTensorMapEncodeTiled: status ", int(status), " for ",
-           sizes[0], " bytes, ", sizes[1], " rows");
-    return map;
+    cuuint64_t bytes[Rank - 1];
+    std::copy_n(strides, Rank - 1, bytes);
+    return encode_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, data, sizes, bytes, tile, swizzle);
 }
 
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *map, int column, int row,
                                          int plane, uint32_t barrier) {
-#if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
                  "l"(map), "r"(column), "r"(row), "r"(plane), "r"(barrier)
                  : "memory");
-#endif
 }
 // Tile of a 3-D map whose third dimension is the K tile (64 columns): starts at `row` and
 // `k_tile`. policy: L2 cache policy (mbarrier.cuh).
 __device__ __forceinline__ void tma_load_k_tiles(uint32_t to, const CUtensorMap *map, int row,
                                                  int chunk, uint32_t barrier, uint64_t policy) {
-#if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
                  ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
                  "l"(map), "r"(0), "r"(row), "r"(chunk), "r"(barrier), "l"(policy)
                  : "memory");
-#endif
 }
 // Tiles of 2-D and 5-D maps at these coordinates, with an L2 cache policy.
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *map, int column, int row,
                                          uint32_t barrier, uint64_t policy) {
-#if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
                  ".L2::cache_hint [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
                  "l"(map), "r"(column), "r"(row), "r"(barrier), "l"(policy)
                  : "memory");
-#endif
 }
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *map, int column, int a,
                                          int b, int c, int d, uint32_t barrier, uint64_t policy) {
-#if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
                  ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(to),
                  "l"(map), "r"(column), "r"(a), "r"(b), "r"(c), "r"(d), "r"(barrier), "l"(policy)
                  : "memory");
-#endif
 }
 // Tiles of a 2-D map with the default L2 policy: into this block, or multicast to the same offset
 // of every block in the cluster mask; each destination's mbarrier receives the bytes.
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *map, int column, int row,
                                          uint32_t barrier) {
-#if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3}], [%4];" ::"r"(to),
                  "l"(map), "r"(column), "r"(row), "r"(barrier)
                  : "memory");
-#endif
 }
 __device__ __forceinline__ void tma_load_multicast(uint32_t blocks, uint32_t to,
                                                    const CUtensorMap *map, int column, int row,
                                                    uint32_t barrier) {
-#if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
                  ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(to),
                  "l"(map), "r"(column), "r"(row), "r"(barrier), "h"(uint16_t(blocks))
                  : "memory");
-#endif
 }
 
 } // namespace llaisys::ops::cuda

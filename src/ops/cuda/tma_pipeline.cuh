@@ -1,7 +1,8 @@
-// Producer and consumer of the TMA pipelines of gemm_tma_splitk.cuh and gemm_tma_m96.cuh.
+// Producers and consumers of the TMA pipelines of the GEMMs with wgmma.
 #pragma once
 
 #include "ops/cuda/mbarrier.cuh"
+#include "ops/cuda/tma.cuh"
 #include "ops/cuda/wgmma.cuh"
 
 namespace llaisys::ops::cuda {
@@ -56,6 +57,52 @@ __device__ __forceinline__ void mma_k_tile(float (&sums)[N], uint32_t w_at, uint
     }
     wgmma_commit_group();
     wgmma_wait_group<1>();
+}
+
+// Position in a pipeline, continued from tile to tile.
+template <int Stages> struct PipelineStage {
+    uint32_t parity = 0; // of its current round
+    int index = 0;
+    __device__ __forceinline__ void next() {
+        if (++index == Stages) {
+            index = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+// Consumer, one warpgroup: sums of Halves * 64 rows of x over k_tiles stages. of_x, of_w:
+// descriptors in the first stage; release(index): a stage has been read. fence_operands() before
+// sums are used.
+template <typename T, uint32_t StageBytes, int Stages, int Halves, int N, typename Release>
+__device__ __forceinline__ void mma_k_tiles(float (&sums)[Halves][N], int k_tiles, uint64_t of_x,
+                                            uint64_t of_w, uint32_t full,
+                                            PipelineStage<Stages> &stage, const Release &release) {
+    constexpr uint32_t kHalfBytes = 64 * kTmaRowBytes;
+    int previous = 0;
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+        mbarrier_wait_parity(full + stage.index * 8, stage.parity);
+        const uint64_t at = uint64_t(stage.index) * (StageBytes >> 4);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < 4; ++k) { // advance 32 bytes each
+#pragma unroll
+            for (int half = 0; half < Halves; ++half) {
+                Wgmma<T>::k_major(sums[half],
+                                  of_x + at + uint64_t(k * 2 + half * (kHalfBytes >> 4)),
+                                  of_w + at + uint64_t(k * 2), k_tile > 0 || k > 0);
+            }
+        }
+        wgmma_commit_group();
+        if (k_tile > 0) { // the previous group of wgmma has completed
+            wgmma_wait_group<1>();
+            release(previous);
+        }
+        previous = stage.index;
+        stage.next();
+    }
+    wgmma_wait_group<0>();
+    release(previous);
 }
 
 } // namespace llaisys::ops::cuda

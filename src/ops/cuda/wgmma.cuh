@@ -1,6 +1,5 @@
 // wgmma: asynchronous warpgroup MMA (four warps, 64 rows) of compute capability 9.0. Needs the
-// architecture 90a. Compiled for other architectures the wrappers do nothing and must not be
-// executed.
+// architecture 90a: kernels that use it have no body on other architectures.
 //
 // Shared memory operands are tiles of 64 columns of 16-bit values: rows of 128 bytes, swizzle
 // atoms of 8 rows (1,024 bytes, 1,024-byte aligned), 16-byte chunk c of row r stored at chunk c ^
@@ -49,20 +48,14 @@ __device__ __forceinline__ uint64_t mn_major_descriptor(uint32_t address, uint32
 
 // wgmma.fence: all four warps, before the first wgmma after its registers were written.
 __device__ __forceinline__ void wgmma_fence() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-#endif
 }
 __device__ __forceinline__ void wgmma_commit_group() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-#endif
 }
 // wgmma.wait_group: waits until at most `Pending` groups are in flight.
 template <int Pending> __device__ __forceinline__ void wgmma_wait_group() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
-#endif
 }
 // Compiler barrier on accumulators: keeps their uses behind the preceding wait_group.
 template <int N> __device__ __forceinline__ void fence_operands(float (&acc)[N]) {
@@ -74,20 +67,14 @@ template <int N> __device__ __forceinline__ void fence_operands(float (&acc)[N])
 // fence.proxy.async: makes this thread's shared memory stores visible to wgmma and TMA once a
 // barrier is passed.
 __device__ __forceinline__ void fence_proxy_async() {
-#if __CUDA_ARCH__ >= 900
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
 }
 // setmaxnreg: registers per thread from here on; every warp of the warpgroup.
 template <int Count> __device__ __forceinline__ void setmaxnreg_inc() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
-#endif
 }
 template <int Count> __device__ __forceinline__ void setmaxnreg_dec() {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
-#endif
 }
 
 #define LLAISYS_REGS_4 "%0,%1,%2,%3"
@@ -118,117 +105,64 @@ template <int Count> __device__ __forceinline__ void setmaxnreg_dec() {
 #define LLAISYS_ACC_88(d) LLAISYS_ACC_80(d), LLAISYS_ACC_AT(d, 80), LLAISYS_ACC_AT(d, 84)
 #define LLAISYS_ACC_96(d) LLAISYS_ACC_88(d), LLAISYS_ACC_AT(d, 88), LLAISYS_ACC_AT(d, 92)
 
-template <typename T> struct Wgmma;
-
-// K-major form for N accumulators per thread: acc[64, 2 N] (+)= a[64, 16] * b[2 N, 16]^T.
-#define LLAISYS_WGMMA_K_MAJOR(N, COLUMNS, A, B, ACCUMULATES, NAME)                                 \
+// N accumulators per thread, acc[64, 2 N] (+)= a * b. FORM: k and types of the instruction; TAIL:
+// its last operands. I0 to I5: numbers of the inputs, which follow the accumulators.
+//   SS   both operands in shared memory
+//   RS   a in registers (mma.m16n8k16 layout; e4m3: mma.m16n8k32)
+#define LLAISYS_WGMMA_SS(N, COLUMNS, FORM, TAIL, I0, I1, I2)                                       \
     static __device__ __forceinline__ void k_major(float (&d)[N], uint64_t a, uint64_t b,          \
                                                    int accumulates) {                              \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATES ", 0;\n"                      \
-                     "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." NAME "." NAME          \
-                     " {" LLAISYS_REGS_##N "}, " A ", " B ", p, 1, 1, 0, 0;\n}"                    \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " I2 ", 0;\n"                               \
+                     "wgmma.mma_async.sync.aligned.m64n" COLUMNS FORM " {" LLAISYS_REGS_##N        \
+                     "}, " I0 ", " I1 ", p, 1, 1" TAIL ";\n}"                                      \
                      : LLAISYS_ACC_##N(d)                                                          \
                      : "l"(a), "l"(b), "r"(accumulates));                                          \
     }
-
-// k_major:   acc[64, N] (+)= a[64, 16] * b[N, 16]^T, N 8 to 192, both operands in shared memory,
-// K-major
-// mn_major:  acc[64, N] += a[64, 16] * b[16, N], a in registers (mma.m16n8k16 layout), b MN-major
-#define LLAISYS_WGMMA(Type, NAME)                                                                  \
-    template <> struct Wgmma<Type> {                                                               \
-        LLAISYS_WGMMA_K_MAJOR(4, "8", "%4", "%5", "%6", NAME)                                      \
-        LLAISYS_WGMMA_K_MAJOR(8, "16", "%8", "%9", "%10", NAME)                                    \
-        LLAISYS_WGMMA_K_MAJOR(16, "32", "%16", "%17", "%18", NAME)                                 \
-        LLAISYS_WGMMA_K_MAJOR(24, "48", "%24", "%25", "%26", NAME)                                 \
-        LLAISYS_WGMMA_K_MAJOR(32, "64", "%32", "%33", "%34", NAME)                                 \
-        LLAISYS_WGMMA_K_MAJOR(40, "80", "%40", "%41", "%42", NAME)                                 \
-        LLAISYS_WGMMA_K_MAJOR(48, "96", "%48", "%49", "%50", NAME)                                 \
-        LLAISYS_WGMMA_K_MAJOR(56, "112", "%56", "%57", "%58", NAME)                                \
-        LLAISYS_WGMMA_K_MAJOR(64, "128", "%64", "%65", "%66", NAME)                                \
-        LLAISYS_WGMMA_K_MAJOR(72, "144", "%72", "%73", "%74", NAME)                                \
-        LLAISYS_WGMMA_K_MAJOR(80, "160", "%80", "%81", "%82", NAME)                                \
-        LLAISYS_WGMMA_K_MAJOR(88, "176", "%88", "%89", "%90", NAME)                                \
-        LLAISYS_WGMMA_K_MAJOR(96, "192", "%96", "%97", "%98", NAME)                                \
-        static __device__ __forceinline__ void mn_major(float (&d)[64], const uint32_t *a,         \
-                                                        uint64_t b) {                              \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                              \
-                         "wgmma.mma_async.sync.aligned.m64n128k16.f32." NAME "." NAME              \
-                         " {" LLAISYS_REGS_64 "}, {%64,%65,%66,%67}, %68, p, 1, 1, 1;\n}"          \
-                         : LLAISYS_ACC_64(d)                                                       \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));            \
-        }                                                                                          \
-        static __device__ __forceinline__ void mn_major(float (&d)[32], const uint32_t *a,         \
-                                                        uint64_t b) {                              \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                              \
-                         "wgmma.mma_async.sync.aligned.m64n64k16.f32." NAME "." NAME               \
-                         " {" LLAISYS_REGS_32 "}, {%32,%33,%34,%35}, %36, p, 1, 1, 1;\n}"          \
-                         : LLAISYS_ACC_32(d)                                                       \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(1));            \
-        }                                                                                          \
-    };
-
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-LLAISYS_WGMMA(bf16, "bf16")
-LLAISYS_WGMMA(f16, "f16")
-#endif
-
-// acc[64, N] (+)= a[64, 32] * b[N, 32]^T, N 8 to 96, e4m3, K-major: tiles of 128 columns of bytes.
-// a is in shared memory, or in registers (mma.m16n8k32 layout).
-#define LLAISYS_WGMMA_E4M3(N, COLUMNS, A, B, ACCUMULATES, A0, A1, A2, A3, B4, ACCUMULATES4)        \
-    static __device__ __forceinline__ void k_major(float (&d)[N], uint64_t a, uint64_t b,          \
-                                                   int accumulates) {                              \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATES ", 0;\n"                      \
-                     "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k32.f32.e4m3.e4m3"               \
-                     " {" LLAISYS_REGS_##N "}, " A ", " B ", p, 1, 1;\n}"                          \
-                     : LLAISYS_ACC_##N(d)                                                          \
-                     : "l"(a), "l"(b), "r"(accumulates));                                          \
-    }                                                                                              \
-    static __device__ __forceinline__ void k_major(float (&d)[N], const uint32_t (&a)[4],          \
-                                                   uint64_t b, int accumulates) {                  \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ACCUMULATES4 ", 0;\n"                     \
-                     "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k32.f32.e4m3.e4m3"               \
-                     " {" LLAISYS_REGS_##N "}, {" A0 "," A1 "," A2 "," A3 "}, " B4 ", p, 1, 1;\n}" \
+#define LLAISYS_WGMMA_RS(METHOD, N, COLUMNS, FORM, TAIL, I0, I1, I2, I3, I4, I5)                   \
+    static __device__ __forceinline__ void METHOD(float (&d)[N], const uint32_t *a, uint64_t b,    \
+                                                  int accumulates) {                               \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " I5 ", 0;\n"                               \
+                     "wgmma.mma_async.sync.aligned.m64n" COLUMNS FORM " {" LLAISYS_REGS_##N        \
+                     "}, {" I0 "," I1 "," I2 "," I3 "}, " I4 ", p, 1, 1" TAIL ";\n}"               \
                      : LLAISYS_ACC_##N(d)                                                          \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulates));      \
     }
+#define LLAISYS_WGMMA_K_MAJOR(N, COLUMNS, FORM, SS_TAIL, RS_TAIL, I0, I1, I2, I3, I4, I5)          \
+    LLAISYS_WGMMA_SS(N, COLUMNS, FORM, SS_TAIL, I0, I1, I2)                                        \
+    LLAISYS_WGMMA_RS(k_major, N, COLUMNS, FORM, RS_TAIL, I0, I1, I2, I3, I4, I5)
+// The numbers of columns that 16-bit operands and e4m3 have in common.
+#define LLAISYS_WGMMA_K_MAJOR_96(FORM, SS, RS)                                                     \
+    LLAISYS_WGMMA_K_MAJOR(4, "8", FORM, SS, RS, "%4", "%5", "%6", "%7", "%8", "%9")                \
+    LLAISYS_WGMMA_K_MAJOR(8, "16", FORM, SS, RS, "%8", "%9", "%10", "%11", "%12", "%13")           \
+    LLAISYS_WGMMA_K_MAJOR(16, "32", FORM, SS, RS, "%16", "%17", "%18", "%19", "%20", "%21")        \
+    LLAISYS_WGMMA_K_MAJOR(32, "64", FORM, SS, RS, "%32", "%33", "%34", "%35", "%36", "%37")        \
+    LLAISYS_WGMMA_K_MAJOR(48, "96", FORM, SS, RS, "%48", "%49", "%50", "%51", "%52", "%53")
 
-struct WgmmaE4m3 { // to be called by code for 90a only
-    LLAISYS_WGMMA_E4M3(4, "8", "%4", "%5", "%6", "%4", "%5", "%6", "%7", "%8", "%9")
-    LLAISYS_WGMMA_E4M3(8, "16", "%8", "%9", "%10", "%8", "%9", "%10", "%11", "%12", "%13")
-    LLAISYS_WGMMA_E4M3(16, "32", "%16", "%17", "%18", "%16", "%17", "%18", "%19", "%20", "%21")
-    LLAISYS_WGMMA_E4M3(32, "64", "%32", "%33", "%34", "%32", "%33", "%34", "%35", "%36", "%37")
-    LLAISYS_WGMMA_E4M3(48, "96", "%48", "%49", "%50", "%48", "%49", "%50", "%51", "%52", "%53")
+// k_major:   acc[64, 2 N] (+)= a[64, 16] * b[2 N, 16]^T, K-major
+// mn_major:  acc[64, 2 N] (+)= a[64, 16] * b[16, 2 N], a in registers, b MN-major
+#define LLAISYS_WGMMA(Type, FORM)                                                                  \
+    template <> struct Wgmma<Type> {                                                               \
+        LLAISYS_WGMMA_K_MAJOR_96(FORM, ", 0, 0", ", 0")                                            \
+        LLAISYS_WGMMA_K_MAJOR(64, "128", FORM, ", 0, 0", ", 0", "%64", "%65", "%66", "%67", "%68", \
+                              "%69")                                                               \
+        LLAISYS_WGMMA_SS(40, "80", FORM, ", 0, 0", "%40", "%41", "%42")                            \
+        LLAISYS_WGMMA_SS(56, "112", FORM, ", 0, 0", "%56", "%57", "%58")                           \
+        LLAISYS_WGMMA_SS(72, "144", FORM, ", 0, 0", "%72", "%73", "%74")                           \
+        LLAISYS_WGMMA_SS(88, "176", FORM, ", 0, 0", "%88", "%89", "%90")                           \
+        LLAISYS_WGMMA_SS(96, "192", FORM, ", 0, 0", "%96", "%97", "%98")                           \
+        LLAISYS_WGMMA_RS(mn_major, 32, "64", FORM, ", 1", "%32", "%33", "%34", "%35", "%36",       \
+                         "%37")                                                                    \
+        LLAISYS_WGMMA_RS(mn_major, 64, "128", FORM, ", 1", "%64", "%65", "%66", "%67", "%68",      \
+                         "%69")                                                                    \
+    };
+
+template <typename T> struct Wgmma;
+LLAISYS_WGMMA(bf16, "k16.f32.bf16.bf16")
+LLAISYS_WGMMA(f16, "k16.f32.f16.f16")
+
+// acc[64, 2 N] (+)= a[64, 32] * b[2 N, 32]^T, e4m3, K-major: tiles of 128 columns of bytes.
+struct WgmmaE4m3 {
+    LLAISYS_WGMMA_K_MAJOR_96("k32.f32.e4m3.e4m3", "", "")
 };
-
-#undef LLAISYS_WGMMA_E4M3
-#undef LLAISYS_WGMMA
-#undef LLAISYS_WGMMA_K_MAJOR
-#undef LLAISYS_REGS_4
-#undef LLAISYS_REGS_8
-#undef LLAISYS_REGS_16
-#undef LLAISYS_REGS_24
-#undef LLAISYS_REGS_32
-#undef LLAISYS_REGS_40
-#undef LLAISYS_REGS_48
-#undef LLAISYS_REGS_56
-#undef LLAISYS_REGS_64
-#undef LLAISYS_REGS_72
-#undef LLAISYS_REGS_80
-#undef LLAISYS_REGS_88
-#undef LLAISYS_REGS_96
-#undef LLAISYS_ACC_AT
-#undef LLAISYS_ACC_4
-#undef LLAISYS_ACC_8
-#undef LLAISYS_ACC_16
-#undef LLAISYS_ACC_24
-#undef LLAISYS_ACC_32
-#undef LLAISYS_ACC_40
-#undef LLAISYS_ACC_48
-#undef LLAISYS_ACC_56
-#undef LLAISYS_ACC_64
-#undef LLAISYS_ACC_72
-#undef LLAISYS_ACC_80
-#undef LLAISYS_ACC_88
-#undef LLAISYS_ACC_96
 
 } // namespace llaisys::ops::cuda

@@ -4,11 +4,7 @@
 
 namespace llaisys::ops::cuda {
 
-LLAISYS_QUANT_GEMM(bf16, QuantCodes::f8, QkvEpilogue)
-LLAISYS_QUANT_GEMM(f16, QuantCodes::f8, QkvEpilogue)
-LLAISYS_QUANT_GEMM(bf16, QuantCodes::f8, SwigluEpilogue)
-LLAISYS_QUANT_GEMM(f16, QuantCodes::f8, SwigluEpilogue)
-LLAISYS_QUANT_TMA(QuantCodes::f8, QkvEpilogue)
-LLAISYS_QUANT_TMA(QuantCodes::f8, SwigluEpilogue)
+LLAISYS_QUANT_GEMM(QuantCodes::f8, QkvEpilogue)
+LLAISYS_QUANT_GEMM(QuantCodes::f8, SwigluEpilogue)
 
 } // namespace llaisys::ops::cuda

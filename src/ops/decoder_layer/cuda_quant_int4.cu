@@ -4,11 +4,7 @@
 
 namespace llaisys::ops::cuda {
 
-LLAISYS_QUANT_GEMM(bf16, QuantCodes::int4, QkvEpilogue)
-LLAISYS_QUANT_GEMM(f16, QuantCodes::int4, QkvEpilogue)
-LLAISYS_QUANT_GEMM(bf16, QuantCodes::int4, SwigluEpilogue)
-LLAISYS_QUANT_GEMM(f16, QuantCodes::int4, SwigluEpilogue)
-LLAISYS_QUANT_TMA(QuantCodes::int4, QkvEpilogue)
-LLAISYS_QUANT_TMA(QuantCodes::int4, SwigluEpilogue)
+LLAISYS_QUANT_GEMM(QuantCodes::int4, QkvEpilogue)
+LLAISYS_QUANT_GEMM(QuantCodes::int4, SwigluEpilogue)
 
 } // namespace llaisys::ops::cuda

@@ -4,11 +4,7 @@
 
 namespace llaisys::ops::cuda {
 
-LLAISYS_QUANT_GEMM(bf16, QuantCodes::int8, QkvEpilogue)
-LLAISYS_QUANT_GEMM(f16, QuantCodes::int8, QkvEpilogue)
-LLAISYS_QUANT_GEMM(bf16, QuantCodes::int8, SwigluEpilogue)
-LLAISYS_QUANT_GEMM(f16, QuantCodes::int8, SwigluEpilogue)
-LLAISYS_QUANT_TMA(QuantCodes::int8, QkvEpilogue)
-LLAISYS_QUANT_TMA(QuantCodes::int8, SwigluEpilogue)
+LLAISYS_QUANT_GEMM(QuantCodes::int8, QkvEpilogue)
+LLAISYS_QUANT_GEMM(QuantCodes::int8, SwigluEpilogue)
 
 } // namespace llaisys::ops::cuda

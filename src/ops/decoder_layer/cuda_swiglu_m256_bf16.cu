@@ -3,6 +3,6 @@
 
 namespace llaisys::ops::cuda {
 
-template void run_gemm_swiglu_m256<bf16>(const device::CudaStream &, const SwigluM256<bf16> &, int);
+template void run_gemm_swiglu_m256<bf16>(const device::CudaStream &, const SwigluGemm<bf16> &, int);
 
 } // namespace llaisys::ops::cuda

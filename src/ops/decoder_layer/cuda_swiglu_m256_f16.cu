@@ -3,6 +3,6 @@
 
 namespace llaisys::ops::cuda {
 
-template void run_gemm_swiglu_m256<f16>(const device::CudaStream &, const SwigluM256<f16> &, int);
+template void run_gemm_swiglu_m256<f16>(const device::CudaStream &, const SwigluGemm<f16> &, int);
 
 } // namespace llaisys::ops::cuda

@@ -7,6 +7,8 @@ namespace llaisys::ops {
 
 namespace {
 
+using cuda::is_16_byte_aligned;
+
 constexpr int kThreads = 256;
 
 __global__ void embedding_kernel(cuda::Reals out, const int64_t *index, cuda::Reals table,
@@ -52,10 +54,6 @@ void run_wide(const device::Stream &stream, const Tensor &out, const Tensor &ind
     cuda::launch(device::cuda_stream_of(stream), embedding_wide_kernel<T>, unsigned(out.size(0)),
                  kThreads, 0, true, out.as<float>(), index.as<int64_t>(),
                  reinterpret_cast<const T *>(table.data()), table.size(0), table.size(1));
-}
-
-bool is_16_byte_aligned(const Tensor &tensor) {
-    return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0;
 }
 
 } // namespace

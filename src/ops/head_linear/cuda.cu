@@ -9,13 +9,15 @@
 #include "ops/head_linear/op.hpp"
 
 #include "ops/cuda/common.cuh"
-#include "ops/cuda/dispatch_dtype.cuh"
+#include "ops/cuda/dispatch.cuh"
 
 #include <mma.h>
 
 namespace llaisys::ops {
 
 namespace {
+
+using cuda::has_aligned_rows;
 
 constexpr int kTile = 16; // of an mma
 constexpr int kWarps = 4;
@@ -111,11 +113,6 @@ __global__ void __launch_bounds__(kThreads)
     }
 }
 
-bool is_16_byte_aligned(const Tensor &rows) {
-    return reinterpret_cast<uintptr_t>(rows.data()) % 16 == 0 && rows.stride(0) % 8 == 0 &&
-           rows.stride(1) % 8 == 0;
-}
-
 size_t shared_bytes(int tiles, int64_t k) {
     return size_t(tiles * kTile * (k + kPadding)) * sizeof(uint16_t);
 }
@@ -143,7 +140,7 @@ void head_linear_cuda(const device::Stream &stream, const Tensor &out, const Ten
     const DType dtype = matrices.dtype();
     const bool is_fast =
         dtype != LLAISYS_DTYPE_F32 && in.dtype() == dtype && out.dtype() == dtype &&
-        k % kTile == 0 && weights.out_features % kTile == 0 && is_16_byte_aligned(in) &&
+        k % kTile == 0 && weights.out_features % kTile == 0 && has_aligned_rows(in) &&
         reinterpret_cast<uintptr_t>(matrices.data()) % 32 == 0 && shared_bytes(1, k) <= kMaxShared;
     if (!is_fast) {
         const dim3 grid(unsigned(in.size(0)), unsigned(weights.count));

@@ -11,7 +11,7 @@
 #include "ops/linear/cuda.hpp"
 
 #include "device/cuda/cublaslt_gemm.hpp"
-#include "ops/cuda/dispatch_dtype.cuh"
+#include "ops/cuda/dispatch.cuh"
 #include "ops/cuda/gemm_small_m.cuh"
 #include "ops/cuda/gemm_tma_m96.cuh"
 #include "ops/cuda/gemm_tma_splitk.cuh"
@@ -25,6 +25,8 @@
 namespace llaisys::ops {
 
 namespace {
+
+using cuda::is_16_byte_aligned;
 
 constexpr int kTile = 16;
 constexpr int kThreads = 256;
@@ -40,6 +42,11 @@ struct Product {
     cuda::Reals out;
     int64_t ldo;
     bool adds;
+
+    cuda::Reals out_row(int64_t row) const {
+        return {static_cast<std::byte *>(out.data) + bytes_of(out.dtype, row * ldo), out.dtype};
+    }
+    const int32_t *row_indices() const { return rows != nullptr ? rows->as<int32_t>() : nullptr; }
 };
 
 __global__ void linear_reference_kernel(cuda::Reals in, int64_t ldx, const int32_t *rows, int64_t m,
@@ -113,8 +120,7 @@ void run_reference(const device::CudaStream &stream, const Product &p) {
     const dim3 grid(cuda::ceil_div(p.n, kTile), cuda::ceil_div(p.m, kTile));
     const cuda::Reals weight{const_cast<std::byte *>(p.weight), p.dtype};
     cuda::launch(stream, linear_reference_kernel, grid, dim3(kTile, kTile), 0, false,
-                 cuda::reals(p.in), p.in.stride(0),
-                 p.rows != nullptr ? p.rows->as<int32_t>() : nullptr, p.m, p.n, p.k, weight,
+                 cuda::reals(p.in), p.in.stride(0), p.row_indices(), p.m, p.n, p.k, weight,
                  cuda::reals(p.bias), p.out, p.ldo, p.adds);
 }
 
@@ -122,20 +128,19 @@ void run_reference(const device::CudaStream &stream, const Product &p) {
 template <typename T>
 cuda::GemmInput some_rows(const Product &p, const void *x, int64_t ldx, int64_t first, int64_t most,
                           cuda::LinearEpilogue<T> *epilogue) {
+    *epilogue = {reinterpret_cast<const T *>(p.weight),
+                 p.n,
+                 p.k,
+                 cuda::reals(p.bias),
+                 p.out_row(first),
+                 p.ldo,
+                 p.adds,
+                 0};
     cuda::GemmInput in{};
     in.x = static_cast<const T *>(x) + first * ldx;
     in.ldx = ldx;
     in.m = int(std::min<int64_t>(most, p.m - first));
     in.k = int(p.k);
-    epilogue->w = reinterpret_cast<const T *>(p.weight);
-    epilogue->n = p.n;
-    epilogue->k = p.k;
-    epilogue->bias = cuda::reals(p.bias);
-    epilogue->out = p.out;
-    epilogue->out.data =
-        static_cast<std::byte *>(p.out.data) + bytes_of(p.out.dtype, first * p.ldo);
-    epilogue->ldo = p.ldo;
-    epilogue->adds = p.adds;
     return in;
 }
 
@@ -214,21 +219,16 @@ bool run_exact(device::CudaStream &stream, const Product &p) {
     for (int64_t first = 0; first < p.m; first += kRows) {
         cuda::launch(stream, pad_rows_kernel, unsigned(kRows), kThreads, 0, false,
                      reinterpret_cast<uint4 *>(x), reinterpret_cast<const uint4 *>(p.in.data()),
-                     p.in.stride(0) / 8, p.rows != nullptr ? p.rows->as<int32_t>() : nullptr, first,
-                     p.m, p.k / 8);
+                     p.in.stride(0) / 8, p.row_indices(), first, p.m, p.k / 8);
         if (!stream.products->run_invariant(stream.stream, product)) {
             return false;
         }
-        cuda::Reals out = p.out;
-        out.data = static_cast<std::byte *>(p.out.data) + bytes_of(p.out.dtype, first * p.ldo);
         const dim3 grid(cuda::ceil_div(p.n, kThreads), unsigned(std::min(kRows, p.m - first)));
-        cuda::launch(stream, store_sums_kernel, grid, kThreads, 0, false, out, p.ldo, sums, p.n,
-                     cuda::reals(p.bias), p.adds);
+        cuda::launch(stream, store_sums_kernel, grid, kThreads, 0, false, p.out_row(first), p.ldo,
+                     sums, p.n, cuda::reals(p.bias), p.adds);
     }
     return true;
 }
-
-bool is_16_byte_aligned(const void *p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
 bool is_fast(const Product &p) {
     return p.dtype != LLAISYS_DTYPE_F32 && p.in.dtype() == p.dtype && p.k > 0 && p.k % 8 == 0 &&
@@ -310,25 +310,17 @@ void rows_of(const device::Stream &stream, const Tensor &out, const Tensor &inde
 LinearRowLayout plain_rows(const Tensor &weight) { return {weight.dtype(), weight.size(1), false}; }
 
 constexpr LinearFormat plain(const char *name, DType dtype) {
-    LinearFormat format{};
-    format.name = name;
-    format.dtype = dtype;
-    format.row_layout = plain_rows;
-    format.pack = pack;
-    format.run = run_parts;
-    format.rows = rows_of;
-    return format;
+    return {name, dtype, plain_rows, pack, run_parts, nullptr, rows_of};
 }
 
 constexpr LinearFormat quantised(const char *name, DType dtype) {
-    LinearFormat format{};
-    format.name = name;
-    format.dtype = dtype;
-    format.row_layout = quantised_rows_cuda;
-    format.pack = pack_quantised_cuda;
-    format.run = run_quantised_cuda;
-    format.rows = rows_of_quantised_cuda;
-    return format;
+    return {name,
+            dtype,
+            quantised_rows_cuda,
+            pack_quantised_cuda,
+            run_quantised_cuda,
+            nullptr,
+            rows_of_quantised_cuda};
 }
 
 constexpr LinearFormat kFormats[] = {

@@ -1,7 +1,7 @@
 // Conversion of quantised weights (quant_rows.hpp) to 16 bits or f32. Bound: DRAM bandwidth.
 #pragma once
 
-#include "ops/cuda/dispatch_dtype.cuh"
+#include "ops/cuda/dispatch.cuh"
 #include "ops/cuda/quant_decode.cuh"
 
 #include <algorithm>
@@ -123,15 +123,9 @@ void dequantise_as(const device::CudaStream &stream, const Tensor &out, const Qu
 inline void dequantise(const device::CudaStream &stream, const Tensor &out, const QuantMatrix &w,
                        const int64_t *index, int64_t n_rows) {
     const auto run = [&](auto type) {
-        using T = decltype(type);
-        switch (w.layout.codes) {
-        case QuantCodes::int4:
-            return dequantise_as<T, QuantCodes::int4>(stream, out, w, index, n_rows);
-        case QuantCodes::int8:
-            return dequantise_as<T, QuantCodes::int8>(stream, out, w, index, n_rows);
-        case QuantCodes::f8:
-            return dequantise_as<T, QuantCodes::f8>(stream, out, w, index, n_rows);
-        }
+        dispatch_codes(w.layout.codes, [&](auto codes) {
+            dequantise_as<decltype(type), codes()>(stream, out, w, index, n_rows);
+        });
     };
     if (out.dtype() == LLAISYS_DTYPE_F32) {
         run(float{});

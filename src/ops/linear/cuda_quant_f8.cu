@@ -3,8 +3,6 @@
 
 namespace llaisys::ops::cuda {
 
-LLAISYS_QUANT_GEMM(bf16, QuantCodes::f8, LinearEpilogue)
-LLAISYS_QUANT_GEMM(f16, QuantCodes::f8, LinearEpilogue)
-LLAISYS_QUANT_TMA(QuantCodes::f8, LinearEpilogue)
+LLAISYS_QUANT_GEMM(QuantCodes::f8, LinearEpilogue)
 
 } // namespace llaisys::ops::cuda

@@ -3,8 +3,6 @@
 
 namespace llaisys::ops::cuda {
 
-LLAISYS_QUANT_GEMM(bf16, QuantCodes::int8, LinearEpilogue)
-LLAISYS_QUANT_GEMM(f16, QuantCodes::int8, LinearEpilogue)
-LLAISYS_QUANT_TMA(QuantCodes::int8, LinearEpilogue)
+LLAISYS_QUANT_GEMM(QuantCodes::int8, LinearEpilogue)
 
 } // namespace llaisys::ops::cuda

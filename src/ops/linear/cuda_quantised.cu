@@ -1,7 +1,7 @@
 #include "ops/linear/cuda_quantised.hpp"
 
 #include "device/cuda/cublaslt_gemm.hpp"
-#include "ops/cuda/dispatch_dtype.cuh"
+#include "ops/cuda/dispatch.cuh"
 #include "ops/cuda/quant_gemm.cuh"
 #include "ops/cuda/quant_weight.cuh"
 #include "ops/linear/cuda.hpp"
@@ -16,6 +16,8 @@
 namespace llaisys::ops {
 
 namespace {
+
+using cuda::is_16_byte_aligned;
 
 constexpr int64_t kMaxPanelBytes = int64_t(512) << 20; // of a converted weight
 
@@ -177,10 +179,6 @@ std::shared_ptr<Storage> panel_memory(const device::Stream &stream, int64_t byte
 
 // -- Products -------------------------------------------------------------------------------------
 
-bool is_16_byte_aligned(const Tensor &tensor) {
-    return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0;
-}
-
 bool is_fast(const Tensor &in, const Tensor &out) {
     const bool is_half = in.dtype() == LLAISYS_DTYPE_BF16 || in.dtype() == LLAISYS_DTYPE_F16;
     return is_half && in.stride(0) % 8 == 0 && is_16_byte_aligned(in) &&
@@ -236,13 +234,8 @@ void run_passes(const device::Stream &stream, const Tensor &in, const LinearWeig
             const int64_t last = std::min(first + rows, in.size(0));
             const Tensor to = out.slice(0, first, last);
             const cuda::GemmInput input = rows_of_x(in.slice(0, first, last));
-            cuda::LinearEpilogue<T> epilogue{};
-            epilogue.n = n;
-            epilogue.k = in.size(1);
-            epilogue.bias = cuda::reals(bias);
-            epilogue.out = cuda::reals(to);
-            epilogue.ldo = to.stride(0);
-            epilogue.adds = adds;
+            const cuda::LinearEpilogue<T> epilogue{
+                nullptr, n, in.size(1), cuda::reals(bias), cuda::reals(to), to.stride(0), adds, 0};
             cuda::quant_gemm<T>(device::cuda_stream_of(stream), input, quant_matrix_of(weight),
                                 epilogue);
         }
@@ -293,36 +286,26 @@ bool run_quantised(const device::Stream &stream, const Tensor &in, const LinearW
     return true;
 }
 
-// Calls run(weight, columns) with parts of a weight in `dtype` and the range of outputs of each.
+// Calls run(panel) with some outputs of a part at a time, their weights in `dtype`.
 template <typename Run>
-void for_panels(const device::Stream &stream, const LinearWeight &weight, DType dtype,
-                const Run &run) {
+void for_panels(const device::Stream &stream, const LinearPart &part, DType dtype, const Run &run) {
+    const LinearWeight &weight = *part.weight;
     const int64_t row_bytes = bytes_of(dtype, weight.in_features);
     const int64_t most = std::max<int64_t>(16, kMaxPanelBytes / row_bytes / 16 * 16);
     for (int64_t first = 0; first < weight.out_features; first += most) {
         const int64_t last = std::min(first + most, weight.out_features);
-        LinearWeight part = weight;
-        part.out_features = last - first;
-        part.bytes = weight.bytes.slice(0, first, last);
-        part.scales = weight.scales.defined() ? weight.scales.slice(0, first, last) : Tensor();
-        const LinearWeight *parts[] = {&part};
+        LinearWeight some = weight;
+        some.out_features = last - first;
+        some.bytes = weight.bytes.slice(0, first, last);
+        some.scales = weight.scales.defined() ? weight.scales.slice(0, first, last) : Tensor();
+        const LinearWeight *weights[] = {&some};
         LinearWeight widened;
-        widen_quantised(stream, parts, 1, dtype, &widened);
+        widen_quantised(stream, weights, 1, dtype, &widened);
         const WithoutPdl without_pdl(stream);
-        run(widened, first, last);
+        const Tensor out = part.out->slice(1, first, last);
+        const Tensor bias = part.bias != nullptr ? part.bias->slice(0, first, last) : Tensor();
+        run(LinearPart{&widened, part.bias != nullptr ? &bias : nullptr, &out});
     }
-}
-
-void run_part(const device::Stream &stream, const Tensor &in, const LinearPart &part,
-              const Tensor *rows) {
-    for_panels(stream, *part.weight, in.dtype(),
-               [&](const LinearWeight &weight, int64_t first, int64_t last) {
-                   const Tensor out = part.out->slice(1, first, last);
-                   const Tensor bias =
-                       part.bias != nullptr ? part.bias->slice(0, first, last) : Tensor();
-                   const LinearPart own{&weight, part.bias != nullptr ? &bias : nullptr, &out};
-                   linear(stream, in, &own, 1, rows);
-               });
 }
 
 } // namespace
@@ -389,13 +372,6 @@ void rows_of_quantised_cuda(const device::Stream &stream, const Tensor &out, con
                      index.as<int64_t>(), weight.out_features);
 }
 
-WithoutPdl::WithoutPdl(const device::Stream &stream)
-    : allows_pdl_(device::cuda_stream_of(stream).allows_pdl), before_(allows_pdl_) {
-    allows_pdl_ = false;
-}
-
-WithoutPdl::~WithoutPdl() { allows_pdl_ = before_; }
-
 bool widen_quantised(const device::Stream &stream, const LinearWeight *const *weights, int count,
                      DType dtype, LinearWeight *widened) {
     int64_t rows = 0;
@@ -447,7 +423,8 @@ void run_quantised_cuda(const device::Stream &stream, const Tensor &in, const Li
         if (rows != nullptr ||
             !run_quantised(stream, in, *part.weight, n, part.bias, *part.out, false)) {
             for (int i = first; i < end; ++i) {
-                run_part(stream, in, parts[i], rows);
+                for_panels(stream, parts[i], in.dtype(),
+                           [&](const LinearPart &panel) { linear(stream, in, &panel, 1, rows); });
             }
         }
     }
@@ -461,12 +438,9 @@ void linear_add_quantised_cuda(const device::Stream &stream, const Tensor &out, 
     if (run_quantised(stream, in, weight, weight.out_features, bias, out, true)) {
         return;
     }
-    for_panels(stream, weight, in.dtype(),
-               [&](const LinearWeight &panel, int64_t first, int64_t last) {
-                   const Tensor own = bias != nullptr ? bias->slice(0, first, last) : Tensor();
-                   linear_add_cuda(stream, out.slice(1, first, last), in, panel,
-                                   bias != nullptr ? &own : nullptr);
-               });
+    for_panels(stream, {&weight, bias, &out}, in.dtype(), [&](const LinearPart &panel) {
+        linear_add_cuda(stream, *panel.out, in, *panel.weight, panel.bias);
+    });
 }
 
 } // namespace llaisys::ops

@@ -8,7 +8,7 @@
 //   everything else        reference kernels below, f32; for tests
 #include "ops/lora/op.hpp"
 
-#include "ops/cuda/dispatch_dtype.cuh"
+#include "ops/cuda/dispatch.cuh"
 #include "ops/lora/cuda_norm.cuh"
 #include "ops/lora/cuda_swiglu.cuh"
 #include "ops/lora/cuda_two_kernels.cuh"
@@ -72,15 +72,11 @@ __global__ void lora_expand_reference_kernel(const __grid_constant__ LoraArgs ar
     }
 }
 
-bool is_16_byte_aligned(const Tensor &tensor) {
-    return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0 && tensor.stride(0) % 8 == 0;
-}
-
 // Whether the tensor core kernels support the input and the outputs of a product.
 bool is_fast_input(const Tensor &in, const LoraWeight &weight) {
     const DType dtype = weight.a.dtype();
     return dtype != LLAISYS_DTYPE_F32 && in.dtype() == dtype && in.size(1) % 8 == 0 &&
-           is_16_byte_aligned(in);
+           has_aligned_rows(in);
 }
 bool are_fast_outputs(const LoraPart *parts, int n_parts) {
     const DType dtype = parts[0].weight->a.dtype();
@@ -88,7 +84,7 @@ bool are_fast_outputs(const LoraPart *parts, int n_parts) {
            std::all_of(parts, parts + n_parts, [&](const LoraPart &part) {
                const Tensor &out = *part.out;
                return (out.dtype() == dtype || out.dtype() == LLAISYS_DTYPE_F32) &&
-                      out.size(1) % 8 == 0 && is_16_byte_aligned(out);
+                      out.size(1) % 8 == 0 && has_aligned_rows(out);
            });
 }
 

@@ -75,6 +75,7 @@ lora_cluster_shrink(const LoraArgs &args, const LoraTile &tile, const bool (&has
 template <typename T, int Blocks>
 __global__ void __launch_bounds__(kLoraThreads, Blocks <= 2 ? 2 : 1)
     lora_norm_kernel(const __grid_constant__ LoraNormArgs args) {
+#if __CUDA_ARCH__ >= 900
     using Outputs = LoraWarpOutputs<T, 4>;
     __shared__ LoraTileTerms<kLoraCluster *int(kLoraInputRank) / int(kLoraFusedRank)> terms;
     __shared__ LoraWarpSums<kLoraColumnTiles> sums;
@@ -289,6 +290,7 @@ __global__ void __launch_bounds__(kLoraThreads, Blocks <= 2 ? 2 : 1)
         }
         sums.store(next, tile, at, rank_in_cluster, first, acc);
     }
+#endif
 }
 
 } // namespace llaisys::ops::cuda

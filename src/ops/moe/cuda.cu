@@ -16,7 +16,7 @@
 // No result is read by the host: all launches are fit for graph capture.
 #include "ops/moe/op.hpp"
 
-#include "ops/cuda/dispatch_dtype.cuh"
+#include "ops/cuda/dispatch.cuh"
 #include "ops/cuda/quant_weight.cuh"
 #include "ops/moe/cuda_gemm.cuh"
 #include "ops/moe/cuda_gemm_sm90.cuh"
@@ -32,6 +32,8 @@
 namespace llaisys::ops {
 
 namespace {
+
+using cuda::is_16_byte_aligned;
 
 constexpr int kThreads = 256;
 
@@ -137,22 +139,12 @@ template <typename T> void run(device::CudaStream &stream, cuda::MoeArgs<T> args
     const int mean = args.n * args.top_k / args.n_experts;
     if (mean >= 48 && !stream.is_exact && cuda::has_moe_gemm_sm90(stream)) {
         cuda::moe_gemm_sm90<T>(stream, args);
-    } else if (mean < 2) {
-        cuda::moe_gemm<T, 8>(stream, args);
-    } else if (mean < 6) {
-        cuda::moe_gemm<T, 16>(stream, args);
-    } else if (mean < 24) {
-        cuda::moe_gemm<T, 32>(stream, args);
-    } else if (mean < 64) {
-        cuda::moe_gemm<T, 64>(stream, args);
     } else {
-        cuda::moe_gemm<T, 128>(stream, args);
+        const int tile = mean < 2 ? 8 : mean < 6 ? 16 : mean < 24 ? 32 : mean < 64 ? 64 : 128;
+        cuda::dispatch_int<8, 16, 32, 64, 128>(
+            tile, [&](auto tile_n) { cuda::moe_gemm<T, tile_n()>(stream, args); });
     }
     sum_pairs<T>(stream, args);
-}
-
-bool is_16_byte_aligned(const Tensor &tensor) {
-    return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0;
 }
 
 bool has_codes(const ExpertWeights &weights) { return is_quantised(weights.all.dtype()); }
@@ -264,67 +256,44 @@ void moe_mlp_cuda(const device::Stream &stream, const Tensor &out, bool adds, co
                   const Tensor &experts, const Tensor &weights, const ExpertMlp &mlp,
                   const MoeBuffers &buffers) {
     device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
-    const int n = int(in.size(0)), top_k = int(experts.size(1));
-    const int hs = int(in.size(1)), di = int(mlp.gate->out_features);
+    // What the arguments of all kernels have.
+    const auto fill = [&](auto *args) {
+        args->experts = experts.as<int32_t>();
+        args->weights = weights.as<float>();
+        args->ldx = in.stride(0);
+        args->out = cuda::reals(out);
+        args->ldo = out.stride(0);
+        args->adds = adds;
+        args->n = int(in.size(0));
+        args->top_k = int(experts.size(1));
+        cuda::set_mlp(args, mlp);
+    };
     if (!is_fast(in, experts, mlp, buffers)) {
         cuda::MoeReference args{};
+        fill(&args);
         args.x = cuda::reals(in);
         args.gate = matrix_of(*mlp.gate);
         args.up = matrix_of(*mlp.up);
         args.down = matrix_of(*mlp.down);
         args.hidden = cuda::reals(buffers.gate);
-        args.out = cuda::reals(out);
-        args.gate_bias = cuda::reals(mlp.gate_bias);
-        args.up_bias = cuda::reals(mlp.up_bias);
-        args.down_bias = cuda::reals(mlp.down_bias);
-        args.experts = experts.as<int32_t>();
-        args.weights = weights.as<float>();
-        args.ldx = in.stride(0);
-        args.ldo = out.stride(0);
-        args.n = n;
-        args.top_k = top_k;
-        args.hs = hs;
-        args.di = di;
-        args.adds = adds;
-        args.limit = mlp.limit;
-        args.alpha = mlp.alpha;
         return cuda::run_moe_reference(cuda_stream, args);
     }
     cuda::dispatch_half(in.dtype(), [&](auto type) {
         using T = decltype(type);
-        const auto values = [](const Tensor &tensor) {
-            return reinterpret_cast<T *>(tensor.data());
-        };
         cuda::MoeArgs<T> args{};
-        args.x = values(in);
-        args.ldx = in.stride(0);
-        args.experts = experts.as<int32_t>();
-        args.weights = weights.as<float>();
+        fill(&args);
+        args.x = reinterpret_cast<const T *>(in.data());
         args.sorted = buffers.sorted.as<int32_t>();
-        args.gate_bias = cuda::reals(mlp.gate_bias);
-        args.up_bias = cuda::reals(mlp.up_bias);
-        args.down_bias = cuda::reals(mlp.down_bias);
-        args.hidden = values(buffers.gate);
-        args.expert_out = values(buffers.out);
-        args.out = cuda::reals(out);
-        args.ldo = out.stride(0);
-        args.adds = adds;
-        args.n = n;
-        args.top_k = top_k;
+        args.hidden = reinterpret_cast<T *>(buffers.gate.data());
+        args.expert_out = reinterpret_cast<T *>(buffers.out.data());
         args.n_experts = int(mlp.gate->count);
-        args.hs = hs;
-        args.di = di;
-        args.limit = mlp.limit;
-        args.alpha = mlp.alpha;
         if (has_codes(*mlp.gate)) {
             const cuda::MoeQuantWeights w{quant_matrix_of(mlp.gate->all),
                                           quant_matrix_of(mlp.up->all),
                                           quant_matrix_of(mlp.down->all)};
             return run_quantised<T>(cuda_stream, args, w, buffers.sorted.as<int32_t>());
         }
-        args.gate = values(mlp.gate->all.bytes);
-        args.up = values(mlp.up->all.bytes);
-        args.down = values(mlp.down->all.bytes);
+        cuda::set_weights(&args, mlp);
         run<T>(cuda_stream, args, buffers.sorted.as<int32_t>());
     });
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/cuda/common.cuh"
+#include "ops/moe/op.hpp"
 
 namespace llaisys::ops::cuda {
 
@@ -26,6 +27,23 @@ template <typename T> struct MoeArgs {
     int n, top_k, n_experts, hs, di;
     float limit, alpha;
 };
+
+// The parts of the arguments of a kernel that describe the experts, without their weights.
+template <typename Args> void set_mlp(Args *args, const ExpertMlp &mlp) {
+    args->gate_bias = reals(mlp.gate_bias);
+    args->up_bias = reals(mlp.up_bias);
+    args->down_bias = reals(mlp.down_bias);
+    args->hs = int(mlp.gate->in_features);
+    args->di = int(mlp.gate->out_features);
+    args->limit = mlp.limit;
+    args->alpha = mlp.alpha;
+}
+// Weights of type T.
+template <typename T> void set_weights(MoeArgs<T> *args, const ExpertMlp &mlp) {
+    args->gate = reinterpret_cast<const T *>(mlp.gate->all.bytes.data());
+    args->up = reinterpret_cast<const T *>(mlp.up->all.bytes.data());
+    args->down = reinterpret_cast<const T *>(mlp.down->all.bytes.data());
+}
 
 // up * silu(gate), or the clamped form of gpt-oss for limit > 0.
 __device__ __forceinline__ float moe_activation(float gate, float up, float limit, float alpha) {

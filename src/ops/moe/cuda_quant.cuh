@@ -3,9 +3,8 @@
 // cuda_quant_few.cuh. Bound: DRAM bandwidth for few pairs, conversion and mma.sync for many.
 #pragma once
 
+#include "ops/cuda/dispatch.cuh"
 #include "ops/moe/cuda_quant_few.cuh"
-
-#include <type_traits>
 
 namespace llaisys::ops::cuda {
 
@@ -233,33 +232,21 @@ void run_moe_quant_product(const device::CudaStream &stream, const MoeArgs<T> &a
         return is_down ? moe_quant_few_down<T, Codes>(stream, args, w)
                        : moe_quant_few_gate_up<T, Codes>(stream, args, w);
     }
-    const auto gemm = [&](auto tile_n) {
-        return is_down ? moe_quant_gemm<T, Codes, tile_n(), true>(stream, args, w)
-                       : moe_quant_gemm<T, Codes, tile_n(), false>(stream, args, w);
-    };
     const int mean = args.n * args.top_k / args.n_experts;
-    if (mean < 8) {
-        return gemm(std::integral_constant<int, 16>{});
-    }
-    if (mean < 24) {
-        return gemm(std::integral_constant<int, 32>{});
-    }
     const bool fits = size_t(stream.max_shared_bytes) >= moe_quant_smem<Codes>(128, true);
-    return mean < 96 || !fits ? gemm(std::integral_constant<int, 64>{})
-                              : gemm(std::integral_constant<int, 128>{});
+    const int tile = mean < 8 ? 16 : mean < 24 ? 32 : mean < 96 || !fits ? 64 : 128;
+    dispatch_int<16, 32, 64, 128>(tile, [&](auto tile_n) {
+        is_down ? moe_quant_gemm<T, Codes, tile_n(), true>(stream, args, w)
+                : moe_quant_gemm<T, Codes, tile_n(), false>(stream, args, w);
+    });
 }
 
 template <typename T>
 void moe_quant_product(const device::CudaStream &stream, const MoeArgs<T> &args,
                        const MoeQuantWeights &w, bool is_few, bool is_down) {
-    switch ((is_down ? w.down : w.gate).layout.codes) {
-    case QuantCodes::int4:
-        return moe_quant_product_of<T, QuantCodes::int4>(stream, args, w, is_few, is_down);
-    case QuantCodes::int8:
-        return moe_quant_product_of<T, QuantCodes::int8>(stream, args, w, is_few, is_down);
-    case QuantCodes::f8:
-        return moe_quant_product_of<T, QuantCodes::f8>(stream, args, w, is_few, is_down);
-    }
+    dispatch_codes((is_down ? w.down : w.gate).layout.codes, [&](auto codes) {
+        moe_quant_product_of<T, codes()>(stream, args, w, is_few, is_down);
+    });
 }
 
 #define LLAISYS_MOE_QUANT(T, Codes)                                                                \

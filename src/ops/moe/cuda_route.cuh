@@ -195,6 +195,7 @@ template <typename T> struct NormRoute {
 // rows; block 0 of the cluster receives the logits.
 template <typename T, int PerLane>
 __global__ void __launch_bounds__(kNormRouteThreads) norm_route_kernel(NormRoute<T> args) {
+#if __CUDA_ARCH__ >= 900
     __shared__ __align__(16) T row[kNormRouteMaxHidden];
     __shared__ float logits[PerLane * kWarpSize], scratch[PerLane * kWarpSize];
     __shared__ float sums[kNormRouteWarps];
@@ -227,8 +228,7 @@ __global__ void __launch_bounds__(kNormRouteThreads) norm_route_kernel(NormRoute
 #pragma unroll
     for (int j = 0; j < kNormRouteVectors; ++j) {
         const int i = int(threadIdx.x) + j * kNormRouteThreads;
-        scales[j] = i < vectors ? reinterpret_cast<const float4 *>(args.norm_weight)[i]
-                                : make_float4(0, 0, 0, 0);
+        scales[j] = load_or_zero(reinterpret_cast<const float4 *>(args.norm_weight), i, vectors);
     }
     grid_dependency_wait();
     const auto *in = reinterpret_cast<const float4 *>(args.residual + token * args.ld_residual);
@@ -236,12 +236,11 @@ __global__ void __launch_bounds__(kNormRouteThreads) norm_route_kernel(NormRoute
 #pragma unroll
     for (int j = 0; j < kNormRouteVectors; ++j) {
         const int i = int(threadIdx.x) + j * kNormRouteThreads;
-        values[j] = i < vectors ? in[i] : make_float4(0, 0, 0, 0);
+        values[j] = load_or_zero(in, i, vectors);
     }
 #pragma unroll
     for (int j = 0; j < kNormRouteVectors; ++j) {
-        const float4 &v = values[j];
-        squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+        squares += sum_of_squares(values[j]);
     }
     squares = block_sum<kNormRouteThreads>(squares, sums);
     const float factor = 1.0f / sqrtf(squares / float(args.hs) + args.epsilon);
@@ -249,9 +248,7 @@ __global__ void __launch_bounds__(kNormRouteThreads) norm_route_kernel(NormRoute
 #pragma unroll
     for (int j = 0; j < kNormRouteVectors; ++j) {
         const int i = int(threadIdx.x) + j * kNormRouteThreads;
-        const float4 &v = values[j], &s = scales[j];
-        const uint2 bits = make_uint2(pack_pair<T>(v.x * factor * s.x, v.y * factor * s.y),
-                                      pack_pair<T>(v.z * factor * s.z, v.w * factor * s.w));
+        const uint2 bits = normed_pairs<T>(values[j], factor, scales[j]);
         if (i < vectors) {
             reinterpret_cast<uint2 *>(row)[i] = bits;
         }
@@ -294,6 +291,7 @@ __global__ void __launch_bounds__(kNormRouteThreads) norm_route_kernel(NormRoute
                            args.weights + int64_t(token) * args.k, logits, args.bias,
                            args.n_experts, args.k, args.routing, scratch);
     }
+#endif
 }
 
 // Calls use(std::integral_constant) with enough experts per lane.

@@ -1,5 +1,7 @@
 // Launches cuda_token.cuh.
-#include "ops/cuda/dispatch_dtype.cuh"
+#include "ops/cuda/dispatch.cuh"
+#include "ops/moe/cuda_token.cuh"
+#include "ops/moe/op.hpp"
 #include "ops/moe/cuda_token.cuh"
 #include "ops/moe/op.hpp"
 
@@ -8,6 +10,8 @@
 namespace llaisys::ops {
 
 namespace {
+
+using cuda::is_16_byte_aligned;
 
 constexpr int kStages = 2;        // per warp
 constexpr int kStageValues = 768; // of each row of a unit, at most
@@ -35,10 +39,6 @@ cuda::MoeTokenConfig config_of(int hs, int di, int top_k, int grid) {
     s.barriers_at = s.sums_at + aligned(cuda::ceil_div(hs / 2, grid) * uint32_t(top_k) * 8);
     s.bytes = s.barriers_at + uint32_t(cuda::kTokenWarps * kStages) * 8;
     return s;
-}
-
-bool is_16_byte_aligned(const Tensor &tensor) {
-    return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0;
 }
 
 bool has_dtype(const LinearWeight &weight, DType dtype) {
@@ -80,20 +80,12 @@ bool moe_token_cuda(const device::Stream &stream, const RouterInput &input, cons
             return reinterpret_cast<T *>(tensor.data());
         };
         cuda::MoeToken<T> args{};
-        args.experts.gate = values(mlp.gate->all.bytes);
-        args.experts.up = values(mlp.up->all.bytes);
-        args.experts.down = values(mlp.down->all.bytes);
-        args.experts.gate_bias = cuda::reals(mlp.gate_bias);
-        args.experts.up_bias = cuda::reals(mlp.up_bias);
-        args.experts.down_bias = cuda::reals(mlp.down_bias);
+        cuda::set_mlp(&args.experts, mlp);
+        cuda::set_weights(&args.experts, mlp);
         args.experts.out = cuda::reals(residual);
         args.experts.n = 1;
         args.experts.top_k = int(k);
         args.experts.n_experts = n_experts;
-        args.experts.hs = hs;
-        args.experts.di = di;
-        args.experts.limit = mlp.limit;
-        args.experts.alpha = mlp.alpha;
         args.norm_weight = input.norm_weight.as<float>();
         args.epsilon = input.epsilon;
         args.normed = input.needs_normed ? values(normed) : nullptr;

@@ -109,8 +109,7 @@ __global__ void __launch_bounds__(kTokenThreads, 2) moe_token_kernel(MoeToken<T>
 #pragma unroll
     for (int j = 0; j < kTokenVectors; ++j) {
         const int at = int(threadIdx.x) + j * kTokenThreads;
-        scale[j] = at < vectors ? reinterpret_cast<const float4 *>(args.norm_weight)[at]
-                                : make_float4(0, 0, 0, 0);
+        scale[j] = load_or_zero(reinterpret_cast<const float4 *>(args.norm_weight), at, vectors);
     }
     const int first_pair = int(int64_t(block) * (hs / 2) / grid); // of outputs
     const int own_pairs = int(int64_t(block + 1) * (hs / 2) / grid) - first_pair;
@@ -121,8 +120,7 @@ __global__ void __launch_bounds__(kTokenThreads, 2) moe_token_kernel(MoeToken<T>
 #pragma unroll
     for (int j = 0; j < kTokenVectors; ++j) {
         const int at = int(threadIdx.x) + j * kTokenThreads;
-        values[j] =
-            at < vectors ? reinterpret_cast<const float4 *>(residual)[at] : make_float4(0, 0, 0, 0);
+        values[j] = load_or_zero(reinterpret_cast<const float4 *>(residual), at, vectors);
     }
     __syncthreads(); // router_barrier is initialized
     if (router_rows > 0) {
@@ -136,7 +134,7 @@ __global__ void __launch_bounds__(kTokenThreads, 2) moe_token_kernel(MoeToken<T>
         if (at < vectors) {
             const float4 v = values[j], w = scale[j];
             const float4 scaled = make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
-            squares += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+            squares += sum_of_squares(v);
             reinterpret_cast<float4 *>(x)[(at & 1) * (hs / 8) + at / 2] = scaled;
 #pragma unroll
             for (int r = 0; r < kTokenRouterRows; ++r) {
@@ -185,10 +183,8 @@ __global__ void __launch_bounds__(kTokenThreads, 2) moe_token_kernel(MoeToken<T>
         for (int j = 0; j < kTokenVectors; ++j) {
             const int at = int(threadIdx.x) + j * kTokenThreads;
             if (at < vectors && at / own == block) {
-                const float4 v = values[j], w = scale[j];
                 reinterpret_cast<uint2 *>(args.normed)[at] =
-                    make_uint2(pack_pair<T>(v.x * factor * w.x, v.y * factor * w.y),
-                               pack_pair<T>(v.z * factor * w.z, v.w * factor * w.w));
+                    normed_pairs<T>(values[j], factor, scale[j]);
             }
         }
     }

@@ -2,12 +2,14 @@
 // ops/cuda/rms_norm_rows.cuh; here one block per row, which is read twice.
 #include "ops/rms_norm/op.hpp"
 
-#include "ops/cuda/dispatch_dtype.cuh"
+#include "ops/cuda/dispatch.cuh"
 #include "ops/cuda/rms_norm_rows.cuh"
 
 namespace llaisys::ops {
 
 namespace {
+
+using cuda::has_aligned_rows;
 
 constexpr int kThreads = 256;
 
@@ -39,17 +41,12 @@ __global__ void rms_norm_kernel(Rows out, Rows x, Rows added, cuda::Reals weight
     }
 }
 
-bool is_16_byte_aligned(const Tensor &tensor) {
-    return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0 &&
-           (tensor.ndim() < 2 || tensor.stride(0) % 8 == 0);
-}
-
 // Whether rms_norm_rows.cuh supports these.
 bool is_wide(const Tensor &out, const Tensor &in, const Tensor &weight) {
     const bool is_half = out.dtype() == LLAISYS_DTYPE_BF16 || out.dtype() == LLAISYS_DTYPE_F16;
     return is_half && in.dtype() == LLAISYS_DTYPE_F32 && weight.dtype() == LLAISYS_DTYPE_F32 &&
-           in.size(1) % 4 == 0 && is_16_byte_aligned(in) && is_16_byte_aligned(out) &&
-           is_16_byte_aligned(weight);
+           in.size(1) % 4 == 0 && has_aligned_rows(in) && has_aligned_rows(out) &&
+           has_aligned_rows(weight);
 }
 
 } // namespace

@@ -109,8 +109,6 @@ __global__ void __launch_bounds__(kWeighThreads) weigh_rows_kernel(Weighing w) {
     }
     const int n_blocks = int((w.vocabulary + sampling::kBlock - 1) / sampling::kBlock);
     const int lane = threadIdx.x % sampling::kLanes;
-    const unsigned group =
-        0xffu << (threadIdx.x % cuda::kWarpSize / sampling::kLanes * sampling::kLanes);
     for (int b = threadIdx.x / sampling::kLanes; b < n_blocks; b += kGroups) {
         const int64_t end = min(w.vocabulary, (b + 1) * sampling::kBlock);
         double sum = 0;
@@ -118,10 +116,7 @@ __global__ void __launch_bounds__(kWeighThreads) weigh_rows_kernel(Weighing w) {
         for (int64_t i = b * sampling::kBlock + lane; i < end; i += sampling::kLanes) {
             sum += double(sampling::weight_of(x[i], max, temperature));
         }
-        // ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))
-        sum += __shfl_xor_sync(group, sum, 4);
-        sum += __shfl_xor_sync(group, sum, 2);
-        sum += __shfl_xor_sync(group, sum, 1);
+        sum = cuda::sum_lanes(cuda::own_lanes(), sum);
         if (lane == 0) {
             block_sums[b] = sum;
         }

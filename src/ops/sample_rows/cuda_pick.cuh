@@ -5,6 +5,19 @@
 
 namespace llaisys::ops::cuda {
 
+// Sum over the 8 lanes of a group of threads in the order of the CPU kernels, ((0 + 4) + (2 + 6)) +
+// ((1 + 5) + (3 + 7)). lanes: the group within its warp.
+__device__ __forceinline__ double sum_lanes(unsigned lanes, double sum) {
+    sum += __shfl_xor_sync(lanes, sum, 4);
+    sum += __shfl_xor_sync(lanes, sum, 2);
+    sum += __shfl_xor_sync(lanes, sum, 1);
+    return sum;
+}
+// The group of this thread.
+__device__ __forceinline__ unsigned own_lanes() {
+    return 0xffu << (threadIdx.x % 32 / sampling::kLanes * sampling::kLanes);
+}
+
 // Block of weights that contains the target, and the sum below it.
 struct Found {
     int64_t begin;

@@ -57,10 +57,7 @@ __device__ void weigh(Left *left, const Own &own, int n, float max, float temper
         for (int j = i; j < n; j += sampling::kLanes) {
             sum += double(left->sorted[j]);
         }
-        // ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))
-        sum += __shfl_xor_sync(0xffu, sum, 4);
-        sum += __shfl_xor_sync(0xffu, sum, 2);
-        sum += __shfl_xor_sync(0xffu, sum, 1);
+        sum = cuda::sum_lanes(0xffu, sum);
         if (i == 0) {
             left->sum = sum;
         }

@@ -251,12 +251,7 @@ __device__ int32_t pick(Shared *shared, const Row &row, const Kept &kept, float 
             for (int i = block * int(sampling::kBlock) + lane; i < end; i += sampling::kLanes) {
                 sum += double(shared->staged[i]);
             }
-            const unsigned group =
-                0xffu << (threadIdx.x % kWarpSize / sampling::kLanes * sampling::kLanes);
-            // ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))
-            sum += __shfl_xor_sync(group, sum, 4);
-            sum += __shfl_xor_sync(group, sum, 2);
-            sum += __shfl_xor_sync(group, sum, 1);
+            sum = sum_lanes(own_lanes(), sum);
             if (lane == 0) {
                 block_sums[n_summed / int(sampling::kBlock) + block] = sum;
             }

@@ -8,6 +8,8 @@ namespace llaisys::ops {
 
 namespace {
 
+using cuda::has_aligned_rows;
+
 constexpr int kThreads = 256;
 
 __global__ void swiglu_kernel(cuda::Reals out, int64_t ldo, cuda::Reals gate, int64_t ldg,
@@ -18,10 +20,6 @@ __global__ void swiglu_kernel(cuda::Reals out, int64_t ldo, cuda::Reals gate, in
     if (i < d) {
         out.store(row * ldo + i, cuda::swiglu(gate.load(row * ldg + i), up.load(row * ldu + i)));
     }
-}
-
-bool is_16_byte_aligned(const Tensor &tensor) {
-    return reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0 && tensor.stride(0) % 8 == 0;
 }
 
 template <typename T>
@@ -42,7 +40,7 @@ void swiglu_cuda(const device::Stream &stream, const Tensor &out, const Tensor &
     }
     const DType dtype = out.dtype();
     if (gate.dtype() == dtype && up.dtype() == dtype && gate.size(1) % 8 == 0 &&
-        is_16_byte_aligned(out) && is_16_byte_aligned(gate) && is_16_byte_aligned(up)) {
+        has_aligned_rows(out) && has_aligned_rows(gate) && has_aligned_rows(up)) {
         if (dtype == LLAISYS_DTYPE_BF16) {
             return run_wide<cuda::bf16>(stream, out, gate, up);
         }

@@ -43,7 +43,7 @@ template <typename T> void check_shape(CudaStream &stream, int m, int n, int k, 
     for (int run = 0; run < 2; ++run) {
         out.poison();
         if (units == 0) {
-            run_gemm_swiglu_sm90<T>(stream, out.get(), ldo, x.get(), ldx, gate, up, m, n, k);
+            run_gemm_swiglu_sm90<T>(stream, {x.get(), gate, up, out.get(), ldx, ldo, m, n, k});
         } else {
             run_gemm_swiglu_m256<T>(stream, {x.get(), gate, up, out.get(), ldx, ldo, m, n, k},
                                     units);
@@ -139,8 +139,9 @@ void time_all(CudaStream &stream) {
             const double us = time_of(
                 stream, 2,
                 [&](int) {
-                    run_gemm_swiglu_sm90<bf16>(stream, out.get(), 2 * n, x.get(), k, w.get(),
-                                               w.get() + size_t(n) * size_t(k), m, n, k);
+                    run_gemm_swiglu_sm90<bf16>(stream,
+                                               {x.get(), w.get(), w.get() + size_t(n) * size_t(k),
+                                                out.get(), k, 2 * n, m, n, k});
                 },
                 5);
             const double operations = 4.0 * m * n * k;
