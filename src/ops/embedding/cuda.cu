@@ -1,7 +1,7 @@
 // Embedding lookup. One block per row; memory-bound.
 #include "ops/embedding/op.hpp"
 
-#include "ops/cuda/common.cuh"
+#include "ops/cuda/dispatch.cuh"
 
 namespace llaisys::ops {
 
@@ -48,26 +48,21 @@ __global__ void embedding_wide_kernel(float *out, const int64_t *index, const T 
     }
 }
 
-template <typename T>
-void run_wide(const device::Stream &stream, const Tensor &out, const Tensor &index,
-              const Tensor &table) {
-    cuda::launch(device::cuda_stream_of(stream), embedding_wide_kernel<T>, unsigned(out.size(0)),
-                 kThreads, 0, true, out.as<float>(), index.as<int64_t>(),
-                 reinterpret_cast<const T *>(table.data()), table.size(0), table.size(1));
-}
-
 } // namespace
 
 void embedding_cuda(const device::Stream &stream, const Tensor &out, const Tensor &index,
                     const Tensor &table) {
     const int64_t n = out.size(0);
-    const bool is_wide = n > 0 && out.dtype() == LLAISYS_DTYPE_F32 && table.size(1) % 8 == 0 &&
+    const bool is_wide = n > 0 && out.dtype() == LLAISYS_DTYPE_F32 &&
+                         table.dtype() != LLAISYS_DTYPE_F32 && table.size(1) % 8 == 0 &&
                          is_16_byte_aligned(out) && is_16_byte_aligned(table);
-    if (is_wide && table.dtype() == LLAISYS_DTYPE_BF16) {
-        return run_wide<cuda::bf16>(stream, out, index, table);
-    }
-    if (is_wide && table.dtype() == LLAISYS_DTYPE_F16) {
-        return run_wide<cuda::f16>(stream, out, index, table);
+    if (is_wide) {
+        return cuda::dispatch_half(table.dtype(), [&](auto type) {
+            using T = decltype(type);
+            cuda::launch(device::cuda_stream_of(stream), embedding_wide_kernel<T>, unsigned(n),
+                         kThreads, 0, true, out.as<float>(), index.as<int64_t>(),
+                         reinterpret_cast<const T *>(table.data()), table.size(0), table.size(1));
+        });
     }
     if (n > 0) {
         cuda::launch(device::cuda_stream_of(stream), embedding_kernel, unsigned(n), kThreads, 0,

@@ -10,15 +10,21 @@ namespace {
 
 constexpr int kThreads = 256;
 
-struct Rows {
-    cuda::Reals cache, values;
+// Cache: Reals or KvBytes.
+template <typename Cache> struct Rows {
+    Cache cache;
+    cuda::Reals values;
     int64_t stride_token, stride_head;
+
+    Rows(const Cache &to, const Tensor &from)
+        : cache(to), values(cuda::reals(from)), stride_token(from.stride(0)),
+          stride_head(from.stride(1)) {}
 };
 
-__global__ void kv_store_kernel(Rows keys, Rows values, const int32_t *slots, int64_t n_slots,
-                                int64_t heads, int64_t d) {
+__global__ void kv_store_kernel(Rows<cuda::Reals> keys, Rows<cuda::Reals> values,
+                                const int32_t *slots, int64_t n_slots, int64_t heads, int64_t d) {
     cuda::grid_dependency_wait();
-    const Rows &rows = blockIdx.y == 0 ? keys : values;
+    const Rows<cuda::Reals> &rows = blockIdx.y == 0 ? keys : values;
     const int64_t i = blockIdx.x;
     const int64_t slot = slots[i];
     if (slot < 0 || slot >= n_slots) {
@@ -30,16 +36,11 @@ __global__ void kv_store_kernel(Rows keys, Rows values, const int32_t *slots, in
     }
 }
 
-struct ByteRows {
-    cuda::KvBytes cache;
-    cuda::Reals values;
-    int64_t stride_token, stride_head;
-};
-
 template <typename Format>
-__global__ void kv_store_bytes_kernel(ByteRows keys, ByteRows values, const int32_t *slots) {
+__global__ void kv_store_bytes_kernel(Rows<cuda::KvBytes> keys, Rows<cuda::KvBytes> values,
+                                      const int32_t *slots) {
     cuda::grid_dependency_wait();
-    const ByteRows &rows = blockIdx.y == 0 ? keys : values;
+    const Rows<cuda::KvBytes> &rows = blockIdx.y == 0 ? keys : values;
     const int64_t i = blockIdx.x;
     const int64_t slot = slots[i];
     if (slot < 0 || slot >= rows.cache.n_slots) {
@@ -77,14 +78,6 @@ __global__ void kv_store_raw_kernel(cuda::KvByteRows keys, cuda::KvByteRows valu
     }
 }
 
-Rows rows_of(const Tensor &cache, const Tensor &values) {
-    return {cuda::reals(cache), cuda::reals(values), values.stride(0), values.stride(1)};
-}
-
-ByteRows byte_rows_of(const Tensor &cache, const Tensor &values) {
-    return {cuda::kv_bytes(cache), cuda::reals(values), values.stride(0), values.stride(1)};
-}
-
 } // namespace
 
 void kv_store_cuda(const device::Stream &stream, const KvLayer &kv, const Tensor &k,
@@ -96,9 +89,9 @@ void kv_store_cuda(const device::Stream &stream, const KvLayer &kv, const Tensor
     const dim3 grid(unsigned(k.size(0)), v != nullptr ? 2 : 1);
     const Tensor &values = v != nullptr ? *v : k;
     if (!is_eight_bits(kv.k.dtype())) {
-        cuda::launch(cuda_stream, kv_store_kernel, grid, kThreads, 0, true, rows_of(kv.k, k),
-                     rows_of(kv.values(), values), slots.as<int32_t>(), kv.n_slots, kv.n_heads,
-                     kv.head_dim);
+        cuda::launch(cuda_stream, kv_store_kernel, grid, kThreads, 0, true,
+                     Rows(cuda::reals(kv.k), k), Rows(cuda::reals(kv.values()), values),
+                     slots.as<int32_t>(), kv.n_slots, kv.n_heads, kv.head_dim);
     } else if (is_eight_bits(k.dtype())) {
         cuda::launch(cuda_stream, kv_store_raw_kernel, grid, kThreads, 0, true,
                      cuda::KvByteRows{cuda::kv_bytes(kv.k), cuda::kv_bytes(k)},
@@ -107,8 +100,8 @@ void kv_store_cuda(const device::Stream &stream, const KvLayer &kv, const Tensor
     } else {
         const auto kernel = kv.k.dtype() == LLAISYS_DTYPE_I8 ? kv_store_bytes_kernel<cuda::Int8>
                                                              : kv_store_bytes_kernel<cuda::E4m3>;
-        cuda::launch(cuda_stream, kernel, grid, kThreads, 0, true, byte_rows_of(kv.k, k),
-                     byte_rows_of(kv.v, values), slots.as<int32_t>());
+        cuda::launch(cuda_stream, kernel, grid, kThreads, 0, true, Rows(cuda::kv_bytes(kv.k), k),
+                     Rows(cuda::kv_bytes(kv.v), values), slots.as<int32_t>());
     }
 }
 

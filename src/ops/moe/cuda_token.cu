@@ -2,8 +2,6 @@
 #include "ops/cuda/dispatch.cuh"
 #include "ops/moe/cuda_token.cuh"
 #include "ops/moe/op.hpp"
-#include "ops/moe/cuda_token.cuh"
-#include "ops/moe/op.hpp"
 
 #include <algorithm>
 

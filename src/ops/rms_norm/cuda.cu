@@ -16,6 +16,9 @@ constexpr int kThreads = 256;
 struct Rows {
     cuda::Reals values;
     int64_t stride;
+
+    explicit Rows(const Tensor *rows)
+        : values(cuda::reals(rows)), stride(rows != nullptr ? rows->stride(0) : 0) {}
 };
 
 __global__ void rms_norm_kernel(Rows out, Rows x, Rows added, cuda::Reals weight, int64_t d,
@@ -39,6 +42,13 @@ __global__ void rms_norm_kernel(Rows out, Rows x, Rows added, cuda::Reals weight
     for (int64_t i = threadIdx.x; i < d; i += kThreads) {
         out.values.store(row * out.stride + i, x.values.load(from + i) * factor * weight.load(i));
     }
+}
+
+// added: null: none; otherwise added to x first.
+void run(const device::Stream &stream, const Tensor &out, const Tensor &x, const Tensor *added,
+         const Tensor &weight, float epsilon) {
+    cuda::launch(device::cuda_stream_of(stream), rms_norm_kernel, unsigned(x.size(0)), kThreads, 0,
+                 true, Rows(&out), Rows(&x), Rows(added), cuda::reals(weight), x.size(1), epsilon);
 }
 
 // Whether rms_norm_rows.cuh supports these.
@@ -65,20 +75,14 @@ void rms_norm_cuda(const device::Stream &stream, const Tensor &out, const Tensor
                                    in.size(1), epsilon);
         });
     }
-    cuda::launch(device::cuda_stream_of(stream), rms_norm_kernel, unsigned(in.size(0)), kThreads, 0,
-                 true, Rows{cuda::reals(out), out.stride(0)}, Rows{cuda::reals(in), in.stride(0)},
-                 Rows{cuda::reals(nullptr), 0}, cuda::reals(weight), in.size(1), epsilon);
+    run(stream, out, in, nullptr, weight, epsilon);
 }
 
 void add_rms_norm_cuda(const device::Stream &stream, const Tensor &out, const Tensor &residual,
                        const Tensor &in, const Tensor &weight, float epsilon) {
-    if (in.size(0) == 0) {
-        return;
+    if (in.size(0) > 0) {
+        run(stream, out, residual, &in, weight, epsilon);
     }
-    cuda::launch(device::cuda_stream_of(stream), rms_norm_kernel, unsigned(in.size(0)), kThreads, 0,
-                 true, Rows{cuda::reals(out), out.stride(0)},
-                 Rows{cuda::reals(residual), residual.stride(0)},
-                 Rows{cuda::reals(in), in.stride(0)}, cuda::reals(weight), in.size(1), epsilon);
 }
 
 } // namespace llaisys::ops

@@ -2,6 +2,7 @@
 // 16-bit dtype and are 16-byte aligned; memory-bound.
 #include "ops/swiglu/op.hpp"
 
+#include "ops/cuda/dispatch.cuh"
 #include "ops/cuda/swiglu_rows.cuh"
 
 namespace llaisys::ops {
@@ -22,15 +23,6 @@ __global__ void swiglu_kernel(cuda::Reals out, int64_t ldo, cuda::Reals gate, in
     }
 }
 
-template <typename T>
-void run_wide(const device::Stream &stream, const Tensor &out, const Tensor &gate,
-              const Tensor &up) {
-    cuda::swiglu_rows<T>(device::cuda_stream_of(stream), reinterpret_cast<T *>(out.data()),
-                         out.stride(0), reinterpret_cast<const T *>(gate.data()), gate.stride(0),
-                         reinterpret_cast<const T *>(up.data()), up.stride(0), gate.size(0),
-                         gate.size(1));
-}
-
 } // namespace
 
 void swiglu_cuda(const device::Stream &stream, const Tensor &out, const Tensor &gate,
@@ -39,14 +31,16 @@ void swiglu_cuda(const device::Stream &stream, const Tensor &out, const Tensor &
         return;
     }
     const DType dtype = out.dtype();
-    if (gate.dtype() == dtype && up.dtype() == dtype && gate.size(1) % 8 == 0 &&
-        has_aligned_rows(out) && has_aligned_rows(gate) && has_aligned_rows(up)) {
-        if (dtype == LLAISYS_DTYPE_BF16) {
-            return run_wide<cuda::bf16>(stream, out, gate, up);
-        }
-        if (dtype == LLAISYS_DTYPE_F16) {
-            return run_wide<cuda::f16>(stream, out, gate, up);
-        }
+    if (dtype != LLAISYS_DTYPE_F32 && gate.dtype() == dtype && up.dtype() == dtype &&
+        gate.size(1) % 8 == 0 && has_aligned_rows(out) && has_aligned_rows(gate) &&
+        has_aligned_rows(up)) {
+        return cuda::dispatch_half(dtype, [&](auto type) {
+            using T = decltype(type);
+            cuda::swiglu_rows<T>(device::cuda_stream_of(stream), reinterpret_cast<T *>(out.data()),
+                                 out.stride(0), reinterpret_cast<const T *>(gate.data()),
+                                 gate.stride(0), reinterpret_cast<const T *>(up.data()),
+                                 up.stride(0), gate.size(0), gate.size(1));
+        });
     }
     const dim3 grid(cuda::ceil_div(gate.size(1), kThreads), unsigned(gate.size(0)));
     cuda::launch(device::cuda_stream_of(stream), swiglu_kernel, grid, kThreads, 0, true,
