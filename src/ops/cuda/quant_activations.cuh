@@ -6,6 +6,7 @@
 // times the factor 2^-9 of the codes.
 #pragma once
 
+#include "ops/cuda/dispatch.cuh"
 #include "ops/cuda/gemm_epilogue.cuh"
 #include "ops/quant_rows.hpp"
 
@@ -183,25 +184,14 @@ QuantRows quantise_rows(device::CudaStream &stream, const GemmInput &in,
     rows.scales = reinterpret_cast<float *>(memory);
     rows.sums = reinterpret_cast<float *>(memory + scales);
     rows.values = memory + scales + sums;
-    const auto run = [&](auto norms, auto vectors) {
-        launch(stream, quantise_rows_kernel<T, decltype(norms)::value, decltype(vectors)::value>,
-               unsigned(in.m), kQuantRowThreads, 0, true, in, rows, rows.sums_pitch());
-    };
-    const auto of_length = [&](auto norms) {
-        constexpr int kStep = kQuantRowThreads * 8;
-        if (in.k <= kStep) {
-            run(norms, std::integral_constant<int, 1>());
-        } else if (in.k <= 5 * kStep) {
-            run(norms, std::integral_constant<int, 5>());
-        } else {
-            run(norms, std::integral_constant<int, 0>());
-        }
-    };
-    if (in.residual != nullptr) {
-        of_length(std::true_type());
-    } else {
-        of_length(std::false_type());
-    }
+    constexpr int kStep = kQuantRowThreads * 8;
+    const int vectors = in.k <= kStep ? 1 : in.k <= 5 * kStep ? 5 : 0;
+    dispatch_int<0, 1, 5>(vectors, [&](auto n) {
+        const auto kernel = in.residual != nullptr ? quantise_rows_kernel<T, true, n()>
+                                                   : quantise_rows_kernel<T, false, n()>;
+        launch(stream, kernel, unsigned(in.m), kQuantRowThreads, 0, true, in, rows,
+               rows.sums_pitch());
+    });
     return rows;
 }
 

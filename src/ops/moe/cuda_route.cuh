@@ -6,10 +6,9 @@
 #pragma once
 
 #include "ops/cuda/cluster.cuh"
+#include "ops/cuda/dispatch.cuh"
 #include "ops/moe/cuda_args.cuh"
 #include "ops/moe/op.hpp"
-
-#include <type_traits>
 
 namespace llaisys::ops::cuda {
 
@@ -296,17 +295,11 @@ __global__ void __launch_bounds__(kNormRouteThreads) norm_route_kernel(NormRoute
 
 // Calls use(std::integral_constant) with enough experts per lane.
 template <typename Use> void dispatch_route(int n_experts, const Use &use) {
-    if (n_experts <= 32) {
-        use(std::integral_constant<int, 1>{});
-    } else if (n_experts <= 64) {
-        use(std::integral_constant<int, 2>{});
-    } else if (n_experts <= 128) {
-        use(std::integral_constant<int, 4>{});
-    } else if (n_experts <= 256) {
-        use(std::integral_constant<int, 8>{});
-    } else {
-        use(std::integral_constant<int, 16>{});
+    int per_lane = 1;
+    while (per_lane * kWarpSize < n_experts) {
+        per_lane *= 2;
     }
+    dispatch_int<1, 2, 4, 8, 16>(per_lane, use);
 }
 
 } // namespace llaisys::ops::cuda
