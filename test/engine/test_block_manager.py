@@ -167,17 +167,6 @@ def test_out_of_blocks_is_a_value_and_changes_nothing():
     numbers(manager)
 
 
-def test_reset_frees_the_cached_blocks():
-    manager = BlockManager(8, SIZE)
-    request = make_request("a", list(range(9)))
-    start(manager, request)
-    compute(manager, request)
-    manager.free(request)
-    assert manager.reset_prefix_cache() == 2
-    assert numbers(manager) == (8, 0, 0)
-    assert start(manager, make_request("b", list(range(9)))) == 0
-
-
 def test_integrity_check_detects_a_lost_block():
     manager = BlockManager(8, SIZE)
     manager._free.pop()

@@ -104,7 +104,7 @@ def test_many_requests_leave_no_state() -> None:
     scheduler = engine.core.scheduler
     blocks = scheduler.block_manager
     scheduler.check_integrity()
-    assert blocks.reset_prefix_cache() and len(blocks._free) == blocks.num_blocks
+    assert blocks.num_cached_blocks and blocks.num_free_blocks == blocks.num_blocks
     worker = engine.core.executor.worker  # type: ignore[attr-defined]
     sampling = worker._sampling
     for left in (
@@ -116,9 +116,8 @@ def test_many_requests_leave_no_state() -> None:
         scheduler._in_flight,
         blocks._cached,
         blocks._tables,
-        blocks._prefix_keys,
+        blocks._waiting,
         blocks.nodes._buckets,
-        blocks._waits_for,
         sampling.penalised,
         sampling._bias,
         sampling._bans,

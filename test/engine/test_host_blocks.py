@@ -115,15 +115,6 @@ def test_without_host_slots_or_prefix_cache_nothing_is_copied():
         assert manager.host.num_saved == manager.host.num_used == 0
 
 
-def test_prefix_cache_reset_frees_the_host_slots():
-    manager = BlockManager(2, SIZE, num_host_blocks=4)
-    use(manager, [1] * 5)
-    use(manager, [2] * 8)
-    manager.reset_prefix_cache()
-    manager.check_integrity()
-    assert manager.host.num_used == 0 and use(manager, [1] * 5) == (0, 0)
-
-
 def test_integrity_check_detects_a_lost_host_slot():
     manager = BlockManager(2, SIZE, num_host_blocks=4)
     manager.host._free.pop()

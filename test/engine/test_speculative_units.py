@@ -165,22 +165,6 @@ def test_higher_price_is_accepted_when_plain_steps_are_unchanged():
         assert costs.price(1) == pytest.approx((seconds / 0.010 - 1) / drafts)
 
 
-def test_first_price_includes_catching_up():
-    costs = DraftCosts()
-    costs.add_step(2, 0, 0.010)
-    assert costs.first_price(2) == costs.price(2) and costs.first_price(1) == costs.price(1)
-    costs.add_catching_up(0.64)  # 10 ms per expected draft, 2 tokens
-    assert costs.first_price(2) == pytest.approx(costs.price(2) + 2)
-    for _ in range(100):
-        costs.add_drafts(8)  # distributed over many drafts
-    assert costs.first_price(2) < costs.price(2) + 0.1
-    costs.add_catching_up(64.0)
-    assert costs.first_price(2) > 1
-    for _ in range(5000):
-        costs.add_step(2, 0, 0.010)  # decays without drafts
-    assert costs.first_price(2) < 1
-
-
 class Ones(NgramProposer):
     """The same result for every request."""
 

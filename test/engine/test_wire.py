@@ -1,4 +1,4 @@
-"""Plans and results survive the wire; other frames are rejected."""
+"""Plans survive the wire; other frames are rejected."""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from llaisys.common.types import (
     BlockCopy,
     ContextShift,
     NewSequence,
-    PromptLogprobs,
     SchedulerOutputs,
-    StepOutput,
     TokenLogprobs,
 )
-from llaisys.engine.wire import decode_output, decode_plan, encode_output, encode_plan
+from llaisys.engine.wire import decode_plan, encode_plan
 
 SEQUENCE = NewSequence(
     seq_id=7,
@@ -65,17 +63,6 @@ def test_plan_survives_the_wire():
         assert all(getattr(record, name) not in (None, 0, [], {}) for name in empty)
 
 
-def test_result_survives_the_wire():
-    output = StepOutput(
-        3,
-        {7: [1, 2], 9: [5]},
-        {7: [TokenLogprobs.of(1, -0.5, 1, [(1, -0.5)])]},
-        {9: PromptLogprobs(4, [TokenLogprobs.of(2, -1.5, 3, [])])},
-        {8: "nothing left"},
-    )
-    assert decode_output(encode_output(output)) == output
-
-
 def test_best_tokens_are_unpacked_when_read():
     entry = TokenLogprobs.of(7, -2.5, 3, [(1, -0.5), (2, -1.25)])
     assert entry.top == [(1, -0.5), (2, -1.25)]
@@ -85,9 +72,8 @@ def test_best_tokens_are_unpacked_when_read():
 
 @pytest.mark.parametrize("frame", [b"", b"\xc1" * 9, b"\x80", b"\x93\x01\x02\x03", b"cos\nsystem"])
 def test_invalid_frames_are_rejected(frame):
-    for decode in (decode_plan, decode_output):
-        with pytest.raises(msgspec.MsgspecError):
-            decode(frame)
+    with pytest.raises(msgspec.MsgspecError):
+        decode_plan(frame)
 
 
 def test_invalid_parameters_are_rejected():
@@ -102,7 +88,7 @@ def test_invalid_parameters_are_rejected():
     num_blocks=st.integers(6, 14),
 )
 def test_remote_worker_samples_the_same_tokens(prompts, num_blocks):
-    """Every plan and result is encoded and decoded, including preemptions."""
+    """Every plan is encoded and decoded, including preemptions."""
     core = make_engine(num_blocks=num_blocks, max_num_seqs=4, max_num_batched_tokens=12).core
     requests = [
         Request(str(i), prompt, greedy(10).with_defaults(None), stop_token_ids=frozenset({EOS}))
@@ -113,6 +99,6 @@ def test_remote_worker_samples_the_same_tokens(prompts, num_blocks):
         plan = decode_plan(encode_plan(core.scheduler.schedule()))
         core.executor.execute_model(plan)
         output = core.executor.sample_tokens(plan.step_id)
-        core.scheduler.update_from_output(decode_output(encode_output(output)))
+        core.scheduler.update_from_output(output)
     for request in requests:
         assert request.output_token_ids == expected_tokens(request.prompt_token_ids, 10)

@@ -51,6 +51,15 @@ class _BlockTable:
     is_shifted: bool = False  # new blocks depend on discarded tokens: not cached
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """What is known of a waiting request."""
+
+    keys: list[tuple[int, Tokens]]  # see BlockManager.keys
+    node: Node | None = None  # pending: another request computes its block
+    num_restored: int = -1  # blocks in the KV cache before the last part was restored
+
+
 class BlockManager:
     """Allocates blocks. None means "not now"; a broken invariant raises RuntimeError."""
 
@@ -80,10 +89,8 @@ class BlockManager:
         self.nodes = PrefixTable()
         self.host = HostBlocks(num_host_blocks if enable_prefix_caching else 0)
         self._tables: dict[str, _BlockTable] = {}  # by request id
-        self._prefix_keys: dict[str, list[tuple[int, Tokens]]] = {}  # of waiting requests
-        self._waits_for: dict[str, Node] = {}
+        self._waiting: dict[str, _Waiting] = {}  # by request id
         self._restoring: set[int] = set()  # blocks that a step restores for a waiting request
-        self._num_restored: dict[str, int] = {}  # by waiting request: blocks before its last part
 
     # ---- counts --------------------------------------------------------------------------------
 
@@ -163,10 +170,10 @@ class BlockManager:
                 match.nodes.append(node)
             elif not match.pending:
                 match.pending = True
-                self._waits_for[request.request_id] = node
+                self._waiting[request.request_id].node = node
             parent = node
         if reachable < self.min_match:
-            self._waits_for.pop(request.request_id, None)
+            self._waiting[request.request_id].node = None
             return PrefixMatch()
         match.blocks = [node.block for node in match.nodes]
         match.num_tokens = len(match.blocks) * self.block_size
@@ -180,26 +187,12 @@ class BlockManager:
 
     def is_waiting_for_prefix(self, request: Request) -> bool:
         """Whether the pending block of the last match is still being computed."""
-        node = self._waits_for.get(request.request_id)
+        waiting = self._waiting.get(request.request_id)
+        node = None if waiting is None else waiting.node
         return node is not None and node.alive and node.is_pending
 
     def forget_waiting(self, request: Request) -> None:
-        """Remove the cached keys of a waiting request."""
-        self._prefix_keys.pop(request.request_id, None)
-        self._waits_for.pop(request.request_id, None)
-        self._num_restored.pop(request.request_id, None)
-
-    def reset_prefix_cache(self) -> int:
-        """Free every cached block and host slot; return the number of blocks. Used blocks keep
-        their nodes. Part of the seeds' interface."""
-        count = len(self._cached)
-        while self._cached:
-            block, _ = self._cached.popitem(last=False)
-            self._drop_node(block)
-            self._free.append(block)
-        for node in self.host.clear():
-            self.nodes.drop(node)
-        return count
+        self._waiting.pop(request.request_id, None)
 
     def undo_copies(self, copies: list[BlockCopy]) -> None:
         """Undo the copies of a failed step: free the host slots that it was to fill. Restored
@@ -210,13 +203,13 @@ class BlockManager:
     def keys(self, request: Request) -> list[tuple[int, Tokens]]:
         """Return (chained hash, tokens) of each full block of the first context, without the block
         of the last token."""
-        keys = self._prefix_keys.get(request.request_id)
-        if keys is None:
+        waiting = self._waiting.get(request.request_id)
+        if waiting is None:
             end = min(request.num_tokens, self.context_len) - 1
             tokens = request.token_ids[: end // self.block_size * self.block_size]
             keys = prefix_keys(tokens, self.block_size, request.prefix_salt, self._hash)
-            self._prefix_keys[request.request_id] = keys
-        return keys
+            waiting = self._waiting[request.request_id] = _Waiting(keys)
+        return waiting.keys
 
     def tail(self, request: Request) -> Tokens:
         """Return the tokens of the first context after `_keys`, without the last token."""
@@ -276,14 +269,14 @@ class BlockManager:
 
     def can_restore_part(self, request: Request, match: PrefixMatch) -> bool:
         """Whether restoring a part of the match makes progress: the last part was not evicted."""
-        return len(match.device_blocks) > self._num_restored.get(request.request_id, -1)
+        return len(match.device_blocks) > self._waiting[request.request_id].num_restored
 
     def restore_part(self, request: Request, match: PrefixMatch, max_blocks: int) -> None:
         """Plan to restore the first host blocks of a match in the next step, before the request
         starts; they are cached when the step ends (`end_restores`). `can_allocate` must have
         returned True since the last change."""
         nodes = [node for node in match.nodes if node.block < 0][:max_blocks]
-        self._num_restored[request.request_id] = len(match.device_blocks)
+        self._waiting[request.request_id].num_restored = len(match.device_blocks)
         for block in reversed(match.device_blocks):
             if block in self._cached:
                 self._cached.move_to_end(block)  # evicted last

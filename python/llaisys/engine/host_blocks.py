@@ -93,11 +93,6 @@ class HostBlocks:
         slots = {copy.host_slot for copy in copies if copy.to_host}
         return [self._free_slot(slot) for slot in slots if slot in self._used]
 
-    def clear(self) -> list[Node]:
-        """Free every slot that no transfer uses; return their nodes. Planned copies are still
-        executed."""
-        return [self._free_slot(slot) for slot in list(self._used) if slot not in self._readers]
-
     # ---- transfers -----------------------------------------------------------------------------
 
     def lock(self, slot: int) -> None:

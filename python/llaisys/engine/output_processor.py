@@ -193,17 +193,9 @@ class OutputProcessor:
                     update.status = RequestStatus.FINISHED_STOPPED
                     update.stop_reason = stop
                     done = True
-                elif (
-                    choice.line_seconds is not None
-                    and not done
-                    and _ends_at_line(choice, text, now)
-                ):
+                elif not done and (status := _early_end(choice, text, now)) is not None:
                     stopped.append(update.request_id)
-                    update.status = RequestStatus.FINISHED_LENGTH_CAPPED
-                    done = True
-                elif choice.ends_after is not None and not done and choice.ends_after(text):
-                    stopped.append(update.request_id)
-                    update.status = RequestStatus.FINISHED_STOPPED
+                    update.status = status
                     done = True
             if done:
                 outputs.append(self._end(choice, update, text, now))
@@ -367,8 +359,13 @@ class OutputProcessor:
         )
 
 
-def _ends_at_line(choice: _Choice, text: str, now: float) -> bool:
-    """Whether a choice with line_seconds ends after `text`."""
-    choice.has_line = choice.has_line or "\n" in text
-    limit, first = choice.line_seconds, choice.first_token_time
-    return choice.has_line and limit is not None and first is not None and now - first >= limit
+def _early_end(choice: _Choice, text: str, now: float) -> RequestStatus | None:
+    """Return how the options end a choice after `text`; None: it continues."""
+    if choice.line_seconds is not None:
+        choice.has_line = choice.has_line or "\n" in text
+        first = choice.first_token_time
+        if choice.has_line and first is not None and now - first >= choice.line_seconds:
+            return RequestStatus.FINISHED_LENGTH_CAPPED
+    if choice.ends_after is not None and choice.ends_after(text):
+        return RequestStatus.FINISHED_STOPPED
+    return None

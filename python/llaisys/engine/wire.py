@@ -1,4 +1,4 @@
-"""Encodes plans and results as typed msgpack for workers in other processes.
+"""Encodes plans and masks as typed msgpack for workers in other processes.
 
 The wire types are derived from the dataclasses. Frames are validated: `msgspec.MsgspecError` for
 another type, InvalidInputError for invalid sampling parameters.
@@ -15,7 +15,7 @@ import numpy as np
 
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.step import TokenMasks
-from llaisys.common.types import NewSequence, SchedulerOutputs, StepOutput
+from llaisys.common.types import NewSequence, SchedulerOutputs
 from llaisys.processes.channel import encode
 
 
@@ -33,7 +33,6 @@ def _wire_type(record: type, **other_types: Any) -> Any:
 _WireSequence = _wire_type(NewSequence, sampling=dict[str, Any])
 _WirePlan = _wire_type(SchedulerOutputs, new_seqs=GenericAlias(list, (_WireSequence,)))
 _decode_plan = msgspec.msgpack.Decoder(_WirePlan).decode
-_decode_output = msgspec.msgpack.Decoder(StepOutput).decode
 
 
 def encode_plan(plan: SchedulerOutputs) -> bytes:
@@ -77,17 +76,6 @@ def decode_masks(frame: bytes) -> TokenMasks:
     read = _decode_masks(frame)
     rows = np.frombuffer(read.masks, np.uint32).reshape(-1, read.words)
     return TokenMasks(read.first, read.counts, rows, read.late, read.failed)
-
-
-def encode_output(output: StepOutput) -> bytes:
-    """Unused: ranks reply with their tokens only. Part of the seeds' interface."""
-    return encode(output)
-
-
-def decode_output(frame: bytes) -> StepOutput:
-    """Unused: the inverse of `encode_output`."""
-    output: StepOutput = _decode_output(frame)
-    return output
 
 
 def _convert(value: Any, target: Any, **changed: Any) -> Any:

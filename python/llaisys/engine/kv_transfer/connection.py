@@ -12,7 +12,7 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -61,6 +61,14 @@ def connect(address: str, timeout: float) -> Connection:
     return Connection(opened, timeout)
 
 
+@contextlib.contextmanager
+def _peer_errors() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise TransferError(f"the peer is lost: {error}") from error
+
+
 class Connection:
     """A connected socket. Each call takes at most `timeout` seconds without progress and raises
     TransferError when it fails."""
@@ -80,10 +88,8 @@ class Connection:
         self.send_bytes(LENGTH.pack(len(frame)) + frame)
 
     def send_bytes(self, data: bytes | memoryview) -> None:
-        try:
+        with _peer_errors():
             self._socket.sendall(data)
-        except OSError as error:
-            raise TransferError(f"the peer is lost: {error}") from error
 
     def receive(self, decode: Callable[[bytes], T], limit: int = MAX_FRAME) -> T:
         header = bytearray(LENGTH.size)
@@ -100,10 +106,8 @@ class Connection:
 
     def receive_into(self, view: memoryview) -> None:
         while view:
-            try:
+            with _peer_errors():
                 count = self._socket.recv_into(view)
-            except OSError as error:
-                raise TransferError(f"the peer is lost: {error}") from error
             if not count:
                 raise TransferError("the peer has closed the connection")
             view = view[count:]
@@ -119,17 +123,13 @@ class Connection:
             return True
 
     def send_descriptors(self, descriptors: Sequence[int]) -> None:
-        try:
+        with _peer_errors():
             socket.send_fds(self._socket, [b"\0"], list(descriptors))
-        except OSError as error:
-            raise TransferError(f"the peer is lost: {error}") from error
 
     def receive_descriptors(self, count: int) -> list[int]:
         """Return `count` descriptors, which the caller owns."""
-        try:
+        with _peer_errors():
             _, found, _, _ = socket.recv_fds(self._socket, 1, MAX_DESCRIPTORS)
-        except OSError as error:
-            raise TransferError(f"the peer is lost: {error}") from error
         if len(found) != count:
             for descriptor in found:
                 os.close(descriptor)

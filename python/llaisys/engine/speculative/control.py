@@ -10,7 +10,6 @@ asynchronous scheduling `should_wait` decides whether to wait for that.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -104,21 +103,16 @@ class Speculator:
             if room < 1 or request.num_tokens - request.num_computed_tokens != 1:
                 continue
             tracker = self._trackers.get(request.seq_id)
-            if tracker is not None:
-                length = tracker.next_length(price, most)
-            else:
+            if tracker is None:
                 tracker = AcceptanceTracker(self.proposer.is_steady)
                 self._trackers[request.seq_id] = tracker
-                length = tracker.next_length(self.costs.first_price(count), most)
+            length = tracker.next_length(price, most)
             if length:
                 requests.append(request)
                 counts.append(min(room, most if self.proposer.limits_length else length))
         if not requests:
             return
-        begin = time.perf_counter()
         drafts = self.proposer.propose(requests, counts)
-        if self.proposer.is_catching_up:
-            self.costs.add_catching_up(time.perf_counter() - begin)
         for request, limit, draft in zip(requests, counts, drafts, strict=True):
             request.draft_token_ids = self._valid(draft, limit)
             tracker = self._trackers[request.seq_id]
@@ -177,7 +171,6 @@ class Speculator:
             accepted = len(output.sampled.get(seq_id, ())) - 1
             if accepted >= 0:  # else sampling failed and the request ends
                 self._count(len(draft), accepted)
-                self.costs.add_drafts(len(draft))
                 self._trackers[seq_id].update(len(draft), accepted)
         is_decode = not plan.num_prefill_tokens and not self.proposer.is_catching_up
         if is_decode and seconds is not None:

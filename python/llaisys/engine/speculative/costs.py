@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 REFRESH = 256  # steps with drafts before a step without drafts is timed again
 _UNKNOWN = 0.2  # price of a draft token before the first measurement, in tokens
 _DECAY = 0.998  # of a price, per step without drafts
-_MIN_DRAFTS = 64  # over which the time for catching up is distributed
 _RISE = 0.15  # tokens by which a price may rise before a step without drafts is timed again
 _CHANGE = 1.2  # ratio of times from which on the load of the machine has changed
 
@@ -32,14 +31,38 @@ class _Timed:
     since_plain: int = 0  # steps with drafts since then
     is_stale: bool = False  # time a step without drafts again
 
+    def add_plain(self, seconds: float) -> None:
+        self.since_plain = 0
+        for index, price in enumerate(self.prices):
+            self.prices[index] = price * _DECAY
+        if self.is_stale:
+            self.is_stale = False
+            usual = _low(self.plain)
+            self.plain.clear()
+            if self.prices and not usual / _CHANGE < seconds < usual * _CHANGE:
+                self.prices.clear()  # the load changed, not the drafts
+                self.prices.append(self.base_price)
+        self.plain.append(seconds)
+        if self.prices:
+            self.base_price = _low(self.prices)
+
+    def add_price(self, running: int, drafts: int, seconds: float) -> None:
+        usual = _low(self.plain)
+        self.since_plain += 1
+        if seconds < usual / _CHANGE:
+            self.is_stale = True
+            return
+        # A price above 1 is an outlier: the step was delayed.
+        self.prices.append(min(max(0.0, seconds / usual - 1) * running / drafts, 1.0))
+        if _low(self.prices) > self.base_price + _RISE:
+            self.is_stale = True
+
 
 class DraftCosts:
     """The price of a draft token in tokens, by the number of running requests."""
 
     def __init__(self) -> None:
         self._timed: dict[int, _Timed] = {}  # with a step without drafts
-        self._catching_up = 0.0  # seconds, decayed
-        self._drafts = 0.0  # decayed count
 
     def needs_plain_step(self, running: int) -> bool:
         """Whether a step without drafts is to be timed."""
@@ -61,64 +84,18 @@ class DraftCosts:
         seconds = self.price(nearest) * _low(self._timed[nearest].plain) / nearest
         return seconds * running / _low(timed.plain)
 
-    def first_price(self, running: int) -> float:
-        """Return the price for a sequence without drafts so far, including the time for the draft
-        model to catch up with the sequence."""
-        timed = self._timed.get(running)
-        if timed is None:
-            return self.price(running)
-        catching_up = self._catching_up / max(_MIN_DRAFTS, self._drafts)
-        return self.price(running) + catching_up * running / _low(timed.plain)
-
-    def add_catching_up(self, seconds: float) -> None:
-        """Add time that a draft model spent on known tokens."""
-        self._catching_up += seconds
-
-    def add_drafts(self, count: int) -> None:
-        decay = _DECAY**count
-        self._catching_up *= decay
-        self._drafts = self._drafts * decay + count
-
     def add_step(self, running: int, drafts: int, seconds: float) -> None:
         """Add the duration of a decode step."""
         timed = self._timed.get(running)
         if not drafts:
             if timed is None:
                 timed = self._timed[running] = _Timed()
-            self._add_plain(timed, seconds)
+            timed.add_plain(seconds)
         elif timed is not None:
             if not timed.prices:
                 timed.base_price = self.price(running)
                 timed.prices.append(timed.base_price)  # counts as one measurement
-            _add_price(timed, running, drafts, seconds)
-
-    def _add_plain(self, timed: _Timed, seconds: float) -> None:
-        timed.since_plain = 0
-        self._catching_up *= _DECAY
-        for index, price in enumerate(timed.prices):
-            timed.prices[index] = price * _DECAY
-        if timed.is_stale:
-            timed.is_stale = False
-            usual = _low(timed.plain)
-            timed.plain.clear()
-            if timed.prices and not usual / _CHANGE < seconds < usual * _CHANGE:
-                timed.prices.clear()  # the load changed, not the drafts
-                timed.prices.append(timed.base_price)
-        timed.plain.append(seconds)
-        if timed.prices:
-            timed.base_price = _low(timed.prices)
-
-
-def _add_price(timed: _Timed, running: int, drafts: int, seconds: float) -> None:
-    usual = _low(timed.plain)
-    timed.since_plain += 1
-    if seconds < usual / _CHANGE:
-        timed.is_stale = True
-        return
-    # A price above 1 is an outlier: the step was delayed.
-    timed.prices.append(min(max(0.0, seconds / usual - 1) * running / drafts, 1.0))
-    if _low(timed.prices) > timed.base_price + _RISE:
-        timed.is_stale = True
+            timed.add_price(running, drafts, seconds)
 
 
 def _low(values: deque[float]) -> float:
