@@ -20,8 +20,8 @@ from llaisys.engine.speculative.control import MAX_PAUSE, Speculator, best_lengt
 from llaisys.engine.speculative.costs import REFRESH, DraftCosts
 from llaisys.engine.speculative.ngram import MAX_CANDIDATES, NgramProposer
 from llaisys.engine.speculative.ngram_then_head import NgramThenHead
-from llaisys.engine.worker.sampling_batch import SamplingBatch
 from llaisys.engine.worker.sampling_state import SamplingState
+from llaisys.engine.worker.step_buffers import SamplingBatch
 
 
 def request_of(tokens: list[int], seq_id: int = 0) -> Request:

@@ -10,6 +10,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from llaisys.common.request import Request, RequestStatus
@@ -354,15 +355,8 @@ class EngineCore:
             "prefix_cache_host_hits": prefix.host_hits,
             "prefix_cache_hit_rate": prefix.hit_rate,
             "prefix_cache_evictions": prefix.evictions,
-            "kv_transfer_sent_blocks": transfer.sent_blocks,
-            "kv_transfer_received_blocks": transfer.received_blocks,
-            "kv_transfer_received_bytes": transfer.received_bytes,
-            "kv_transfer_seconds": transfer.seconds,
-            "kv_transfer_failures": transfer.failures,
-            "spec_decode_num_drafts": drafts.num_drafts,
-            "spec_decode_num_draft_tokens": drafts.num_draft_tokens,
-            "spec_decode_num_accepted_tokens": drafts.num_accepted_tokens,
-            "spec_decode_accepted_per_position": list(drafts.accepted_per_position),
+            **{f"kv_transfer_{name}": value for name, value in asdict(transfer).items()},
+            **{f"spec_decode_{name}": value for name, value in asdict(drafts).items()},
             "spec_decode_mean_accepted_length": drafts.mean_accepted_length,
             "loras": len(self.loras.names),
             "loras_in_host": self.loras.num_host,

@@ -26,14 +26,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED, InvalidInputError
 from llaisys.common.request import Request, RequestStatus
 from llaisys.common.types import SchedulerOutputs, StepOutput, TokenUpdate
-from llaisys.common.validation import invalid_value
+from llaisys.common.validation import invalid_count, invalid_value
 from llaisys.engine.batch_builder import BatchBuilder
 from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import SchedulerConfig
 from llaisys.engine.context_window import ContextWindow
-from llaisys.engine.request_limits import total_tokens_limit
 from llaisys.engine.request_queues import RequestQueues
 from llaisys.engine.scheduled_batch import ScheduledBatch
 
@@ -84,17 +84,49 @@ class RequestScheduler:
             if request.request_id in self.requests or request.request_id in names:
                 raise invalid_value("request_id", request.request_id, "one that is not in use")
             names.add(request.request_id)
+        return [self._total_tokens_limit(request) for request in requests]
+
+    def _total_tokens_limit(self, request: Request) -> int:
+        """Return the maximum number of prompt and output tokens.
+
+        max_tokens is capped by the context (finish reason `length`). InvalidInputError: the prompt
+        leaves no room for one token, or the whole KV cache is too small for the total. With context
+        shift the output has up to max_tokens tokens, or one context without max_tokens.
+        """
+        num_prompt, sampling = request.num_prompt_tokens, request.sampling
+        max_model_len, max_tokens = self.max_model_len, sampling.max_tokens
         blocks = self.block_manager
-        return [
-            total_tokens_limit(
-                request,
-                self.max_model_len,
-                blocks.num_blocks,
-                blocks.block_size,
-                self.window.is_shifted,
+        pool = blocks.num_blocks * blocks.block_size
+        # The last sampled token is never computed, so it needs no slot.
+        limit = min(max_model_len, pool + 1)
+        if not sampling.generates:
+            limit = min(max_model_len, pool) + 1
+        if num_prompt < 1:
+            raise invalid_count("prompt", 0, "tokens", "at least 1")
+        if num_prompt >= limit:
+            what = "max_model_len" if max_model_len <= limit else "the KV cache"
+            more = " beside a new token" if sampling.generates else ""
+            length = min(max_model_len, pool)
+            most = (
+                f"at most {limit - 1}, as {what} holds{more}: the maximum context length is "
+                f"{length} tokens"
             )
-            for request in requests
-        ]
+            raise invalid_count("prompt", num_prompt, "tokens", most, code=CONTEXT_LENGTH_EXCEEDED)
+        if self.window.is_shifted:
+            return num_prompt + (max_model_len if max_tokens is None else max_tokens)
+        if max_tokens is None:
+            return limit
+        total = min(num_prompt + max_tokens, max_model_len)
+        if total > limit:
+            raise InvalidInputError(
+                f"prompt has {num_prompt} tokens and max_tokens is {max_tokens}: {total - 1} token "
+                f"slots are needed, the KV cache has {pool} ({blocks.num_blocks} blocks of "
+                f"{blocks.block_size}); lower max_tokens or raise kv_cache_memory_bytes",
+                field="max_tokens",
+                value=max_tokens,
+                limit=f"at most {limit - num_prompt}",
+            )
+        return total
 
     @property
     def running(self) -> list[Request]:

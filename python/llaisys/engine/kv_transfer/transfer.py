@@ -18,8 +18,8 @@ from llaisys.engine.config import EngineConfig
 from llaisys.engine.kv_transfer.client import FetchJob, KvClient
 from llaisys.engine.kv_transfer.host_memory import HostMemory, KvLayout
 from llaisys.engine.kv_transfer.messages import Fetch
-from llaisys.engine.kv_transfer.prefixes import export_prefix, insert_prefix, reserve_prefix
 from llaisys.engine.kv_transfer.server import KvServer, PublishedPrompt
+from llaisys.engine.prefix_nodes import Node
 
 logger = logging.getLogger("llaisys.engine")
 
@@ -68,7 +68,7 @@ class KvTransfer:
     def publish(self, request: Request) -> None:
         """Make the blocks of a computed prompt available to another engine. A failure is logged:
         the other engine computes the prompt."""
-        slots, num_tokens = export_prefix(self._blocks, request)
+        slots, num_tokens = _export_prefix(self._blocks, request)
         if not self._execute_copies():
             self._blocks.host.unlock(slots)
             return
@@ -101,7 +101,7 @@ class KvTransfer:
             return None
         start, slots = 0, list[int]()
         if self._execute_copies():
-            start, slots = reserve_prefix(self._blocks, first)
+            start, slots = _reserve_prefix(self._blocks, first)
         name, _, source = first.kv_source.partition("@")
         tokens = _to_wire(first.prompt_token_ids)
         fetch = Fetch(name, tokens, first.cache_salt, start, len(slots))
@@ -144,7 +144,7 @@ class KvTransfer:
         return self._num_jobs > 0
 
     def _finish(self, request: Request, job: FetchJob) -> None:
-        used = insert_prefix(self._blocks, request, job.fetch.start, job.slots, job.num_tokens)
+        used = _insert_prefix(self._blocks, request, job.fetch.start, job.slots, job.num_tokens)
         stats = self.stats
         stats.received_blocks += used
         stats.received_bytes += job.num_bytes
@@ -168,3 +168,77 @@ def _to_wire(tokens: Sequence[int]) -> bytes:
     if sys.byteorder == "big":
         packed.byteswap()
     return packed.tobytes()
+
+
+# ---- prefixes that enter and leave the prefix cache ----------------------------------------------
+
+
+def _export_prefix(blocks: BlockManager, request: Request) -> tuple[list[int], int]:
+    """Lock host slots with the computed prefix of a prompt, without its last token; return (slots,
+    tokens in them). Copies of blocks that have no slot are planned: they must be executed before
+    the slots are read. Slots that are not available shorten the prefix."""
+    slots: list[int] = []
+    num_tokens = 0
+    match = blocks.match_prefix(request)
+    blocks.forget_waiting(request)
+    for node in match.nodes if match.tail is None else [*match.nodes, match.tail]:
+        if node.host_slot < 0 and node.block >= 0:
+            blocks.save_to_host(node)
+        if node.host_slot < 0:  # no slot was available, or another one took its slot
+            break
+        blocks.host.lock(node.host_slot)
+        slots.append(node.host_slot)
+        num_tokens += len(node.tokens)
+    return slots, num_tokens
+
+
+def _reserve_prefix(blocks: BlockManager, request: Request) -> tuple[int, list[int]]:
+    """Reserve host slots for the blocks of a prompt that are not cached, without its last token;
+    return (number of leading blocks that are cached, slots). No slots: nothing is missing, or none
+    is available."""
+    match = blocks.match_prefix(request)
+    num_blocks = len(blocks.keys(request)) + bool(blocks.tail(request))
+    blocks.forget_waiting(request)
+    if match.pending or match.tail is not None:
+        return len(match.nodes), []  # another request computes it, or all is cached
+    slots, evicted = blocks.host.reserve(num_blocks - len(match.nodes))
+    for node in evicted:
+        blocks.nodes.drop(node)
+    return len(match.nodes), slots
+
+
+def _insert_prefix(
+    blocks: BlockManager, request: Request, start: int, slots: list[int], num_tokens: int
+) -> int:
+    """Add the prefix nodes of received blocks from block `start` on; `num_tokens` of the prompt are
+    received or were cached. Frees the slots that are not needed; returns the number of used slots.
+    """
+    keys, salt = list(blocks.keys(request)), request.prefix_salt
+    tail = blocks.tail(request)
+    blocks.forget_waiting(request)
+    parent: Node | None = None
+    for key, tokens in keys[:start]:
+        parent = blocks.nodes.find(key, parent, salt, tokens)
+        if parent is None:  # evicted meanwhile
+            num_tokens = 0
+            break
+    found = keys[start : num_tokens // blocks.block_size]
+    if tail and num_tokens == len(keys) * blocks.block_size + len(tail):
+        found.append((-1, tail))
+    used: list[Node] = []
+    for slot, (key, tokens) in zip(slots, found, strict=False):
+        if tokens is tail:
+            key = blocks.key_after(parent, request, tail)
+        node = blocks.nodes.find(key, parent, salt, tokens)
+        if node is None:
+            node = Node(key, parent, salt, tokens, -1, False)
+            blocks.nodes.add(node)
+        if node.host_slot < 0:
+            blocks.host.fill(slot, node)
+            used.append(node)
+        else:
+            blocks.host.cancel([slot])
+        parent = node
+    blocks.host.cancel(slots[len(found) :])
+    blocks.host.touch(used)
+    return len(used)

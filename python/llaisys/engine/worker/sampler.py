@@ -9,8 +9,8 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.step import ForwardOutput, SamplingMetadata, TokenMasks
 from llaisys.common.types import SchedulerOutputs, StepOutput, TokenLogprobs
 from llaisys.engine.worker.input_batch import InputBatch
-from llaisys.engine.worker.sampling_batch import SampledTokens, SamplingBatch
 from llaisys.engine.worker.sampling_state import SamplingState
+from llaisys.engine.worker.step_buffers import SampledTokens, SamplingBatch
 from llaisys.engine.worker.timers import Timer
 from llaisys.models.base import ModelAdapter
 

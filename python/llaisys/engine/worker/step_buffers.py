@@ -1,4 +1,4 @@
-"""The arrays of a step, filled from the input batch.
+"""The arrays of a step, filled from the input batch, and its sequences that sample.
 
 A step names sequences and ranges of their tokens; what there is per token is filled natively.
 """
@@ -6,16 +6,54 @@ A step names sequences and ranges of their tokens; what there is per token is fi
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.common.step import AttentionMetadata, ModelStepInput
+from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput
 from llaisys.common.types import SchedulerOutputs
 from llaisys.engine.worker.input_batch import InputBatch
-from llaisys.engine.worker.sampling_batch import SamplingBatch
 from llaisys.models.step_filler import StepFiller
+
+
+class SamplingBatch(NamedTuple):
+    """The sequences of a step that sample a token, in the plan's order; r rows."""
+
+    rows: NDArray[np.int64]  # [r]: row of the input batch
+    ends: NDArray[np.int64]  # [r]: position of the sampled token
+    tokens: NDArray[np.int64]  # [r]: index in the step of the token before it
+    drafts: NDArray[np.int64] | None = None  # [r]: draft tokens from `ends` on; None: no drafts
+
+    def select(self, chosen: NDArray[Any]) -> SamplingBatch:
+        """Return some of the rows, by index or by mask."""
+        drafts = None if self.drafts is None else self.drafts[chosen]
+        return SamplingBatch(self.rows[chosen], self.ends[chosen], self.tokens[chosen], drafts)
+
+    def next_tokens(self, accepted: NDArray[np.bool_]) -> SamplingBatch:
+        """Return the rows whose draft token was accepted, one token further."""
+        rows, ends, tokens, drafts = self.select(accepted)
+        assert drafts is not None
+        return SamplingBatch(rows, ends + 1, tokens + 1, drafts - 1)
+
+    def expand_drafts(self) -> SamplingBatch:
+        """Return a row for each draft token as well, after the first row of its sequence."""
+        assert self.drafts is not None
+        counts = self.drafts + 1
+        first = counts.cumsum() - counts
+        offsets = np.arange(counts.sum()) - first.repeat(counts)
+        rows, ends, tokens, drafts = self.select(np.arange(len(counts)).repeat(counts))
+        assert drafts is not None
+        return SamplingBatch(rows, ends + offsets, tokens + offsets, drafts - offsets)
+
+
+class SampledTokens(NamedTuple):
+    """The result of sampling."""
+
+    batch: SamplingBatch  # rows with a token
+    tokens: NDArray[np.int32]  # [r]
+    failed: dict[int, str]  # sequence id -> error
+    forward: ForwardOutput
 
 
 class PromptLogprobRows(NamedTuple):

@@ -46,9 +46,13 @@ from llaisys.engine.worker.model_opening import OpenedModel, describe, device_id
 from llaisys.engine.worker.pooling import read_pooled
 from llaisys.engine.worker.prompt_logprobs import prompt_logprobs
 from llaisys.engine.worker.sampler import Sampler, output_rows
-from llaisys.engine.worker.sampling_batch import SampledTokens, SamplingBatch
 from llaisys.engine.worker.sampling_state import SamplingState
-from llaisys.engine.worker.step_buffers import PreparedStep, StepBuffers
+from llaisys.engine.worker.step_buffers import (
+    PreparedStep,
+    SampledTokens,
+    SamplingBatch,
+    StepBuffers,
+)
 from llaisys.engine.worker.timers import StageTimers
 from llaisys.engine.worker.warmup import warm_up
 from llaisys.models.base import ModelAdapter
