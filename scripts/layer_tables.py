@@ -27,6 +27,7 @@ PY_LAYERS: dict[str, list[str]] = {
     "engine/output_processor": ["engine/config", "engine/stop_strings", "tokenization", "common"],
     "engine/stop_strings":    [],
     "engine/config":          ["common"],
+    "engine/engine_flags":    ["engine/config", "common"],
     "engine/wire":            ["processes", "common"],
     "engine/scheduler":       ["engine/batch_builder", "engine/request_queues",
                                "engine/block_manager", "engine/scheduled_batch",

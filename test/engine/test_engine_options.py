@@ -17,10 +17,9 @@ from llaisys.engine.config import (
     EngineConfig,
     ParallelConfig,
     SchedulerConfig,
-    add_engine_flags,
     engine_options,
-    given_engine_options,
 )
+from llaisys.engine.engine_flags import add_engine_flags, given_engine_options
 from llaisys.entrypoints.cli import build_parser
 from llaisys.entrypoints.llm import LLM
 from llaisys.libllaisys.arrays import int32_copy

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.engine.config import EngineConfig, given_engine_options
+from llaisys.engine.config import EngineConfig
+from llaisys.engine.engine_flags import given_engine_options
 from llaisys.entrypoints.cli import build_parser, main
 from llaisys.server.config import ServerConfig
 from llaisys.server.options import config_from_args

@@ -12,7 +12,7 @@ from server_helpers import ServerProcess
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.flags import OptionParser
 from llaisys.common.option_names import spellings
-from llaisys.engine.config import SPECULATIVE_FLAGS
+from llaisys.engine.engine_flags import SPECULATIVE_FLAGS
 from llaisys.server.config import ServerConfig
 from llaisys.server.options import MODEL, add_arguments, config_from_args, serve_rows
 

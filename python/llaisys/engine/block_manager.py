@@ -107,12 +107,9 @@ class BlockManager:
     def num_cached_blocks(self) -> int:
         return len(self._cached)
 
-    def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
-
     def first_blocks(self, request: Request) -> int:
         """Return the blocks that a request needs to start."""
-        return self.blocks_for(min(request.num_tokens, self.context_len))
+        return -(-min(request.num_tokens, self.context_len) // self.block_size)
 
     def block_table(self, request: Request) -> list[int]:
         """Return a copy of the blocks of a request; for tests and debugging."""
@@ -328,7 +325,8 @@ class BlockManager:
         table = _BlockTable(blocks, list(match.nodes), num_ready)
         self._tables[request.request_id] = table
         if self.enable_prefix_caching:
-            self._add_pending_nodes(request, table)
+            for key, tokens in self.keys(request)[len(table.nodes) :]:
+                self._add_node(request, table, key, tokens)
             if request.num_cached_tokens < 0:
                 self.stats.requests += 1
                 self.stats.queries += request.num_prompt_tokens
@@ -337,15 +335,9 @@ class BlockManager:
         self.forget_waiting(request)
         return list(blocks)
 
-    def _add_pending_nodes(self, request: Request, table: _BlockTable) -> None:
-        """Add nodes, not ready, of the full blocks that this request will compute."""
-        for index, (key, tokens) in enumerate(self.keys(request)):
-            if index >= len(table.nodes):
-                self._add_node(request, table, key, tokens)
-
     def _add_node(self, request: Request, table: _BlockTable, key: int, tokens: Tokens) -> None:
-        """Add the node of the request's next full block. An equal node with a block becomes the
-        parent of the following nodes; the request keeps its own copy of the block."""
+        """Add the node, not ready, of the request's next full block. An equal node with a block
+        becomes the parent of the following nodes; the request keeps its own copy of the block."""
         block, salt = table.blocks[len(table.nodes)], request.prefix_salt
         parent = table.nodes[-1] if table.nodes else None
         node = self.nodes.find(key, parent, salt, tokens)

@@ -7,13 +7,10 @@ name.
 
 from __future__ import annotations
 
-import inspect
-from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from llaisys.common.flags import OptionParser, add_flags, given_flags
 from llaisys.common.lora import LoraModule, LoraModules
 from llaisys.common.option_names import Row, spellings, with_field_names
 from llaisys.common.options import (
@@ -384,8 +381,8 @@ class EngineConfig:
     def of(cls, **values: Any) -> EngineConfig:
         """From the options of all sections by their names; an unknown one is a TypeError."""
         values = with_field_names(values, engine_rows())
-        own = {name: values.pop(name) for name in _OBJECTS if name in values}
-        parts: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
+        own = {name: values.pop(name) for name in OBJECTS if name in values}
+        parts: dict[str, dict[str, Any]] = {name: {} for name in SECTIONS}
         for section, name, _, _ in engine_options():
             if name in values:
                 (own if section is None else parts[section])[name] = values.pop(name)
@@ -393,24 +390,24 @@ class EngineConfig:
             raise TypeError(
                 unknown_name("engine option", next(iter(values)), spellings(engine_rows()))
             )
-        made = {name: _SECTIONS[name](**given) for name, given in parts.items()}
+        made = {name: SECTIONS[name](**given) for name, given in parts.items()}
         return cls(**own, **made)
 
     def to_wire(self) -> dict[str, Any]:
         """Plain data for another process; objects (tokenizer, adapter) stay at home."""
-        return changed(self) | {name: changed(getattr(self, name)) for name in _SECTIONS}
+        return changed(self) | {name: changed(getattr(self, name)) for name in SECTIONS}
 
     @classmethod
     def from_wire(cls, values: Mapping[str, Any]) -> EngineConfig:
         """Everything is checked again; raises InvalidInputError."""
-        parts = {name: rebuilt(kind, values.get(name, {})) for name, kind in _SECTIONS.items()}
-        own = {name: value for name, value in values.items() if name not in _SECTIONS}
+        parts = {name: rebuilt(kind, values.get(name, {})) for name, kind in SECTIONS.items()}
+        own = {name: value for name, value in values.items() if name not in SECTIONS}
         config: EngineConfig = rebuilt(cls, own, **parts)
         return config
 
 
-_OBJECTS = ("tokenizer", "adapter_class")
-_SECTIONS: dict[str, type[Any]] = {
+OBJECTS = ("tokenizer", "adapter_class")  # fields of EngineConfig that are no options
+SECTIONS: dict[str, type[Any]] = {
     "scheduler": SchedulerConfig,
     "cache": CacheConfig,
     "parallel": ParallelConfig,
@@ -418,17 +415,9 @@ _SECTIONS: dict[str, type[Any]] = {
 }
 
 
-# Flags of vLLM for fields of speculative_config.
-SPECULATIVE_FLAGS: dict[str, tuple[str, type]] = {
-    "--spec-method": ("method", str),
-    "--spec-model": ("model", str),
-    "--spec-tokens": ("num_speculative_tokens", int),
-}
-
-
 def engine_options() -> Iterator[tuple[str | None, str, Option, Any]]:
     """(section or None, name, description, default) of every option, the engine's own first."""
-    owners: list[tuple[str | None, type[Any]]] = [(None, EngineConfig), *_SECTIONS.items()]
+    owners: list[tuple[str | None, type[Any]]] = [(None, EngineConfig), *SECTIONS.items()]
     for section, owner in owners:
         for name, about, default in options_of(owner):
             yield section, name, about, default
@@ -439,47 +428,3 @@ def engine_rows() -> list[Row]:
     found = list(engine_options())
     found.sort(key=lambda item: item[0] is None and item[2].group == "scheduling")
     return [(name, about, default) for _, name, about, default in found]
-
-
-def engine_parameters() -> list[inspect.Parameter]:
-    """Every option but the model as a keyword parameter, for the signature of `LLM`."""
-    return [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
-        for _, name, _, default in engine_options()
-        if name != "model"
-    ] + [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=None) for n in _OBJECTS]
-
-
-def add_engine_flags(
-    parser: OptionParser, *, without: tuple[str, ...] = (), shown: tuple[str, ...] | None = None
-) -> None:
-    """A flag for every engine option but `without`; `shown`: those in help, None: all."""
-    rows = [row for row in engine_rows() if row[0] not in without]
-    add_flags(parser, rows, shown=shown)
-    add_speculative_flags(parser)
-
-
-def add_speculative_flags(parser: OptionParser) -> None:
-    for flag, (name, kind) in SPECULATIVE_FLAGS.items():
-        parser.add_argument(flag, type=kind, dest=f"speculative_{name}", help=SUPPRESS)
-
-
-def given_engine_options(
-    options: Any, *, only: tuple[str, ...] = (), because: str = ""
-) -> dict[str, Any]:
-    """What was given on the command line, for `EngineConfig.of` or `LLM`; the model is apart.
-    `only`: any other is refused by its name, `because` saying why."""
-    owners = (EngineConfig, *_SECTIONS.values())
-    given = {name: v for owner in owners for name, v in given_flags(options, owner).items()}
-    given.pop("model", None)
-    names = [name for name, _ in SPECULATIVE_FLAGS.values()]
-    parts = {name: getattr(options, f"speculative_{name}", None) for name in names}
-    parts = {name: value for name, value in parts.items() if value is not None}
-    if parts:
-        if "speculative_config" in given:
-            raise invalid_value("speculative_config", "given", "left out with --spec-* flags")
-        given["speculative_config"] = parts
-    for name, value in given.items():
-        if only and name not in only:
-            raise invalid_value(name, value, f"left out: {because}")
-    return given

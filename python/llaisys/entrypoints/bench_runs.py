@@ -23,7 +23,8 @@ from llaisys.bench.report import (
 )
 from llaisys.common.progress import show_progress
 from llaisys.common.validation import check_int, invalid_value
-from llaisys.engine.config import DTYPES, EngineConfig, given_engine_options
+from llaisys.engine.config import DTYPES, EngineConfig
+from llaisys.engine.engine_flags import given_engine_options
 from llaisys.entrypoints.cli_options import (
     LATENCY_OPTIONS,
     OPS_OPTIONS,

@@ -7,7 +7,7 @@ from typing import Any
 
 from llaisys.common.flags import OptionParser
 from llaisys.common.model_argument import add_model_argument
-from llaisys.engine.config import add_engine_flags
+from llaisys.engine.engine_flags import add_engine_flags
 from llaisys.entrypoints.cli_options import (
     LATENCY_OPTIONS,
     OPS_OPTIONS,

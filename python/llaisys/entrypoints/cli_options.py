@@ -13,7 +13,7 @@ from llaisys.common.model_argument import add_model_argument
 from llaisys.common.options import options_of
 from llaisys.common.progress import show_progress
 from llaisys.common.sampling import SamplingParams
-from llaisys.engine.config import add_engine_flags, given_engine_options
+from llaisys.engine.engine_flags import add_engine_flags, given_engine_options
 
 if TYPE_CHECKING:
     from llaisys.entrypoints.llm import LLM

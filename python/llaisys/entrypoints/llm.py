@@ -21,8 +21,9 @@ from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.common.sampling import SamplingParams, sampling_defaults
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput
 from llaisys.common.validation import invalid_value
-from llaisys.engine.config import EngineConfig, engine_parameters
+from llaisys.engine.config import EngineConfig
 from llaisys.engine.engine_client import EngineClient
+from llaisys.engine.engine_flags import engine_parameters
 from llaisys.engine.input_processor import normalize_message
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.entrypoints.beam_search import BeamSearchCalls

@@ -15,12 +15,8 @@ from llaisys.common.option_names import Row, spellings, warn_of_file, with_field
 from llaisys.common.options import FilePath, Kind, Names, Option, options_of
 from llaisys.common.sampling import DEFAULTED, SamplingParams
 from llaisys.common.validation import invalid_value, unknown_name
-from llaisys.engine.config import (
-    EngineConfig,
-    add_speculative_flags,
-    engine_rows,
-    given_engine_options,
-)
+from llaisys.engine.config import EngineConfig, engine_rows
+from llaisys.engine.engine_flags import add_speculative_flags, given_engine_options
 from llaisys.server.config import Health, Limits, ModelLimits, ServerConfig
 from llaisys.server.keys.api_key import ApiKey, read_key_file
 from llaisys.server.models.entries import (
