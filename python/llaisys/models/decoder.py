@@ -11,23 +11,14 @@ from dataclasses import dataclass
 from math import prod
 from typing import Self
 
-import numpy as np
-
-from llaisys.common.errors import ModelLoadError
 from llaisys.common.parallel import ParallelConfig
 from llaisys.common.progress import report
 from llaisys.common.validation import check_choice, invalid_value
-from llaisys.libllaisys import arrays
-from llaisys.libllaisys.decoder import (
-    MLP_KINDS,
-    NORM_KINDS,
-    NORM_POSITIONS,
-    LlaisysDecoderMeta,
-)
-from llaisys.libllaisys.handles import Stream, Tensor, dtype_code, linear_weight_bytes
+from llaisys.libllaisys.handles import Stream, Tensor, linear_weight_bytes
 from llaisys.libllaisys.model import MODEL_TYPES
 from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
 from llaisys.models.base import AdapterOptions
+from llaisys.models.decoder_meta import decoder_meta
 from llaisys.models.device import MemoryNeeds
 from llaisys.models.families.decoder_tensors import (
     GLOBAL_NAMES,
@@ -38,12 +29,11 @@ from llaisys.models.families.decoder_tensors import (
     tensors,
     weight_field,
 )
-from llaisys.models.families.experts import Experts
-from llaisys.models.families.latent import EPSILON, HEAD_WEIGHTS
+from llaisys.models.families.latent import HEAD_WEIGHTS
 from llaisys.models.families.model_config import ModelConfig, decoder_config
 from llaisys.models.load_quantization import CHOICES, ON_CPU, quantise, quantised_dtype
 from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
-from llaisys.models.loading.convert import STORAGE, convert
+from llaisys.models.loading.convert import STORAGE
 from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.random_dir import RandomCheckpoint
 from llaisys.models.loading.shard import Shard
@@ -279,13 +269,6 @@ def keeps_blocks(options: AdapterOptions) -> bool:
     return options.dtype == "auto"
 
 
-def _is_plain(name: str, options: AdapterOptions) -> bool:
-    """Whether kernels for this tensor support no quantised dtype: heads of latent attention on a
-    GPU, and tables of positions and token types."""
-    field = weight_field(name)[0]
-    return field in TABLE_FIELDS or (options.device != "cpu" and field in HEAD_WEIGHTS)
-
-
 def kept_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> str | None:
     """Quantised dtype of a tensor in memory if its blocks are kept; None: it is dequantised."""
     dtype = (checkpoint.block_type(name) or "").lower()
@@ -310,18 +293,14 @@ def _open_tensor(checkpoint: Checkpoint, load: _TensorLoad, options: AdapterOpti
     """Read a tensor or its shard. A matrix is converted only if its dtype differs; vectors become
     f32."""
     name, shard = load.name, load.shard
-    is_vector = len(checkpoint.shape(name)) == 1
-    dtype = "f32" if is_vector else dtype_of(decoder_config(checkpoint), options)
-    if not is_vector and kept_dtype(checkpoint, name, options) is not None:
+    is_matrix = len(checkpoint.shape(name)) > 1
+    if is_matrix and kept_dtype(checkpoint, name, options) is not None:
         blocks = checkpoint.read_blocks(name, shard)
         if blocks is not None:
             return tensor_from_blocks(blocks.rows, blocks.shape, blocks.type_name.lower())
-    stored = None if is_vector else stored_dtype_of(checkpoint, name)
-    if stored is not None and options.quantization is not None:
-        dtype = stored  # quantised from the stored values
-    if name.endswith(ROUTER) and options.device == "cpu":
-        dtype = "f32"
-    records = checkpoint.records(name, shard) if stored == dtype and not is_vector else None
+    dtype, records = _plain_dtype(checkpoint, name, options), None
+    if is_matrix and stored_dtype_of(checkpoint, name) == dtype:
+        records = checkpoint.records(name, shard)
     if records is not None:
         tensor = Tensor.create(load.shape_in(checkpoint), dtype)
         try:
@@ -333,6 +312,14 @@ def _open_tensor(checkpoint: Checkpoint, load: _TensorLoad, options: AdapterOpti
     if shard is not None:
         return tensor_from(checkpoint.read_shard(name, dtype, shard), dtype)
     return tensor_from(checkpoint.read(name, dtype), dtype)
+
+
+def _plain_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> str:
+    """Dtype of a tensor that is not quantised, or before it is."""
+    if len(checkpoint.shape(name)) == 1 or (name.endswith(ROUTER) and options.device == "cpu"):
+        return "f32"
+    stored = stored_dtype_of(checkpoint, name) if options.quantization is not None else None
+    return stored or dtype_of(decoder_config(checkpoint), options)
 
 
 def stored_dtype_of(checkpoint: Checkpoint, name: str) -> str | None:
@@ -354,35 +341,28 @@ def _quantised(tensor: Tensor, name: str, options: AdapterOptions, stream: Strea
     dtype = quantised_dtype(options.quantization, name, tensor.shape, options.device)
     if dtype is None or tensor.dtype in QUANTISED_DTYPES:
         return tensor
-    if not _has_kernels(name, dtype, options):
-        return tensor
-    return quantise(tensor, dtype, stream)
+    return quantise(tensor, dtype, stream) if _has_kernels(name, dtype, options) else tensor
 
 
 def _has_kernels(name: str, dtype: str, options: AdapterOptions) -> bool:
-    """Whether the device multiplies this tensor in this quantised dtype."""
-    if dtype == "f8_g128" and options.device == "cpu":
-        return False
-    return not _is_plain(name, options)
+    """Whether the device multiplies this tensor in this quantised dtype: not tables of positions
+    and token types, nor heads of latent attention on a GPU."""
+    field = weight_field(name)[0]
+    if options.device == "cpu":
+        return dtype != "f8_g128" and field not in TABLE_FIELDS
+    return field not in (*TABLE_FIELDS, *HEAD_WEIGHTS)
 
 
 def weight_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> str:
     """Dtype of a tensor in memory, without tensor parallelism."""
     shape = checkpoint.shape(name)
-    if len(shape) == 1:
-        return "f32"
-    stored = kept_dtype(checkpoint, name, options)
+    stored = kept_dtype(checkpoint, name, options) if len(shape) > 1 else None
     if stored is not None:
         return stored
     dtype = quantised_dtype(options.quantization, name, shape, options.device)
     if dtype is not None and _has_kernels(name, dtype, options):
         return dtype
-    if name.endswith(ROUTER) and options.device == "cpu":
-        return "f32"
-    record_dtype = stored_dtype_of(checkpoint, name) if options.quantization is not None else None
-    if record_dtype is not None:
-        return record_dtype
-    return dtype_of(decoder_config(checkpoint), options)
+    return _plain_dtype(checkpoint, name, options)
 
 
 def weight_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> dict[str, int]:
@@ -472,103 +452,3 @@ def _check_quantization(checkpoint: Checkpoint, options: AdapterOptions) -> None
 def dtype_of(config: ModelConfig, options: AdapterOptions) -> str:
     dtype = config.dtype if options.dtype == "auto" else options.dtype
     return check_choice("dtype", dtype, tuple(STORAGE))
-
-
-def decoder_meta(
-    config: ModelConfig, dtype: str, max_model_len: int, layers: range
-) -> LlaisysDecoderMeta:
-    """`max_model_len`: requested context; 0: the model's. The caller rejects more than `maxseq`.
-    `layers`: of this rank."""
-    length = min(max_model_len or config.max_position_embeddings, config.longest_context)
-    meta = LlaisysDecoderMeta(
-        dtype=dtype_code(dtype),
-        nlayer=len(layers),
-        hs=config.hidden_size,
-        nh=config.num_heads,
-        nkvh=config.num_kv_heads,
-        dh=config.head_dim,
-        di=config.intermediate_size,
-        maxseq=max(length, config.max_position_embeddings),
-        voc=config.vocab_size,
-        epsilon=config.rms_norm_eps,
-        theta=config.rope_theta,
-        end_token=config.eos_token_ids[0] if config.eos_token_ids else -1,
-    )
-    windows = [config.layer_window(layer) or 0 for layer in layers]
-    arrays.attach_int64(meta, "layer_windows", windows)
-    _set_rope(meta, config, length, layers)
-    variant = config.variant
-    for name in ("attention_scale", "attention_soft_cap", "logit_scale", "logit_soft_cap"):
-        setattr(meta, name, getattr(variant, name))
-    # transformers rounds the multiplier to the dtype of the embeddings.
-    scale = np.array([variant.embedding_scale], np.float32)
-    meta.embedding_scale = convert(convert(scale, "f32", dtype), dtype, "f32")[0]
-    meta.residual_scale = variant.residual_scale
-    meta.norm_kind = NORM_KINDS[variant.norm]
-    meta.norm_position = NORM_POSITIONS[variant.norm_position]
-    meta.mlp_kind = MLP_KINDS[variant.mlp]
-    meta.is_parallel = variant.is_parallel
-    meta.has_row_norms, meta.has_sinks = variant.has_row_norms, variant.has_sinks
-    if config.experts is not None:
-        _set_experts(meta, config.experts, layers)
-    if config.encoder is not None:
-        meta.is_bidirectional = meta.has_no_head = meta.has_positions = meta.has_embed_norm = 1
-        meta.n_token_types = config.encoder.token_types
-    if config.latent is not None:
-        meta.kv_rank, meta.q_rank = config.latent.rank, config.latent.q_rank
-        meta.rope_dim, meta.v_dim = config.latent.rope_dim, config.latent.value_dim
-        meta.latent_epsilon = EPSILON
-    return meta
-
-
-def _set_experts(meta: LlaisysDecoderMeta, experts: Experts, layers: range) -> None:
-    meta.n_experts, meta.n_experts_used = experts.count, experts.used
-    meta.moe_di, meta.shared_di = experts.inner, experts.shared_inner
-    arrays.attach_int64(meta, "moe_layers", [int(i in experts.layers) for i in layers])
-    meta.moe_is_sigmoid = experts.is_sigmoid
-    meta.moe_is_renormalised = experts.is_renormalised
-    meta.moe_groups, meta.moe_top_groups = experts.groups, experts.top_groups
-    meta.moe_has_score_bias, meta.moe_has_bias = experts.has_score_bias, experts.has_bias
-    meta.moe_has_shared_gate = experts.has_shared_gate
-    meta.moe_scale, meta.moe_limit, meta.moe_alpha = experts.scale, experts.limit, experts.alpha
-
-
-def _set_rope(meta: LlaisysDecoderMeta, config: ModelConfig, length: int, layers: range) -> None:
-    """`length`: the context that scalings of RoPE depend on."""
-    scaling, layout, rotary_dim = config.rope_scaling, config.rope, config.rotary_dim
-    divisors = [1.0] * (rotary_dim // 2)
-    if scaling is not None:
-        divisors = scaling.divisors(config.rope_theta, rotary_dim, length)
-    if config.latent is not None and scaling is not None:
-        arrays.attach_float(meta, "rope_divisors", divisors)
-        meta.rope_factor = scaling.attention_factor
-    if config.latent is not None:
-        return
-    is_whole = rotary_dim == config.head_dim and not layout.layers_without
-    if is_whole and layout.window_theta is None:
-        if scaling is not None:
-            arrays.attach_float(meta, "rope_divisors", divisors)
-            meta.rope_attention_factor = scaling.attention_factor
-        return
-    if scaling is not None:  # the attention factor applies to rotated values only
-        meta.rope_factor = 1.0 if layout.scales_q_norm else scaling.attention_factor
-        if layout.window_theta is not None and meta.rope_factor != 1.0:
-            raise ModelLoadError(
-                f"config: a RoPE attention factor of {scaling.attention_factor} in layers without "
-                "a window only is not supported"
-            )
-    rest = [0.0] * ((config.head_dim - rotary_dim) // 2)  # values that are not rotated
-
-    def frequencies(theta: float, divisors: list[float]) -> list[float]:
-        own = (theta ** (-2 * i / rotary_dim) / divisor for i, divisor in enumerate(divisors))
-        return [*own, *rest]
-
-    plain = frequencies(config.rope_theta, divisors)
-    local = plain
-    if layout.window_theta is not None:
-        local = frequencies(layout.window_theta, [1.0] * len(divisors))
-    values: list[float] = []
-    for layer in layers:
-        of_layer = plain if config.layer_window(layer) is None else local
-        values += [0.0] * len(plain) if layer in layout.layers_without else of_layer
-    arrays.attach_float(meta, "layer_inv_freqs", values)

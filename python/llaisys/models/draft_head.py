@@ -14,7 +14,8 @@ from llaisys.libllaisys.draft_head import DRAFT_HEAD_KINDS, LlaisysDraftHeadMeta
 from llaisys.libllaisys.handles import Stream
 from llaisys.libllaisys.types import DTYPE_BYTES
 from llaisys.models.base import AdapterOptions
-from llaisys.models.decoder import decoder_meta, dtype_of, keeps_blocks
+from llaisys.models.decoder import dtype_of, keeps_blocks
+from llaisys.models.decoder_meta import decoder_meta
 from llaisys.models.device import MemoryNeeds
 from llaisys.models.draft_head_files import DraftHeadFiles
 from llaisys.models.load_quantization import quantise, quantised_dtype

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +48,8 @@ _NORMS = {
         "out_norm_w": f"{MTP_PREFIX}final_layernorm",
     },
 }
-_LINEARS = {
-    "attn_o_w": "self_attn.o_proj",
-    "mlp_gate_w": "mlp.gate_proj",
-    "mlp_up_w": "mlp.up_proj",
-    "mlp_down_w": "mlp.down_proj",
-}
+# (weight field, tensor of the head, its whole shape, columns of the weight; None: all)
+_Weight = tuple[str, str, tuple[int, ...], slice | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,34 +78,52 @@ class DraftHeadFiles:
     def weights(self, dtype: str) -> Iterator[tuple[str, Callable[[], Array], bool]]:
         """(weight field, reader, is a vector) of every weight; matrices as `dtype`, vectors as
         f32."""
-        prefix, hidden = _PREFIXES[self.kind], self.config.hidden_size
         yield "in_embed", self._reader(EMBEDDING, "embed_tokens.weight", dtype), False
         yield "out_embed", self._output(dtype), False
+        for field, name, shape, columns in self.own_weights():
+            is_vector = len(shape) == 1
+            yield (
+                field,
+                partial(self._read, name, "f32" if is_vector else dtype, columns),
+                is_vector,
+            )
+
+    def own_weights(self) -> Iterator[_Weight]:
+        """The weights of the layer."""
+        config, prefix = self.config, _PREFIXES[self.kind]
+        hidden, inner = config.hidden_size, config.intermediate_size
+        q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        first, second = slice(0, hidden), slice(hidden, 2 * hidden)
         for field, name in _NORMS[self.kind].items():
-            yield field, self._vector(f"{name}.weight"), True
-        for field, name in _LINEARS.items():
-            yield field, self._matrix(f"{prefix}{name}.weight", dtype), False
-        for letter in "qkv":
+            yield field, f"{name}.weight", (hidden,), None
+        yield "attn_o_w", f"{prefix}self_attn.o_proj.weight", (hidden, q), None
+        yield "mlp_gate_w", f"{prefix}mlp.gate_proj.weight", (inner, hidden), None
+        yield "mlp_up_w", f"{prefix}mlp.up_proj.weight", (inner, hidden), None
+        yield "mlp_down_w", f"{prefix}mlp.down_proj.weight", (hidden, inner), None
+        for letter, rows in (("q", q), ("k", kv), ("v", kv)):
             name = f"{prefix}self_attn.{letter}_proj"
             if self.kind == "eagle3":
-                weight = f"{name}.weight"
-                yield f"attn_{letter}_token_w", self._half(weight, 0, hidden, dtype), False
-                yield f"attn_{letter}_w", self._half(weight, hidden, 2 * hidden, dtype), False
+                yield f"attn_{letter}_token_w", f"{name}.weight", (rows, 2 * hidden), first
+                yield f"attn_{letter}_w", f"{name}.weight", (rows, 2 * hidden), second
             else:
-                yield f"attn_{letter}_w", self._matrix(f"{name}.weight", dtype), False
+                yield f"attn_{letter}_w", f"{name}.weight", (rows, hidden), None
             if self.has(f"{name}.bias"):
-                yield f"attn_{letter}_b", self._vector(f"{name}.bias"), True
+                yield f"attn_{letter}_b", f"{name}.bias", (rows,), None
         if self.kind == "eagle3":
-            yield "feature_w", self._matrix("fc.weight", dtype), False
+            yield "feature_w", "fc.weight", (hidden, self.n_features * hidden), None
             return
         # EAGLE: token, then feature; MTP: feature, then token.
-        fuse = "fc" if self.kind == "eagle" else f"{MTP_PREFIX}input_proj"
-        token = 0 if self.kind == "eagle" else hidden
-        yield "fuse_token_w", self._half(f"{fuse}.weight", token, token + hidden, dtype), False
-        rest = hidden - token
-        yield "fuse_hidden_w", self._half(f"{fuse}.weight", rest, rest + hidden, dtype), False
+        fuse, token, feature = "fc", first, second
+        if self.kind == "mtp":
+            fuse, token, feature = f"{MTP_PREFIX}input_proj", second, first
+        yield "fuse_token_w", f"{fuse}.weight", (hidden, 2 * hidden), token
+        yield "fuse_hidden_w", f"{fuse}.weight", (hidden, 2 * hidden), feature
         if self.has(f"{fuse}.bias"):
-            yield "fuse_b", self._vector(f"{fuse}.bias"), True
+            yield "fuse_b", f"{fuse}.bias", (hidden,), None
+
+    def _read(self, name: str, dtype: str, columns: slice | None = None) -> Array:
+        values = self.files.read(name, dtype)
+        return values if columns is None else np.ascontiguousarray(values[:, columns])
 
     @property
     def quantised_model(self) -> bool:
@@ -135,8 +150,8 @@ class DraftHeadFiles:
     def _reader(self, shared: str, own: str, dtype: str) -> Callable[[], Array]:
         """Reader of the head's tensor `own`, else of the model's tensor `shared`."""
         if self._is_own(own):
-            return self._matrix(own, dtype)
-        return lambda: self.model.read(shared, dtype)
+            return partial(self._read, own, dtype)
+        return partial(self.model.read, shared, dtype)
 
     def _output(self, dtype: str) -> Callable[[], Array]:
         """Reader of the output matrix: the head's, else the model's rows of its draft tokens."""
@@ -150,15 +165,6 @@ class DraftHeadFiles:
         """Names of the output matrix in the model's and in the head's files."""
         tied = decoder_config(self.model).tie_word_embeddings
         return EMBEDDING if tied else OUTPUT, "lm_head.weight"
-
-    def _matrix(self, name: str, dtype: str) -> Callable[[], Array]:
-        return lambda: self.files.read(name, dtype)
-
-    def _half(self, name: str, begin: int, end: int, dtype: str) -> Callable[[], Array]:
-        return lambda: np.ascontiguousarray(self.files.read(name, dtype)[:, begin:end])
-
-    def _vector(self, name: str) -> Callable[[], Array]:
-        return lambda: self.files.read(name, "f32")
 
 
 def open_draft_head(directory: Path | None, model: Checkpoint) -> DraftHeadFiles:
@@ -240,29 +246,10 @@ def _token_ids(files: Checkpoint, count: int, vocab: int) -> NDArray[np.int64]:
 
 def _check_shapes(head: DraftHeadFiles) -> None:
     """Check the head's tensors; the library checks the rest."""
-    config, prefix = head.config, _PREFIXES[head.kind]
-    hidden, inner = config.hidden_size, config.intermediate_size
-    wide = hidden * (2 if head.kind == "eagle3" else 1)
-    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    fuse = {
-        "eagle": ("fc.weight", (hidden, 2 * hidden)),
-        "eagle3": ("fc.weight", (hidden, head.n_features * hidden)),
-        "mtp": (f"{MTP_PREFIX}input_proj.weight", (hidden, 2 * hidden)),
-    }[head.kind]
-    expected = {
-        fuse[0]: fuse[1],
-        f"{prefix}self_attn.q_proj.weight": (q, wide),
-        f"{prefix}self_attn.k_proj.weight": (kv, wide),
-        f"{prefix}self_attn.v_proj.weight": (kv, wide),
-        f"{prefix}self_attn.o_proj.weight": (hidden, q),
-        f"{prefix}mlp.gate_proj.weight": (inner, hidden),
-        f"{prefix}mlp.up_proj.weight": (inner, hidden),
-        f"{prefix}mlp.down_proj.weight": (hidden, inner),
-        **{f"{name}.weight": (hidden,) for name in _NORMS[head.kind].values()},
-    }
-    for name, shape in expected.items():
-        if head.files.shape(name) != shape:
+    for _, name, shape, _ in head.own_weights():
+        found = head.files.shape(name)
+        if found != shape:
             raise ModelLoadError(
-                f"{head.where}: tensor {name!r} has shape {list(head.files.shape(name))}, the "
-                f"config requires {list(shape)}"
+                f"{head.where}: tensor {name!r} has shape {list(found)}, the config requires "
+                f"{list(shape)}"
             )

@@ -48,6 +48,8 @@ def _address(array: NDArray[Any], dtype: type[np.generic], name: str) -> int:
     return array.ctypes.data
 
 
+# Arrays of ModelStepInput with one entry per token.
+_TOKEN_ARRAYS = ("positions", "seq_ids", "logits_mask", "pooling", "lora_slots", "token_types")
 _SAMPLING_DTYPES: dict[str, type[np.generic]] = {
     "rows": np.int32,
     "seq_ids": np.int64,
@@ -320,28 +322,19 @@ def _row_logprobs(native: LlaisysLogprobs) -> TokenLogprobs | None:
 
 def _check_lengths(n: int, step: ModelStepInput, attention: AttentionMetadata | None) -> None:
     """Check the length of every array; the C side does not."""
-    lengths = {
-        "positions": len(step.positions),
-        "seq_ids": len(step.seq_ids),
-        "logits_mask": len(step.logits_mask),
-    }
-    if step.pooling is not None:
-        lengths["pooling"] = len(step.pooling)
-    if step.lora_slots is not None:
-        lengths["lora_slots"] = len(step.lora_slots)
-    if step.token_types is not None:
-        lengths["token_types"] = len(step.token_types)
+    for name in _TOKEN_ARRAYS:
+        array = getattr(step, name)
+        if array is not None:
+            _check_length(name, len(array), n)
     if attention is not None:
         rows = len(attention.context_lens)
-        lengths["slot_mapping"] = len(attention.slot_mapping)
         tables = attention.block_tables
+        _check_length("slot_mapping", len(attention.slot_mapping), n)
         _check_length("batch_seq_ids", len(attention.batch_seq_ids), rows)
         if tables.ndim != 2 or len(tables) != rows:
             raise invalid_value(
                 "block_tables", list(tables.shape), f"[{rows}, n], a row per sequence"
             )
-    for name, length in lengths.items():
-        _check_length(name, length, n)
 
 
 def _check_length(name: str, length: int, expected: int) -> None:

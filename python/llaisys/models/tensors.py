@@ -28,17 +28,11 @@ def tensor_from(array: NDArray[Any], dtype: str) -> Tensor:
         raise invalid_value(
             "array", dense.dtype, f"of {_NUMPY_DTYPES[dtype]} elements, for {dtype}"
         )
-    tensor = Tensor.create(array.shape, dtype)
-    try:
-        tensor.load(dense.ctypes.data, dense.nbytes)
-    except BaseException:
-        tensor.close()
-        raise
-    return tensor
+    return tensor_from_blocks(dense, array.shape, dtype)
 
 
-def tensor_from_blocks(rows: NDArray[np.uint8], shape: tuple[int, ...], dtype: str) -> Tensor:
-    """A native copy of a quantised tensor of `shape` elements; `rows`: its blocks by row."""
+def tensor_from_blocks(rows: NDArray[Any], shape: tuple[int, ...], dtype: str) -> Tensor:
+    """A native copy of a tensor of `shape` elements; `rows`: its elements, or its blocks by row."""
     tensor = Tensor.create(shape, dtype)
     try:
         dense = np.ascontiguousarray(rows)

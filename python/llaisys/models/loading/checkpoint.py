@@ -9,17 +9,27 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from llaisys.common.closing import Closing
-from llaisys.common.errors import ModelLoadError
-from llaisys.models.loading.convert import Array, convert, storage_dtype
+from llaisys.common.errors import ClosedError, ModelLoadError
+from llaisys.models.loading.convert import STORAGE, Array, convert, storage_dtype
 from llaisys.models.loading.family import CheckpointConfig, Family
 from llaisys.models.loading.file_range import FileIdentity, read_range, read_rows
 from llaisys.models.loading.shard import Shard
 from llaisys.tokenization.source import TokenizerSource
 
+# Elements of safetensors files that are not weights but parts of them.
+CODES: dict[str, np.dtype[Any]] = {
+    "I64": np.dtype("<i8"),
+    "I32": np.dtype("<i4"),
+    "I16": np.dtype("<i2"),
+    "I8": np.dtype("i1"),
+    "U8": np.dtype("u1"),
+    "F8_E4M3": np.dtype("u1"),
+}
 # GGUF key after the architecture -> field of a config
 SIZES = {
     "context_length": "max_position_embeddings",
@@ -52,7 +62,7 @@ class TensorRecord:
     """
 
     name: str  # Hugging Face tensor name
-    dtype: str  # 'f32' | 'f16' | 'bf16'
+    dtype: str  # 'f32' | 'f16' | 'bf16', or the file's name of a dtype that cannot be a weight
     shape: tuple[int, ...]
     path: Path
     offset: int  # from the start of the file; any alignment
@@ -62,6 +72,13 @@ class TensorRecord:
     def read_into(self, target: memoryview) -> None:
         """Read `nbytes` bytes; `ModelLoadError` when the file has changed."""
         read_range(self.path, self.offset, target, self.file)
+
+    def read(self) -> Array:
+        """The elements as they are stored."""
+        kind = storage_dtype(self.dtype) if self.dtype in STORAGE else CODES[self.dtype]
+        values = np.empty(self.shape, kind)
+        self.read_into(values.reshape(-1).view(np.uint8).data)
+        return values
 
     def rows(self, shard: Shard) -> TensorRecord:
         """The record of a range of rows (dimension 0)."""
@@ -111,6 +128,8 @@ class Checkpoint(Closing, ABC):
     config: CheckpointConfig  # of the family's config type
     tokenizer_source: TokenizerSource
     gguf_metadata: Mapping[str, str | int | float | bool | None] = MappingProxyType({})
+    _tensors: Mapping[str, Any]  # the tensors of the files by Hugging Face name, in file order
+    _is_closed = False
 
     def metadata(self) -> dict[str, str | int | float | bool | None]:
         """Scalars that describe the model, under GGUF's keys, with general.parameter_count. Of a
@@ -135,9 +154,21 @@ class Checkpoint(Closing, ABC):
                 counts[self.block_type(name) or self.config.dtype] += prod(shape)
         return counts.most_common(1)[0][0].upper() if counts else ""
 
-    @abstractmethod
     def names(self) -> tuple[str, ...]:
         """The tensors present, in file order."""
+        return tuple(self._tensors)
+
+    def _find(self, name: str) -> Any:
+        """The value of `_tensors`; `ModelLoadError` when it is missing."""
+        if self._is_closed:
+            raise ClosedError(f"{self.where}: the checkpoint is closed")
+        if name not in self._tensors:
+            raise ModelLoadError(f"{self.where}: tensor {name!r} is missing")
+        return self._tensors[name]
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._tensors = {}
 
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:

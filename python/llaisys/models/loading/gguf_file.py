@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from llaisys.common.errors import ClosedError, ModelLoadError
+from llaisys.common.errors import ModelLoadError
 from llaisys.models.loading import mxfp4
 from llaisys.models.loading.checkpoint import Checkpoint, TensorBlocks, TensorRecord
 from llaisys.models.loading.convert import CHUNK_ELEMENTS, Array, convert, storage_dtype
@@ -89,17 +89,16 @@ class GgufCheckpoint(Checkpoint):
         self.path = path
         self.where = str(path)
         header = read_gguf_parts(path)
-        self._closed = False
         metadata = Fields(header.metadata, self.where)
         self.gguf_metadata = reported_metadata(header)
         architecture = metadata.string("general.architecture")
         by_architecture = {family.architecture(): family for family in families.values()}
         self.family = find_family(by_architecture, architecture, self.where)
-        self._tensors: dict[str, GgufTensor] = {}
-        for tensor in header.tensors.values():
-            name = self.family.name_from_gguf(tensor.name)
-            if name is not None:
-                self._tensors[name] = tensor
+        self._tensors: Mapping[str, GgufTensor] = {
+            name: tensor
+            for tensor in header.tensors.values()
+            if (name := self.family.name_from_gguf(tensor.name)) is not None
+        }
         contents = GgufContents(metadata, self._tensors, partial(self._read_vector, header.tensors))
         self.config = self.family.config_from_gguf(contents)
         self._check_layers(header.tensors, prediction_layers(metadata, architecture))
@@ -117,15 +116,8 @@ class GgufCheckpoint(Checkpoint):
                     f"{self.path}: tensor {name!r} is not part of a {self.config.model_type} layer"
                 )
 
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._tensors)
-
     def _find(self, name: str) -> GgufTensor:
-        if self._closed:
-            raise ClosedError(f"{self.path}: the checkpoint is closed")
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise ModelLoadError(f"{self.path}: tensor {name!r} is missing")
+        tensor: GgufTensor = super()._find(name)
         if tensor.type_name in UNREADABLE:
             raise ModelLoadError(
                 f"{tensor.path}: tensor {tensor.name!r} has type {tensor.type_name}, "
@@ -226,7 +218,3 @@ class GgufCheckpoint(Checkpoint):
         storage_dtype(dtype)  # rejects an unknown name before any read
         tensor = self._find(name)
         return self._in_order(name, tensor, self._read_tensor(tensor, dtype))
-
-    def close(self) -> None:
-        self._closed = True
-        self._tensors = {}

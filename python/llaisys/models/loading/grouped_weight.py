@@ -26,7 +26,8 @@ class GroupedWeight:
     zeros: Array  # int16 [n, groups]
     bits: int  # 4: q is 0 to 15; 8: -128 to 127
     group: int  # values per scale
-    order: Array | None = None  # int32 [k]: group of each column, instead of j // group
+    # int32 [k]: group of each column, instead of j // group; such a weight has only `values`.
+    order: Array | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -42,10 +43,6 @@ class GroupedWeight:
             q[:, 0::2], q[:, 1::2] = self.q & 15, self.q >> 4
         groups = np.arange(k) // self.group if self.order is None else self.order
         return np.asarray((q - self.zeros[:, groups]) * self.scales[:, groups], np.float32)
-
-    def reordered(self, order: Array) -> GroupedWeight:
-        """The weight whose column j belongs to group order[j]. Use `values` of it only."""
-        return replace(self, order=order)
 
     def cut(self, shard: Shard) -> GroupedWeight:
         """A range of rows or columns. A group that the range splits becomes several smaller groups

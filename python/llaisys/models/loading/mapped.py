@@ -87,19 +87,14 @@ class MappedCheckpoint(Checkpoint):
         self.inner = inner
         self.where, self.family, self.config = inner.where, inner.family, inner.config
         self.tokenizer_source, self.gguf_metadata = inner.tokenizer_source, inner.gguf_metadata
-        self._sources = dict(sources)
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._sources)
+        self._tensors: Mapping[str, TensorSource] = dict(sources)
 
     def source_names(self) -> set[str]:
         """Tensors of `inner` that are used."""
-        return {source.name for source in self._sources.values()}
+        return {source.name for source in self._tensors.values()}
 
     def _find(self, name: str) -> TensorSource:
-        source = self._sources.get(name)
-        if source is None:
-            raise ModelLoadError(f"{self.where}: tensor {name!r} is missing")
+        source: TensorSource = super()._find(name)
         return source
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -257,4 +252,5 @@ class MappedCheckpoint(Checkpoint):
         return np.ascontiguousarray(heads[:, list(order)]).reshape(rows.shape)
 
     def close(self) -> None:
+        super().close()
         self.inner.close()

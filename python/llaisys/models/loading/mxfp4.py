@@ -160,8 +160,6 @@ class Mxfp4Checkpoint(SafetensorsCheckpoint):
     def _weight(self, name: str) -> Mxfp4Weight:
         found = []
         for record in self._records(name):
-            values = np.empty(record.shape, np.uint8)
-            record.read_into(values.reshape(-1).data)
-            chosen = values[:, self._parts[name][1]]
+            chosen = record.read()[:, self._parts[name][1]]
             found.append(chosen.reshape(-1, *chosen.shape[2:]))
         return Mxfp4Weight(found[0], found[1], is_interleaved=True)

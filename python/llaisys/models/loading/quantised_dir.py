@@ -9,6 +9,7 @@ matrices become Q8_0, whose rounding error is far below that of 4 bits.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.loading import f8_weight, grouped_weight
 from llaisys.models.loading.checkpoint import TensorBlocks, TensorRecord
-from llaisys.models.loading.convert import Array, convert, storage_dtype
+from llaisys.models.loading.convert import STORAGE, Array, convert, storage_dtype
 from llaisys.models.loading.f8_weight import F8Weight
 from llaisys.models.loading.family import Family
 from llaisys.models.loading.grouped_weight import GroupedWeight, q8_0_blocks, span_of
@@ -32,12 +33,7 @@ _SUFFIXES = {
     "pack-quantized": ".weight_packed",
     "int-quantized": ".weight_scale",
 }
-_INTEGERS: dict[str, np.dtype[Any]] = {
-    "I32": np.dtype("<i4"),
-    "I8": np.dtype("i1"),
-    "I64": np.dtype("<i8"),
-    "F8_E4M3": np.dtype("u1"),  # the codes
-}
+_FLOATS = tuple(STORAGE)
 
 
 class QuantisedCheckpoint(SafetensorsCheckpoint):
@@ -71,12 +67,12 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self._modules:
             return super().shape(name)
-        return self._checked(self._modules[name])
+        return self._parts(self._modules[name])[1]
 
     def record(self, name: str) -> TensorRecord | None:
         if name not in self._modules:
             return super().record(name)
-        self._checked(self._modules[name])
+        self._parts(self._modules[name])  # raises
         return None
 
     def read(self, name: str, dtype: str) -> Array:
@@ -110,7 +106,7 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
 
     def _stored(self, name: str, kinds: tuple[str, ...], shape: tuple[int, ...]) -> TensorRecord:
         """The record of a tensor that must have this dtype and shape."""
-        record = self._find(name)
+        record: TensorRecord = self._find(name)
         if record.dtype not in kinds or record.shape != shape:
             raise ModelLoadError(
                 f"{record.path}: tensor {name!r} is {record.dtype} of shape {list(record.shape)}; "
@@ -120,20 +116,13 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
 
     def _array(self, record: TensorRecord) -> Array:
         """The elements: integers unchanged, others as f32."""
-        if record.dtype not in _INTEGERS:
-            return super().read(record.name, "f32")
-        values = np.empty(record.shape, _INTEGERS[record.dtype])
-        record.read_into(values.reshape(-1).view(np.uint8).data)
-        return values
-
-    def _checked(self, module: str) -> tuple[int, int]:
-        """[out, in] of a module's weight; raises unless its tensors are consistent."""
-        return self._parts(module)[1]
+        values = record.read()
+        return convert(values, record.dtype, "f32") if record.dtype in _FLOATS else values
 
     def _parts(self, module: str) -> tuple[dict[str, TensorRecord], tuple[int, int]]:
-        """The tensors of a module by their role, and [out, in] of its weight."""
+        """The tensors of a module by their role, and [out, in] of its weight; raises unless they
+        are consistent."""
         scheme = self._scheme
-        floats = ("f16", "bf16", "f32")
         per_word = 32 // scheme.bits
         if scheme.layout in ("gptq", "awq"):
             main = self._find(module + ".qweight")
@@ -144,7 +133,7 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
             parts = {
                 "q": self._stored(main.name, ("I32",), main.shape),
                 "zeros": self._stored(module + ".qzeros", ("I32",), (groups, n // per_word)),
-                "scales": self._stored(module + ".scales", floats, (groups, n)),
+                "scales": self._stored(module + ".scales", _FLOATS, (groups, n)),
             }
             if module + ".g_idx" in self._tensors:
                 parts["order"] = self._stored(module + ".g_idx", ("I32",), (k,))
@@ -159,7 +148,7 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
         groups = self._groups(main, k)
         scales = self._find(module + ".weight_scale")
         shape = scales.shape if scales.shape in ((1,), (1, 1), (n,)) else (n, groups)
-        parts["scales"] = self._stored(scales.name, floats, shape)
+        parts["scales"] = self._stored(scales.name, _FLOATS, shape)
         zeros = module + ".weight_zero_point"
         if zeros in self._tensors:
             kind, rows = ("I32", -(-n // per_word)) if packed else ("I8", n)
@@ -180,7 +169,7 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
             shape = scales.shape
         return {
             "q": self._stored(main.name, ("F8_E4M3",), main.shape),
-            "scales": self._stored(scales.name, ("f16", "bf16", "f32"), shape),
+            "scales": self._stored(scales.name, _FLOATS, shape),
         }, (n, k)
 
     def _groups(self, main: TensorRecord, k: int) -> int:
@@ -197,8 +186,7 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
         weight = self._stored_weight(module)
         if isinstance(weight, F8Weight):
             return weight
-        order = self._order(module)
-        return weight if order is None else weight.reordered(order)
+        return replace(weight, order=self._order(module))
 
     def _order(self, module: str) -> Array | None:
         """Group of each column; None: they lie in group order."""

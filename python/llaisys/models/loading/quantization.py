@@ -53,17 +53,13 @@ def parse_quantization(fields: Fields) -> WeightScheme | None:
         if version.lower() != "gemm":
             raise section.fail("version", f"is {version!r}; only 'gemm' is supported")
         return WeightScheme("awq", bits, max(group, 0))
-    kind = section.string("checkpoint_format", "gptq")
-    if kind not in ("gptq", "gptq_v2"):
-        raise section.fail("checkpoint_format", f"is {kind!r}; known: gptq, gptq_v2")
+    kind = section.choice("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
     is_reordered = section.boolean("desc_act", False)
     return WeightScheme("gptq", bits, max(group, 0), int(kind == "gptq"), is_reordered)
 
 
 def _fp8(section: Fields) -> WeightScheme:
-    kind = section.string("fmt", "e4m3")
-    if kind != "e4m3":
-        raise section.fail("fmt", f"is {kind!r}; only 'e4m3' is supported")
+    section.choice("fmt", ("e4m3",), "e4m3")
     if not section.has("weight_block_size"):
         return WeightScheme("float-quantized", 8, 0)
     block = _block(section, "weight_block_size")
@@ -82,9 +78,7 @@ def _block(section: Fields, key: str) -> tuple[int, int]:
 
 
 def _compressed(section: Fields) -> WeightScheme:
-    layout = section.string("format")
-    if layout not in LAYOUTS:
-        raise section.fail("format", f"is {layout!r}; known: {', '.join(LAYOUTS)}")
+    layout = section.choice("format", LAYOUTS)
     if section.has("kv_cache_scheme"):
         raise section.fail("kv_cache_scheme", "is not supported")
     groups = section.section("config_groups")
@@ -105,22 +99,16 @@ def _weights_of(group: Fields, layout: str) -> WeightScheme:
         return _float_weights_of(weights, bits)
     if bits not in (4, 8):
         raise weights.fail("num_bits", f"is {bits}; expected 4 or 8")
-    strategy = weights.string("strategy", "channel")
-    if strategy == "group":
-        is_reordered = weights.has("actorder") and weights.string("actorder") == "group"
-        size = weights.integer("group_size", 1, MAX_GROUP)
-        return WeightScheme(layout, bits, size, is_reordered=is_reordered)
-    if strategy not in ("channel", "tensor"):
-        raise weights.fail("strategy", f"is {strategy!r}; known: group, channel, tensor")
-    return WeightScheme(layout, bits, 0)
+    if weights.choice("strategy", ("group", "channel", "tensor"), "channel") != "group":
+        return WeightScheme(layout, bits, 0)
+    is_reordered = weights.string("actorder", None) == "group"
+    size = weights.integer("group_size", 1, MAX_GROUP)
+    return WeightScheme(layout, bits, size, is_reordered=is_reordered)
 
 
 def _float_weights_of(weights: Fields, bits: int) -> WeightScheme:
     if bits != 8:
         raise weights.fail("num_bits", f"is {bits}; expected 8")
-    strategy = weights.string("strategy", "tensor")
-    if strategy == "block":
-        return WeightScheme("float-quantized", 8, 0, block=_block(weights, "block_structure"))
-    if strategy not in ("channel", "tensor"):
-        raise weights.fail("strategy", f"is {strategy!r}; known: block, channel, tensor")
-    return WeightScheme("float-quantized", 8, 0)
+    if weights.choice("strategy", ("block", "channel", "tensor"), "tensor") != "block":
+        return WeightScheme("float-quantized", 8, 0)
+    return WeightScheme("float-quantized", 8, 0, block=_block(weights, "block_structure"))

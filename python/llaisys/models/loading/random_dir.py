@@ -37,15 +37,11 @@ class RandomCheckpoint(Checkpoint):
                 f"{directory}: {KEY} is {kind!r}; it must be one of {', '.join((PLAIN, *BLOCKS))}"
             )
         self._blocks = None if kind == PLAIN else str(kind)
-        self._shapes = dict(family.tensors(self.config))
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._shapes)
+        self._tensors = dict(family.tensors(self.config))  # shapes
 
     def shape(self, name: str) -> tuple[int, ...]:
-        if name not in self._shapes:
-            raise ModelLoadError(f"{self.where}: tensor {name!r} is missing")
-        return self._shapes[name]
+        shape: tuple[int, ...] = self._find(name)
+        return shape
 
     def record(self, name: str) -> TensorRecord | None:
         self.shape(name)
@@ -59,9 +55,6 @@ class RandomCheckpoint(Checkpoint):
         shape = self.shape(name)
         is_linear = name.endswith("_proj.weight") and shape[-1] % 128 == 0
         return self._blocks.upper() if self._blocks is not None and is_linear else None
-
-    def close(self) -> None:
-        pass
 
 
 def is_random(directory: Path) -> bool:

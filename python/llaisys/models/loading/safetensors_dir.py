@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from llaisys.common.errors import ClosedError, ModelLoadError
+from llaisys.common.errors import ModelLoadError
 from llaisys.common.validation import is_int
 from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
-from llaisys.models.loading.convert import Array, convert, storage_dtype
+from llaisys.models.loading.convert import Array, convert
 from llaisys.models.loading.family import Family
 from llaisys.models.loading.file_range import TRUNCATED, FileIdentity
 from llaisys.tokenization.json_file import read_json_object, resolve_inside
@@ -35,7 +36,7 @@ _BITS = {
     **{"F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8},
     **{"F6_E2M3": 6, "F6_E3M2": 6, "F4": 4},
 }
-INTEGERS = {"I64": "<i8", "I32": "<i4", "I16": "<i2"}  # for tables of token ids
+INTEGERS = ("I64", "I32", "I16")  # of tables of token ids
 USABLE = {"F32": "f32", "F16": "f16", "BF16": "bf16"}
 
 
@@ -215,14 +216,10 @@ class SafetensorsCheckpoint(Checkpoint):
         self.directory = directory
         self.where = str(directory)
         self.family, self.config = family, config
-        self._tensors = find_tensors(directory)
-        self._closed = False
+        self._tensors: Mapping[str, TensorRecord] = find_tensors(directory)
         if self.config.dtype == "auto":
             self.config = replace(self.config, dtype=self._weights_dtype())
         self.tokenizer_source = _tokenizer_source(directory, self.config.eos_token_ids)
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._tensors)
 
     def _weights_dtype(self) -> str:
         """The most common dtype of the matrices."""
@@ -230,22 +227,15 @@ class SafetensorsCheckpoint(Checkpoint):
         dtype = dtypes.most_common(1)[0][0] if dtypes else "f32"
         return dtype if dtype in USABLE.values() else "f32"
 
-    def _find(self, name: str) -> TensorRecord:
-        if self._closed:
-            raise ClosedError(f"{self.directory}: the checkpoint is closed")
-        record = self._tensors.get(name)
-        if record is None:
-            raise ModelLoadError(f"{self.directory}: tensor {name!r} is missing")
-        return record
-
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._find(name).shape
+        shape: tuple[int, ...] = self._find(name).shape
+        return shape
 
     def record(self, name: str) -> TensorRecord | None:
         return self._usable(name)
 
     def _usable(self, name: str) -> TensorRecord:
-        record = self._find(name)
+        record: TensorRecord = self._find(name)
         if record.dtype not in USABLE.values():
             raise ModelLoadError(
                 f"{record.path}: tensor {name!r} has element type {record.dtype}; "
@@ -255,22 +245,14 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def read(self, name: str, dtype: str) -> Array:
         record = self._usable(name)
-        flat = np.empty(record.nbytes, np.uint8)
-        record.read_into(flat.data)
-        stored = flat.view(storage_dtype(record.dtype)).reshape(record.shape)
-        return convert(stored, record.dtype, dtype)
+        return convert(record.read(), record.dtype, dtype)
 
     def read_integers(self, name: str) -> Array:
         record = self._find(name)
         if record.dtype not in INTEGERS:
             return super().read_integers(name)
-        flat = np.empty(record.nbytes, np.uint8)
-        record.read_into(flat.data)
-        return flat.view(INTEGERS[record.dtype]).reshape(record.shape).astype(np.int64)
-
-    def close(self) -> None:
-        self._closed = True
-        self._tensors = {}
+        values: Array = record.read().astype(np.int64)
+        return values
 
 
 def _tokenizer_source(directory: Path, eos_token_ids: tuple[int, ...]) -> TokenizerSource:

@@ -33,9 +33,7 @@ def open_gguf(path: Path, config: ModelConfig) -> LoraFiles:
     kind = fields.string("general.type", "model")
     if kind != "adapter":
         raise fields.fail("general.type", f"is {kind[:40]!r}; an adapter has 'adapter'")
-    adapter_type = fields.string("adapter.type")
-    if adapter_type != "lora":
-        raise fields.fail("adapter.type", f"is {adapter_type[:40]!r}; only 'lora' is supported")
+    fields.choice("adapter.type", ("lora",))
     if any(key.startswith("adapter.alora") for key in header.metadata):
         raise fields.fail("adapter.alora", "is set; activated LoRA is not supported")
     by_architecture = {family.architecture(): family for family in FAMILIES.values()}

@@ -12,11 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from llaisys.common.errors import ModelLoadError
-from llaisys.models.loading.checkpoint import TensorRecord
-from llaisys.models.loading.convert import Array, storage_dtype
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.safetensors_dir import USABLE, read_header
 from llaisys.models.lora.files import (
@@ -82,12 +78,8 @@ def open_peft(directory: Path, linears: Mapping[str, BaseLinear]) -> LoraFiles:
 
 def _check_kind(fields: Fields) -> None:
     """Reject what is not a plain LoRA, by name."""
-    kind = fields.string("peft_type")
-    if kind != "LORA":
-        raise fields.fail("peft_type", f"is {kind[:40]!r}; only 'LORA' is supported")
-    task = fields.string("task_type", "CAUSAL_LM")
-    if task not in ("CAUSAL_LM", "FEATURE_EXTRACTION"):
-        raise fields.fail("task_type", f"is {task[:40]!r}; only 'CAUSAL_LM' is supported")
+    fields.choice("peft_type", ("LORA",))
+    fields.choice("task_type", ("CAUSAL_LM", "FEATURE_EXTRACTION"), "CAUSAL_LM")
     bias = fields.string("bias", "none")
     if bias != "none":
         raise fields.fail("bias", f"is {bias[:40]!r}; adapters with biases are not supported")
@@ -125,17 +117,8 @@ def _matrices(directory: Path) -> dict[tuple[str, str], LoraMatrix]:
         key = match[1].removeprefix(PREFIX), match[2]
         if key in found:
             raise ModelLoadError(f"{path}: lora_{key[1]} of {key[0]!r} is there twice")
-        found[key] = LoraMatrix(name, record.shape, record.dtype, _reader(record))
+        found[key] = LoraMatrix(name, record.shape, record.dtype, record.read)
     return found
-
-
-def _reader(record: TensorRecord) -> Any:
-    def read() -> Array:
-        flat = np.empty(record.nbytes, np.uint8)
-        record.read_into(flat.data)
-        return flat.view(storage_dtype(record.dtype)).reshape(record.shape)
-
-    return read
 
 
 def _patterns(fields: Fields, key: str) -> dict[str, float]:
