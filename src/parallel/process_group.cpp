@@ -25,121 +25,98 @@ int ProcessGroup::GetGroupRank(int global_rank) const {
 // ---- checks of the arguments ---------------------------------------------------------------------
 
 WorkPtr ProcessGroup::AllReduce(const tensor_t &tensor, ReduceOpType op, bool is_async) const {
-    const CallSite site{"AllReduce", options(), rank()};
+    const CallSite site{OpType::kAllReduce, options(), rank()};
     site.check_tensor("tensor", tensor);
     site.check_reduction(tensor.dtype(), op);
-    return all_reduce(tensor, op, is_async);
+    return submit({site.type, tensor, {}, 0, op}, is_async);
 }
 
 bool ProcessGroup::AllReduceAdd(const tensor_t &sum, const tensor_t &terms) const {
-    CallSite{"AllReduceAdd", options(), rank()}.check_addition(sum, terms);
-    return all_reduce_add(sum, terms);
+    const CallSite site{OpType::kAllReduceAdd, options(), rank()};
+    site.check_addition(sum, terms);
+    if (!can_add(terms)) {
+        return false;
+    }
+    submit({site.type, sum, terms}, false);
+    return true;
 }
 
 WorkPtr ProcessGroup::AllGather(const tensor_t &output, const tensor_t &input,
                                 bool is_async) const {
-    CallSite{"AllGather", options(), rank()}.check_shards("output", output, "input", input);
-    return all_gather(output, input, is_async);
+    const CallSite site{OpType::kAllGather, options(), rank()};
+    site.check_shards("output", output, "input", input);
+    return submit({site.type, output, input}, is_async);
 }
 
 WorkPtr ProcessGroup::ReduceScatter(const tensor_t &output, const tensor_t &input, ReduceOpType op,
                                     bool is_async) const {
-    const CallSite site{"ReduceScatter", options(), rank()};
+    const CallSite site{OpType::kReduceScatter, options(), rank()};
     site.check_shards("input", input, "output", output);
     site.check_reduction(input.dtype(), op);
-    return reduce_scatter(output, input, op, is_async);
+    return submit({site.type, output, input, 0, op}, is_async);
 }
 
 WorkPtr ProcessGroup::BroadCast(const tensor_t &tensor, int root, bool is_async) const {
-    const CallSite site{"BroadCast", options(), rank()};
+    const CallSite site{OpType::kBroadCast, options(), rank()};
     site.check_tensor("tensor", tensor);
     site.check_rank("root", root);
-    return broadcast(tensor, root, is_async);
+    return submit({site.type, tensor, {}, root}, is_async);
 }
 
 WorkPtr ProcessGroup::Scatter(const tensor_t &output, const tensor_t &input, int root,
                               bool is_async) const {
-    const CallSite site{"Scatter", options(), rank()};
+    const CallSite site{OpType::kScatter, options(), rank()};
     site.check_rank("root", root);
     if (rank() == root) {
         site.check_shards("input", input, "output", output);
     } else {
         site.check_tensor("output", output);
     }
-    return scatter(output, input, root, is_async);
+    return submit({site.type, output, input, root}, is_async);
 }
 
 WorkPtr ProcessGroup::Gather(const tensor_t &output, const tensor_t &input, int root,
                              bool is_async) const {
-    const CallSite site{"Gather", options(), rank()};
+    const CallSite site{OpType::kGather, options(), rank()};
     site.check_rank("root", root);
     if (rank() == root) {
         site.check_shards("output", output, "input", input);
     } else {
         site.check_tensor("input", input);
     }
-    return gather(output, input, root, is_async);
+    return submit({site.type, output, input, root}, is_async);
 }
 
 WorkPtr ProcessGroup::Send(const tensor_t &tensor, int dest_rank, bool is_async) const {
-    const CallSite site{"Send", options(), rank()};
+    const CallSite site{OpType::kSend, options(), rank()};
     site.check_tensor("tensor", tensor);
     site.check_peer("dest_rank", dest_rank);
-    return send(tensor, dest_rank, is_async);
+    return submit({site.type, tensor, {}, dest_rank}, is_async);
 }
 
 WorkPtr ProcessGroup::Recv(const tensor_t &tensor, int src_rank, bool is_async) const {
-    const CallSite site{"Recv", options(), rank()};
+    const CallSite site{OpType::kRecv, options(), rank()};
     site.check_tensor("tensor", tensor);
     site.check_peer("src_rank", src_rank);
-    return recv(tensor, src_rank, is_async);
+    return submit({site.type, tensor, {}, src_rank}, is_async);
 }
 
 // ---- a group of one ------------------------------------------------------------------------------
 
 ProcessGroupOne::ProcessGroupOne(const GroupOptions &options) : ProcessGroup(options) {
     require(size() == 1, "group ", name(), " has ", size(), " ranks, expected one");
-    auto done = std::make_shared<HostWork>();
-    done->Finish(nullptr);
-    done_ = std::move(done);
 }
 
-WorkPtr ProcessGroupOne::copy(const tensor_t &output, const tensor_t &input) const {
-    if (output.data() != input.data()) {
-        const auto kind = output.device() == LLAISYS_DEVICE_CPU
+WorkPtr ProcessGroupOne::submit(const Collective &call, bool) const {
+    if (call.input.defined() && call.output.data() != call.input.data()) {
+        const auto kind = call.output.device() == LLAISYS_DEVICE_CPU
                               ? device::CopyKind::host_to_host
                               : device::CopyKind::device_to_device;
-        output.storage()->runtime().copy(output.data(), input.data(), size_t(input.bytes()), kind,
-                                         nullptr);
+        call.output.storage()->runtime().copy(call.output.data(), call.input.data(),
+                                              size_t(call.input.bytes()), kind, nullptr);
     }
     return done_;
 }
-
-WorkPtr ProcessGroupOne::all_reduce(const tensor_t &, ReduceOpType, bool) const { return done_; }
-
-WorkPtr ProcessGroupOne::all_gather(const tensor_t &output, const tensor_t &input, bool) const {
-    return copy(output, input);
-}
-
-WorkPtr ProcessGroupOne::reduce_scatter(const tensor_t &output, const tensor_t &input, ReduceOpType,
-                                        bool) const {
-    return copy(output, input);
-}
-
-WorkPtr ProcessGroupOne::broadcast(const tensor_t &, int, bool) const { return done_; }
-
-WorkPtr ProcessGroupOne::scatter(const tensor_t &output, const tensor_t &input, int, bool) const {
-    return copy(output, input);
-}
-
-WorkPtr ProcessGroupOne::gather(const tensor_t &output, const tensor_t &input, int, bool) const {
-    return copy(output, input);
-}
-
-// A group of one has no other rank: the check of the rank throws.
-WorkPtr ProcessGroupOne::send(const tensor_t &, int, bool) const { return done_; }
-
-WorkPtr ProcessGroupOne::recv(const tensor_t &, int, bool) const { return done_; }
 
 // ---- the factory ---------------------------------------------------------------------------------
 

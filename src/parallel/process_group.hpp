@@ -16,7 +16,7 @@
 // other calls are part of the seeds' interface (002 section 2.2).
 #pragma once
 
-#include "parallel/reduce_op_type.hpp"
+#include "parallel/transport.hpp"
 #include "parallel/work.hpp"
 #include "tensor/tensor.hpp"
 
@@ -53,6 +53,16 @@ struct GroupOptions {
 struct GroupTimes {
     double seconds = 0;
     int64_t count = 0; // calls
+};
+
+// A call of a rank.
+struct Collective {
+    OpType type;
+    tensor_t output; // of a call with one tensor: that tensor
+    tensor_t input;
+    int peer = 0; // root, or the other rank of Send and Recv
+    ReduceOpType op = ReduceOpType::kSum;
+    tensor_t scratch{}; // of the backend, alive until the call is complete
 };
 
 // The group rank of a global rank; throws when it is not a member.
@@ -111,23 +121,10 @@ public:
 protected:
     const GroupOptions &options() const { return options_; }
 
-    // The collectives without the checks of their arguments.
-    virtual WorkPtr all_reduce(const tensor_t &tensor, ReduceOpType op, bool is_async) const = 0;
-    virtual bool all_reduce_add(const tensor_t &sum, const tensor_t &terms) const {
-        (void)sum, (void)terms;
-        return false;
-    }
-    virtual WorkPtr all_gather(const tensor_t &output, const tensor_t &input,
-                               bool is_async) const = 0;
-    virtual WorkPtr reduce_scatter(const tensor_t &output, const tensor_t &input, ReduceOpType op,
-                                   bool is_async) const = 0;
-    virtual WorkPtr broadcast(const tensor_t &tensor, int root, bool is_async) const = 0;
-    virtual WorkPtr scatter(const tensor_t &output, const tensor_t &input, int root,
-                            bool is_async) const = 0;
-    virtual WorkPtr gather(const tensor_t &output, const tensor_t &input, int root,
-                           bool is_async) const = 0;
-    virtual WorkPtr send(const tensor_t &tensor, int dest_rank, bool is_async) const = 0;
-    virtual WorkPtr recv(const tensor_t &tensor, int src_rank, bool is_async) const = 0;
+    // Runs a call whose arguments have been checked.
+    virtual WorkPtr submit(const Collective &call, bool is_async) const = 0;
+    // Whether submit() runs an AllReduceAdd of these terms.
+    virtual bool can_add(const tensor_t &) const { return false; }
 
     mutable GroupTimes times_; // updated by backends whose calls block
 
@@ -144,20 +141,9 @@ public:
     void Abort(const std::string &) const noexcept override {}
 
 private:
-    WorkPtr all_reduce(const tensor_t &tensor, ReduceOpType op, bool is_async) const override;
-    WorkPtr all_gather(const tensor_t &output, const tensor_t &input, bool is_async) const override;
-    WorkPtr reduce_scatter(const tensor_t &output, const tensor_t &input, ReduceOpType op,
-                           bool is_async) const override;
-    WorkPtr broadcast(const tensor_t &tensor, int root, bool is_async) const override;
-    WorkPtr scatter(const tensor_t &output, const tensor_t &input, int root,
-                    bool is_async) const override;
-    WorkPtr gather(const tensor_t &output, const tensor_t &input, int root,
-                   bool is_async) const override;
-    WorkPtr send(const tensor_t &tensor, int dest_rank, bool is_async) const override;
-    WorkPtr recv(const tensor_t &tensor, int src_rank, bool is_async) const override;
-    WorkPtr copy(const tensor_t &output, const tensor_t &input) const;
+    WorkPtr submit(const Collective &call, bool is_async) const override;
 
-    WorkPtr done_;
+    WorkPtr done_ = completed_work();
 };
 
 // Creates groups: one live object per (init_method, name, rank), shared by its callers.

@@ -1,7 +1,8 @@
 #include "parallel/process_group_device.hpp"
 
 #include "parallel/utils.hpp"
-#include "parallel/work_device.hpp"
+
+#include <atomic>
 
 namespace llaisys::parallel {
 
@@ -10,11 +11,84 @@ using std::chrono::steady_clock;
 
 namespace {
 
+constexpr milliseconds kDevicePoll{1};
 constexpr milliseconds kWatchInterval{100};
 // Time for running calls to return before abort_device().
 constexpr milliseconds kAbortGracePeriod{2000};
 
 } // namespace
+
+// Abort state of a group, shared with its Work objects.
+struct DeviceGroupState {
+    std::atomic<bool> is_aborted{false};
+    std::atomic<int> calls{0}; // being enqueued
+    std::mutex mutex;
+    std::string reason; // valid once aborted
+
+    void throw_if_aborted() {
+        if (is_aborted.load()) {
+            std::lock_guard<std::mutex> lock(mutex);
+            fail(LLAISYS_ERROR_INTERNAL, reason);
+        }
+    }
+};
+
+class DeviceWork final : public Work {
+public:
+    DeviceWork(const GroupOptions &options, std::shared_ptr<DeviceGroupState> state)
+        : runtime_(device::runtime_of(options.device)), stream_(*options.stream),
+          state_(std::move(state)), ready_(runtime_.create_event(options.device_id)),
+          done_(runtime_.create_event(options.device_id)) {}
+    ~DeviceWork() override {
+        runtime_.destroy_event(ready_);
+        runtime_.destroy_event(done_);
+    }
+
+    bool WaitBlocking(milliseconds timeout) override {
+        const auto start = steady_clock::now();
+        while (!IsCompleted()) {
+            if (timeout.count() > 0 && steady_clock::now() - start > timeout) {
+                return false;
+            }
+            std::this_thread::sleep_for(kDevicePoll);
+        }
+        return IsSuccess();
+    }
+    bool WaitNonBlocking() override {
+        runtime_.wait_event(done_, stream_.native());
+        return !state_->is_aborted.load();
+    }
+    bool IsCompleted() const override {
+        return state_->is_aborted.load() || runtime_.query_event(done_);
+    }
+    bool IsSuccess() const override {
+        return !state_->is_aborted.load() && runtime_.query_event(done_);
+    }
+    void Synchronize() const override {
+        const_cast<DeviceWork *>(this)->WaitBlocking(milliseconds::zero());
+        state_->throw_if_aborted();
+    }
+    std::exception_ptr exception() const override {
+        try {
+            state_->throw_if_aborted();
+        } catch (...) {
+            return std::current_exception();
+        }
+        return nullptr;
+    }
+    // Keeps the tensors of the call alive until it is complete.
+    void hold(Collective call) { call_ = std::move(call); }
+    void *ready_event() const override { return ready_; }
+    void *done_event() const override { return done_; }
+
+private:
+    const device::Runtime &runtime_;
+    const device::Stream &stream_; // the caller's
+    std::shared_ptr<DeviceGroupState> state_;
+    Collective call_{};
+    void *ready_;
+    void *done_;
+};
 
 ProcessGroupDevice::ProcessGroupDevice(const GroupOptions &options)
     : ProcessGroup(options), runtime_(device::runtime_of(options.device)),
@@ -37,7 +111,7 @@ ProcessGroupDevice::ProcessGroupDevice(const GroupOptions &options)
 void ProcessGroupDevice::InitStreams() {
     const GroupOptions &given = options();
     own_stream_ = std::make_unique<device::Stream>(given.device, given.device_id, 1);
-    sync_work_ = std::make_shared<DeviceWork>(given, state_, std::vector<tensor_t>());
+    sync_work_ = std::make_shared<DeviceWork>(given, state_);
 }
 
 void ProcessGroupDevice::start_watching() {
@@ -104,36 +178,35 @@ bool ProcessGroupDevice::is_aborted() const { return state_->is_aborted.load(); 
 
 void ProcessGroupDevice::CheckResults() const { state_->throw_if_aborted(); }
 
-std::shared_ptr<Work>
-ProcessGroupDevice::submit(const char *call, bool async_op, std::initializer_list<tensor_t> tensors,
-                           const std::function<void(const device::Stream &)> &body) const {
+WorkPtr ProcessGroupDevice::submit(const Collective &given, bool is_async) const {
     while (!pending_.empty() && pending_.front()->IsCompleted()) {
         pending_.pop_front();
     }
     const device::Stream &stream = *options().stream;
-    const device::Stream &used = async_op ? *own_stream_ : stream;
-    const std::shared_ptr<Work> work =
-        async_op ? std::make_shared<DeviceWork>(options(), state_, tensors) : sync_work_;
+    const device::Stream &used = is_async ? *own_stream_ : stream;
+    const auto work = is_async ? std::make_shared<DeviceWork>(options(), state_) : sync_work_;
+    Collective call = given;
     state_->calls.fetch_add(1);
     try {
         state_->throw_if_aborted();
-        if (async_op) {
+        if (is_async) {
             runtime_.record_event(work->ready_event(), stream.native());
             runtime_.wait_event(work->ready_event(), used.native());
         } else if (!pending_.empty()) {
             pending_.back()->WaitNonBlocking();
         }
-        body(used);
+        enqueue(&call, used);
         runtime_.record_event(work->done_event(), used.native());
     } catch (const Error &error) {
         state_->calls.fetch_sub(1);
-        const CallSite site{call, options(), rank()};
+        const CallSite site{call.type, options(), rank()};
         const std::string reason = text(site.text(), ": ", error.what());
         Abort(error.what());
         fail(error.status(), reason);
     }
     state_->calls.fetch_sub(1);
-    if (async_op) {
+    if (is_async) {
+        work->hold(std::move(call));
         pending_.push_back(work);
     }
     return work;

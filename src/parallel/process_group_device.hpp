@@ -8,12 +8,12 @@
 
 #include <condition_variable>
 #include <deque>
-#include <functional>
 #include <thread>
 
 namespace llaisys::parallel {
 
 struct DeviceGroupState;
+class DeviceWork;
 
 class ProcessGroupDevice : public ProcessGroup {
 public:
@@ -35,10 +35,8 @@ protected:
     // Ends the kernels that wait for another rank. Called once, from any thread.
     virtual void abort_device() const noexcept = 0;
 
-    // Enqueues body(stream), which reads and writes `tensors`, after all earlier calls.
-    std::shared_ptr<Work> submit(const char *call, bool async_op,
-                                 std::initializer_list<tensor_t> tensors,
-                                 const std::function<void(const device::Stream &)> &body) const;
+    // Enqueues a call; may set call->scratch.
+    virtual void enqueue(Collective *call, const device::Stream &stream) const = 0;
 
     bool is_aborted() const;
     const device::Runtime &runtime() const { return runtime_; }
@@ -46,6 +44,7 @@ protected:
     const ProcessGroup &host() const { return *host_; }               // with several ranks only
 
 private:
+    WorkPtr submit(const Collective &call, bool is_async) const final;
     void InitStreams(); // 002 section 2.2
     void watch();
 
@@ -53,9 +52,9 @@ private:
     std::shared_ptr<const ProcessGroup> host_; // null: a group of one
     std::unique_ptr<device::Stream> own_stream_;
     std::shared_ptr<DeviceGroupState>
-        state_;                       // shared with Work objects, which may outlive the group
-    std::shared_ptr<Work> sync_work_; // returned by synchronous calls; complete with the latest one
-    mutable std::deque<std::shared_ptr<Work>> pending_; // asynchronous calls, oldest first
+        state_;                             // shared with Work objects, which may outlive the group
+    std::shared_ptr<DeviceWork> sync_work_; // of synchronous calls; complete with the latest one
+    mutable std::deque<std::shared_ptr<DeviceWork>> pending_; // asynchronous calls, oldest first
 
     std::mutex watch_mutex_;
     std::condition_variable watch_ends_;

@@ -88,91 +88,42 @@ void copy_bytes(std::byte *to, const std::byte *from, int64_t bytes) {
     }
 }
 
-Fingerprint fingerprint_of(OpType op_type, const tensor_t &tensor, int root = 0,
-                           function::ReduceOpType op = function::ReduceOpType::kSum) {
+Fingerprint fingerprint_of(const Collective &call) {
+    const bool gathers = call.type == OpType::kAllGather || call.type == OpType::kGather;
+    const bool is_message = call.type == OpType::kSend || call.type == OpType::kRecv;
+    const tensor_t &part = gathers ? call.input : call.output;
     Fingerprint fingerprint;
-    fingerprint.op_type = op_type;
-    fingerprint.dtype = tensor.dtype();
-    fingerprint.count = tensor.elements();
-    fingerprint.root = root;
-    fingerprint.op = op;
+    fingerprint.op_type = is_message ? OpType::kSend : call.type; // the sender's fingerprint
+    fingerprint.dtype = part.dtype();
+    fingerprint.count = part.elements();
+    fingerprint.root = is_message ? 0 : call.peer;
+    fingerprint.op = call.op;
     return fingerprint;
 }
 
 using Inputs = std::array<const void *, Transport::kMaxWorld>;
 
-} // namespace
-
-ProcessGroupHost::ProcessGroupHost(const GroupOptions &options,
-                                   std::unique_ptr<Transport> transport)
-    : ProcessGroup(options), transport_(std::move(transport)) {
-    require(options.device == LLAISYS_DEVICE_CPU, "group ", options.name,
-            ": its ranks are on the CPU, got device ", int(options.device));
-    auto done = std::make_shared<HostWork>();
-    done->Finish(nullptr);
-    done_ = std::move(done);
-}
-
-void ProcessGroupHost::Abort(const std::string &reason) const noexcept {
-    transport_->abort(reason);
-}
-
-void ProcessGroupHost::CheckPeers() const { transport_->check_peers(); }
-
-// Runs the body here when nothing is queued before it, else behind that. `call` outlives it.
-template <typename Body>
-WorkPtr ProcessGroupHost::submit(const char *call, bool is_async, Body body) const {
-    const auto run = [this, call, body = std::move(body)] {
-        try {
-            body();
-        } catch (const Error &error) {
-            const CallSite site{call, options(), this->rank()};
-            fail(error.status(), site.text(), ": ", error.what());
-        }
-    };
-    if (is_async) {
-        return queue_.add(run);
-    }
-    const auto start = std::chrono::steady_clock::now();
-    std::shared_ptr<Work> work = done_;
-    if (queue_.is_idle()) {
-        run();
-    } else {
-        work = queue_.add(run);
-        work->Synchronize();
-    }
-    times_.seconds +=
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-    ++times_.count;
-    return work;
-}
-
-WorkPtr ProcessGroupHost::all_reduce(const tensor_t &tensor, function::ReduceOpType op,
-                                     bool is_async) const {
-    return submit("AllReduce", is_async, [=] { all_reduce_chunks(tensor, op); });
-}
-
-void ProcessGroupHost::all_reduce_chunks(const tensor_t &tensor, function::ReduceOpType op) const {
-    Transport &transport = this->transport();
-    const Fingerprint fingerprint = fingerprint_of(OpType::kAllReduce, tensor, 0, op);
+void all_reduce(Transport &transport, const Collective &call, const Fingerprint &fingerprint) {
+    const tensor_t &tensor = call.output;
     const int64_t size = bytes_of(tensor.dtype(), 1);
     const int world = transport.world();
+    const int rank = transport.rank();
     Inputs inputs;
     for_chunks(tensor.elements(), Transport::kChunkBytes / size, [&](int64_t first, int64_t n) {
         std::byte *data = tensor.data() + first * size;
         copy_bytes(transport.send_buffer(), data, n * size);
         transport.exchange(fingerprint, n * size);
         const bool is_shared = world > 2 && n * size >= kSplitReductionBytes;
-        const int64_t begin = is_shared ? n * rank() / world : 0;
-        const int64_t end = is_shared ? n * (rank() + 1) / world : n;
+        const int64_t begin = is_shared ? n * rank / world : 0;
+        const int64_t end = is_shared ? n * (rank + 1) / world : n;
         for (int r = 0; r < world; ++r) {
             inputs[size_t(r)] = transport.buffer_of(r) + begin * size;
         }
         if (!is_shared) {
-            reduce(data, inputs.data(), world, n, tensor.dtype(), op);
+            reduce(data, inputs.data(), world, n, tensor.dtype(), call.op);
             return;
         }
-        reduce(transport.send_buffer(), inputs.data(), world, end - begin, tensor.dtype(), op);
+        reduce(transport.send_buffer(), inputs.data(), world, end - begin, tensor.dtype(), call.op);
         transport.exchange(fingerprint, (end - begin) * size);
         for (int r = 0; r < world; ++r) {
             const int64_t from = n * r / world;
@@ -182,109 +133,140 @@ void ProcessGroupHost::all_reduce_chunks(const tensor_t &tensor, function::Reduc
     });
 }
 
-WorkPtr ProcessGroupHost::all_gather(const tensor_t &output, const tensor_t &input,
-                                     bool is_async) const {
-    return submit("AllGather", is_async, [=] {
-        Transport &transport = this->transport();
-        const Fingerprint fingerprint = fingerprint_of(OpType::kAllGather, input);
-        for_chunks(input.bytes(), Transport::kChunkBytes, [&](int64_t first, int64_t n) {
-            copy_bytes(transport.send_buffer(), input.data() + first, n);
-            transport.exchange(fingerprint, n);
-            for (int r = 0; r < transport.world(); ++r) {
-                copy_bytes(output.data() + r * input.bytes() + first, transport.buffer_of(r), n);
-            }
-        });
-    });
-}
-
-WorkPtr ProcessGroupHost::reduce_scatter(const tensor_t &output, const tensor_t &input,
-                                         function::ReduceOpType op, bool is_async) const {
-    return submit("ReduceScatter", is_async, [=] {
-        Transport &transport = this->transport();
-        const Fingerprint fingerprint = fingerprint_of(OpType::kReduceScatter, output, 0, op);
-        const int world = transport.world();
-        const int64_t size = bytes_of(input.dtype(), 1);
-        const int64_t most = Transport::kChunkBytes / (size * world);
-        Inputs inputs;
-        for_chunks(output.elements(), most, [&](int64_t first, int64_t n) {
+void reduce_scatter(Transport &transport, const Collective &call, const Fingerprint &fingerprint) {
+    const tensor_t &output = call.output;
+    const int world = transport.world();
+    const int64_t size = bytes_of(output.dtype(), 1);
+    Inputs inputs;
+    for_chunks(
+        output.elements(), Transport::kChunkBytes / (size * world), [&](int64_t first, int64_t n) {
             for (int r = 0; r < world; ++r) {
                 copy_bytes(transport.send_buffer() + r * n * size,
-                           input.data() + (r * output.elements() + first) * size, n * size);
+                           call.input.data() + (r * output.elements() + first) * size, n * size);
             }
             transport.exchange(fingerprint, world * n * size);
             for (int r = 0; r < world; ++r) {
-                inputs[size_t(r)] = transport.buffer_of(r) + rank() * n * size;
+                inputs[size_t(r)] = transport.buffer_of(r) + transport.rank() * n * size;
             }
-            reduce(output.data() + first * size, inputs.data(), world, n, input.dtype(), op);
+            reduce(output.data() + first * size, inputs.data(), world, n, output.dtype(), call.op);
         });
+}
+
+// AllGather, and Gather, where only the root has an output.
+void gather(Transport &transport, const Collective &call, const Fingerprint &fingerprint) {
+    const tensor_t &input = call.input;
+    const bool has_output = call.type == OpType::kAllGather || transport.rank() == call.peer;
+    for_chunks(input.bytes(), Transport::kChunkBytes, [&](int64_t first, int64_t n) {
+        copy_bytes(transport.send_buffer(), input.data() + first, n);
+        transport.exchange(fingerprint, n);
+        for (int r = 0; r < transport.world() && has_output; ++r) {
+            copy_bytes(call.output.data() + r * input.bytes() + first, transport.buffer_of(r), n);
+        }
     });
 }
 
-WorkPtr ProcessGroupHost::broadcast(const tensor_t &tensor, int root, bool is_async) const {
-    return submit("BroadCast", is_async, [=] {
-        Transport &transport = this->transport();
-        const Fingerprint fingerprint = fingerprint_of(OpType::kBroadCast, tensor, root);
-        for_chunks(tensor.bytes(), Transport::kChunkBytes, [&](int64_t first, int64_t n) {
-            if (rank() == root) {
-                copy_bytes(transport.send_buffer(), tensor.data() + first, n);
-            }
-            transport.exchange(fingerprint, rank() == root ? n : 0);
-            if (rank() != root) {
-                copy_bytes(tensor.data() + first, transport.buffer_of(root), n);
-            }
-        });
+void broadcast(Transport &transport, const Collective &call, const Fingerprint &fingerprint) {
+    const tensor_t &tensor = call.output;
+    const bool is_root = transport.rank() == call.peer;
+    for_chunks(tensor.bytes(), Transport::kChunkBytes, [&](int64_t first, int64_t n) {
+        if (is_root) {
+            copy_bytes(transport.send_buffer(), tensor.data() + first, n);
+        }
+        transport.exchange(fingerprint, is_root ? n : 0);
+        if (!is_root) {
+            copy_bytes(tensor.data() + first, transport.buffer_of(call.peer), n);
+        }
     });
 }
 
-WorkPtr ProcessGroupHost::scatter(const tensor_t &output, const tensor_t &input, int root,
-                                  bool is_async) const {
-    return submit("Scatter", is_async, [=] {
-        Transport &transport = this->transport();
-        const Fingerprint fingerprint = fingerprint_of(OpType::kScatter, output, root);
-        const int64_t most = Transport::kChunkBytes / transport.world();
-        for_chunks(output.bytes(), most, [&](int64_t first, int64_t n) {
-            for (int r = 0; r < transport.world() && rank() == root; ++r) {
-                copy_bytes(transport.send_buffer() + r * n,
-                           input.data() + r * output.bytes() + first, n);
-            }
-            transport.exchange(fingerprint, rank() == root ? transport.world() * n : 0);
-            copy_bytes(output.data() + first, transport.buffer_of(root) + rank() * n, n);
-        });
+void scatter(Transport &transport, const Collective &call, const Fingerprint &fingerprint) {
+    const int64_t bytes = call.output.bytes();
+    const bool is_root = transport.rank() == call.peer;
+    const int world = transport.world();
+    for_chunks(bytes, Transport::kChunkBytes / world, [&](int64_t first, int64_t n) {
+        for (int r = 0; r < world && is_root; ++r) {
+            copy_bytes(transport.send_buffer() + r * n, call.input.data() + r * bytes + first, n);
+        }
+        transport.exchange(fingerprint, is_root ? world * n : 0);
+        copy_bytes(call.output.data() + first,
+                   transport.buffer_of(call.peer) + transport.rank() * n, n);
     });
 }
 
-WorkPtr ProcessGroupHost::gather(const tensor_t &output, const tensor_t &input, int root,
-                                 bool is_async) const {
-    return submit("Gather", is_async, [=] {
-        Transport &transport = this->transport();
-        const Fingerprint fingerprint = fingerprint_of(OpType::kGather, input, root);
-        for_chunks(input.bytes(), Transport::kChunkBytes, [&](int64_t first, int64_t n) {
-            copy_bytes(transport.send_buffer(), input.data() + first, n);
-            transport.exchange(fingerprint, n);
-            for (int r = 0; r < transport.world() && rank() == root; ++r) {
-                copy_bytes(output.data() + r * input.bytes() + first, transport.buffer_of(r), n);
-            }
-        });
+void send_or_receive(Transport &transport, const Collective &call, const Fingerprint &fingerprint) {
+    const tensor_t &tensor = call.output;
+    for_chunks(tensor.bytes(), Transport::kMessageBytes, [&](int64_t first, int64_t n) {
+        if (call.type == OpType::kSend) {
+            transport.send_message(call.peer, fingerprint, tensor.data() + first, n);
+        } else {
+            transport.recv_message(call.peer, fingerprint, tensor.data() + first, n);
+        }
     });
 }
 
-WorkPtr ProcessGroupHost::send(const tensor_t &tensor, int dest_rank, bool is_async) const {
-    return submit("Send", is_async, [=] {
-        const Fingerprint fingerprint = fingerprint_of(OpType::kSend, tensor);
-        for_chunks(tensor.bytes(), Transport::kMessageBytes, [&](int64_t first, int64_t n) {
-            transport().send_message(dest_rank, fingerprint, tensor.data() + first, n);
-        });
-    });
+void run_on(Transport &transport, const Collective &call) {
+    const Fingerprint fingerprint = fingerprint_of(call);
+    switch (call.type) {
+    case OpType::kAllReduce:
+        return all_reduce(transport, call, fingerprint);
+    case OpType::kReduceScatter:
+        return reduce_scatter(transport, call, fingerprint);
+    case OpType::kAllGather:
+    case OpType::kGather:
+        return gather(transport, call, fingerprint);
+    case OpType::kBroadCast:
+        return broadcast(transport, call, fingerprint);
+    case OpType::kScatter:
+        return scatter(transport, call, fingerprint);
+    case OpType::kSend:
+    case OpType::kRecv:
+        return send_or_receive(transport, call, fingerprint);
+    case OpType::kAllReduceAdd: // can_add() is false
+        break;
+    }
 }
 
-WorkPtr ProcessGroupHost::recv(const tensor_t &tensor, int src_rank, bool is_async) const {
-    return submit("Recv", is_async, [=] {
-        const Fingerprint fingerprint =
-            fingerprint_of(OpType::kSend, tensor); // the sender's fingerprint
-        for_chunks(tensor.bytes(), Transport::kMessageBytes, [&](int64_t first, int64_t n) {
-            transport().recv_message(src_rank, fingerprint, tensor.data() + first, n);
-        });
-    });
+} // namespace
+
+ProcessGroupHost::ProcessGroupHost(const GroupOptions &options,
+                                   std::unique_ptr<Transport> transport)
+    : ProcessGroup(options), transport_(std::move(transport)) {
+    require(options.device == LLAISYS_DEVICE_CPU, "group ", options.name,
+            ": its ranks are on the CPU, got device ", int(options.device));
+}
+
+void ProcessGroupHost::Abort(const std::string &reason) const noexcept {
+    transport_->abort(reason);
+}
+
+void ProcessGroupHost::CheckPeers() const { transport_->check_peers(); }
+
+void ProcessGroupHost::run(const Collective &call) const {
+    try {
+        run_on(*transport_, call);
+    } catch (const Error &error) {
+        const CallSite site{call.type, options(), rank()};
+        fail(error.status(), site.text(), ": ", error.what());
+    }
+}
+
+// Runs a synchronous call here when nothing is queued before it, else behind that.
+WorkPtr ProcessGroupHost::submit(const Collective &call, bool is_async) const {
+    if (is_async) {
+        return queue_.add([this, call] { run(call); });
+    }
+    const auto start = std::chrono::steady_clock::now();
+    WorkPtr work = done_;
+    if (queue_.is_idle()) {
+        run(call);
+    } else {
+        work = queue_.add([this, call] { run(call); });
+        work->Synchronize();
+    }
+    times_.seconds +=
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    ++times_.count;
+    return work;
 }
 
 } // namespace llaisys::parallel

@@ -39,27 +39,13 @@ public:
 protected:
     ProcessGroupHost(const GroupOptions &options, std::unique_ptr<Transport> transport);
 
-    Transport &transport() const { return *transport_; }
-
 private:
-    WorkPtr all_reduce(const tensor_t &tensor, ReduceOpType op, bool is_async) const override;
-    WorkPtr all_gather(const tensor_t &output, const tensor_t &input, bool is_async) const override;
-    WorkPtr reduce_scatter(const tensor_t &output, const tensor_t &input, ReduceOpType op,
-                           bool is_async) const override;
-    WorkPtr broadcast(const tensor_t &tensor, int root, bool is_async) const override;
-    WorkPtr scatter(const tensor_t &output, const tensor_t &input, int root,
-                    bool is_async) const override;
-    WorkPtr gather(const tensor_t &output, const tensor_t &input, int root,
-                   bool is_async) const override;
-    WorkPtr send(const tensor_t &tensor, int dest_rank, bool is_async) const override;
-    WorkPtr recv(const tensor_t &tensor, int src_rank, bool is_async) const override;
-    template <typename Body>
-    std::shared_ptr<Work> submit(const char *call, bool async_op, Body body) const;
-    void all_reduce_chunks(const tensor_t &tensor, function::ReduceOpType op) const;
+    WorkPtr submit(const Collective &call, bool is_async) const override;
+    void run(const Collective &call) const;
 
     std::unique_ptr<Transport> transport_;
-    std::shared_ptr<Work> done_; // returned by synchronous calls
-    mutable WorkQueue queue_;    // destroyed before the transport
+    WorkPtr done_ = completed_work();
+    mutable WorkQueue queue_; // destroyed before the transport
 };
 
 // Ranks are threads of this process. Ranks with the same `init_method` (any text) and name form a
@@ -79,13 +65,6 @@ public:
 class ProcessGroupShm final : public ProcessGroupHost {
 public:
     explicit ProcessGroupShm(const GroupOptions &options);
-    ~ProcessGroupShm() override;
-
-private:
-    class File;
-    ProcessGroupShm(const GroupOptions &options, std::shared_ptr<File> file);
-
-    std::shared_ptr<File> file_;
 };
 
 // Ranks are processes on any machines with a TCP connection between each two. `init_method`:

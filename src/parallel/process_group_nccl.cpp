@@ -50,13 +50,6 @@ void check(const NcclLibrary &nccl, NcclResult result, const char *call) {
     }
 }
 
-// Operands of a call that moves bytes of any dtype.
-struct Bytes {
-    std::byte *data;
-    size_t count;
-};
-Bytes bytes_of(const tensor_t &tensor) { return {tensor.data(), size_t(tensor.bytes())}; }
-
 } // namespace
 
 // ---- setup and teardown ----------------------------------------------------------------------------
@@ -119,108 +112,69 @@ void ProcessGroupNCCL::abort_device() const noexcept {
 
 // ---- collectives ---------------------------------------------------------------------------------
 
-WorkPtr ProcessGroupNCCL::all_reduce(const tensor_t &tensor, ReduceOpType op, bool is_async) const {
-    return submit("AllReduce", is_async, {tensor}, [&](const device::Stream &stream) {
-        if (peers_ != nullptr && tensor.bytes() <= kPeerSumBytes) {
-            return peers_->all_reduce(stream, tensor.data(), tensor.elements(), tensor.dtype(), op);
-        }
-        check(nccl_,
-              nccl_.AllReduce(tensor.data(), tensor.data(), size_t(tensor.elements()),
-                              type_of(tensor.dtype()), op_of(op), comm_, handle(stream)),
-              "ncclAllReduce");
-    });
+bool ProcessGroupNCCL::can_add(const tensor_t &terms) const {
+    return peers_ != nullptr && terms.bytes() <= kPeerSumBytes;
 }
 
-bool ProcessGroupNCCL::all_reduce_add(const tensor_t &sum, const tensor_t &terms) const {
-    if (peers_ == nullptr || terms.bytes() > kPeerSumBytes) {
-        return false;
+// Calls that do not reduce move bytes of any dtype. NCCL has neither Scatter nor Gather: both are a
+// group of sends and receives.
+void ProcessGroupNCCL::enqueue(Collective *call, const device::Stream &stream) const {
+    const tensor_t &output = call->output;
+    const tensor_t &input = call->input;
+    void *on = runtime().handle_of(stream.native());
+    const auto send = [&](const std::byte *from, int64_t bytes, int to) {
+        check(nccl_, nccl_.Send(from, size_t(bytes), NcclType::i8, to, comm_, on), "ncclSend");
+    };
+    const auto recv = [&](std::byte *to, int64_t bytes, int from) {
+        check(nccl_, nccl_.Recv(to, size_t(bytes), NcclType::i8, from, comm_, on), "ncclRecv");
+    };
+    switch (call->type) {
+    case OpType::kAllReduce:
+        if (peers_ != nullptr && output.bytes() <= kPeerSumBytes) {
+            return peers_->all_reduce(stream, output.data(), output.elements(), output.dtype(),
+                                      call->op);
+        }
+        return check(nccl_,
+                     nccl_.AllReduce(output.data(), output.data(), size_t(output.elements()),
+                                     type_of(output.dtype()), op_of(call->op), comm_, on),
+                     "ncclAllReduce");
+    case OpType::kAllReduceAdd:
+        return peers_->all_reduce_add(stream, output.as<float>(), input.data(), input.elements(),
+                                      input.dtype());
+    case OpType::kAllGather:
+        return check(nccl_,
+                     nccl_.AllGather(input.data(), output.data(), size_t(input.bytes()),
+                                     NcclType::i8, comm_, on),
+                     "ncclAllGather");
+    case OpType::kReduceScatter:
+        return check(nccl_,
+                     nccl_.ReduceScatter(input.data(), output.data(), size_t(output.elements()),
+                                         type_of(input.dtype()), op_of(call->op), comm_, on),
+                     "ncclReduceScatter");
+    case OpType::kBroadCast:
+        return check(nccl_,
+                     nccl_.Broadcast(output.data(), output.data(), size_t(output.bytes()),
+                                     NcclType::i8, call->peer, comm_, on),
+                     "ncclBroadcast");
+    case OpType::kScatter:
+        check(nccl_, nccl_.GroupStart(), "ncclGroupStart");
+        for (int peer = 0; rank() == call->peer && peer < size(); ++peer) {
+            send(input.data() + peer * output.bytes(), output.bytes(), peer);
+        }
+        recv(output.data(), output.bytes(), call->peer);
+        return check(nccl_, nccl_.GroupEnd(), "ncclGroupEnd");
+    case OpType::kGather:
+        check(nccl_, nccl_.GroupStart(), "ncclGroupStart");
+        send(input.data(), input.bytes(), call->peer);
+        for (int peer = 0; rank() == call->peer && peer < size(); ++peer) {
+            recv(output.data() + peer * input.bytes(), input.bytes(), peer);
+        }
+        return check(nccl_, nccl_.GroupEnd(), "ncclGroupEnd");
+    case OpType::kSend:
+        return send(output.data(), output.bytes(), call->peer);
+    case OpType::kRecv:
+        return recv(output.data(), output.bytes(), call->peer);
     }
-    submit("AllReduceAdd", false, {sum, terms}, [&](const device::Stream &stream) {
-        peers_->all_reduce_add(stream, sum.as<float>(), terms.data(), terms.elements(),
-                               terms.dtype());
-    });
-    return true;
-}
-
-WorkPtr ProcessGroupNCCL::all_gather(const tensor_t &output, const tensor_t &input,
-                                     bool is_async) const {
-    return submit("AllGather", is_async, {output, input}, [&](const device::Stream &stream) {
-        const Bytes from = bytes_of(input);
-        check(nccl_,
-              nccl_.AllGather(from.data, output.data(), from.count, NcclType::i8, comm_,
-                              handle(stream)),
-              "ncclAllGather");
-    });
-}
-
-WorkPtr ProcessGroupNCCL::reduce_scatter(const tensor_t &output, const tensor_t &input,
-                                         ReduceOpType op, bool is_async) const {
-    return submit("ReduceScatter", is_async, {output, input}, [&](const device::Stream &stream) {
-        check(nccl_,
-              nccl_.ReduceScatter(input.data(), output.data(), size_t(output.elements()),
-                                  type_of(input.dtype()), op_of(op), comm_, handle(stream)),
-              "ncclReduceScatter");
-    });
-}
-
-WorkPtr ProcessGroupNCCL::broadcast(const tensor_t &tensor, int root, bool is_async) const {
-    return submit("BroadCast", is_async, {tensor}, [&](const device::Stream &stream) {
-        const Bytes all = bytes_of(tensor);
-        check(nccl_,
-              nccl_.Broadcast(all.data, all.data, all.count, NcclType::i8, root, comm_,
-                              handle(stream)),
-              "ncclBroadcast");
-    });
-}
-
-// NCCL has neither Scatter nor Gather: both are a group of sends and receives.
-WorkPtr ProcessGroupNCCL::scatter(const tensor_t &output, const tensor_t &input, int root,
-                                  bool is_async) const {
-    return submit("Scatter", is_async, {output, input}, [&](const device::Stream &stream) {
-        const Bytes to = bytes_of(output);
-        check(nccl_, nccl_.GroupStart(), "ncclGroupStart");
-        for (int peer = 0; rank() == root && peer < size(); ++peer) {
-            const std::byte *part = input.data() + size_t(peer) * to.count;
-            check(nccl_, nccl_.Send(part, to.count, NcclType::i8, peer, comm_, handle(stream)),
-                  "ncclSend");
-        }
-        check(nccl_, nccl_.Recv(to.data, to.count, NcclType::i8, root, comm_, handle(stream)),
-              "ncclRecv");
-        check(nccl_, nccl_.GroupEnd(), "ncclGroupEnd");
-    });
-}
-
-WorkPtr ProcessGroupNCCL::gather(const tensor_t &output, const tensor_t &input, int root,
-                                 bool is_async) const {
-    return submit("Gather", is_async, {output, input}, [&](const device::Stream &stream) {
-        const Bytes from = bytes_of(input);
-        check(nccl_, nccl_.GroupStart(), "ncclGroupStart");
-        check(nccl_, nccl_.Send(from.data, from.count, NcclType::i8, root, comm_, handle(stream)),
-              "ncclSend");
-        for (int peer = 0; rank() == root && peer < size(); ++peer) {
-            std::byte *part = output.data() + size_t(peer) * from.count;
-            check(nccl_, nccl_.Recv(part, from.count, NcclType::i8, peer, comm_, handle(stream)),
-                  "ncclRecv");
-        }
-        check(nccl_, nccl_.GroupEnd(), "ncclGroupEnd");
-    });
-}
-
-WorkPtr ProcessGroupNCCL::send(const tensor_t &tensor, int dest_rank, bool is_async) const {
-    return submit("Send", is_async, {tensor}, [&](const device::Stream &stream) {
-        const Bytes all = bytes_of(tensor);
-        check(nccl_,
-              nccl_.Send(all.data, all.count, NcclType::i8, dest_rank, comm_, handle(stream)),
-              "ncclSend");
-    });
-}
-
-WorkPtr ProcessGroupNCCL::recv(const tensor_t &tensor, int src_rank, bool is_async) const {
-    return submit("Recv", is_async, {tensor}, [&](const device::Stream &stream) {
-        const Bytes all = bytes_of(tensor);
-        check(nccl_, nccl_.Recv(all.data, all.count, NcclType::i8, src_rank, comm_, handle(stream)),
-              "ncclRecv");
-    });
 }
 
 } // namespace llaisys::parallel

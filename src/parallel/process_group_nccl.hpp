@@ -16,18 +16,8 @@ public:
     ~ProcessGroupNCCL() override; // waits for pending calls
 
 private:
-    WorkPtr all_reduce(const tensor_t &tensor, ReduceOpType op, bool is_async) const override;
-    bool all_reduce_add(const tensor_t &sum, const tensor_t &terms) const override;
-    WorkPtr all_gather(const tensor_t &output, const tensor_t &input, bool is_async) const override;
-    WorkPtr reduce_scatter(const tensor_t &output, const tensor_t &input, ReduceOpType op,
-                           bool is_async) const override;
-    WorkPtr broadcast(const tensor_t &tensor, int root, bool is_async) const override;
-    WorkPtr scatter(const tensor_t &output, const tensor_t &input, int root,
-                    bool is_async) const override;
-    WorkPtr gather(const tensor_t &output, const tensor_t &input, int root,
-                   bool is_async) const override;
-    WorkPtr send(const tensor_t &tensor, int dest_rank, bool is_async) const override;
-    WorkPtr recv(const tensor_t &tensor, int src_rank, bool is_async) const override;
+    void enqueue(Collective *call, const device::Stream &stream) const override;
+    bool can_add(const tensor_t &terms) const override;
     // The names of 002 section 2.2.
     void InitSingleProcess(); // a group of one
     void InitMultiProcess();  // several ranks: processes, or threads with a communicator each
@@ -35,9 +25,6 @@ private:
 
     void check_device() const override;
     void abort_device() const noexcept override;
-    void *handle(const device::Stream &stream) const {
-        return runtime().handle_of(stream.native());
-    }
 
     const NcclLibrary &nccl_;
     NcclComm comm_ = nullptr;

@@ -57,16 +57,11 @@ std::unique_ptr<SharedMemoryTransport> make_transport(std::shared_ptr<void> memo
 
 bool starts_with(const std::string &text, const char *start) { return text.rfind(start, 0) == 0; }
 
-} // namespace
-
-ProcessGroupThreads::ProcessGroupThreads(const GroupOptions &options)
-    : ProcessGroupHost(options, make_transport(thread_group_memory(options), options, nullptr)) {}
-
 // ---- processes -----------------------------------------------------------------------------------
 
 // The open file behind the memory. Closing any descriptor of the file releases all record locks of
 // this process on it, so there is only one.
-class ProcessGroupShm::File {
+class File {
 public:
     explicit File(const GroupOptions &options) {
         const std::string &where = options.init_method;
@@ -147,21 +142,24 @@ private:
     std::string name_; // "/NAME" until it is unlinked
 };
 
-ProcessGroupShm::ProcessGroupShm(const GroupOptions &options)
-    : ProcessGroupShm(options, std::make_shared<File>(options)) {}
-
-ProcessGroupShm::ProcessGroupShm(const GroupOptions &options, std::shared_ptr<File> file)
-    : ProcessGroupHost(
-          options,
-          make_transport(file->map(group_rank_of(options, options.rank), int(options.ranks.size())),
-                         options, [file](int rank) { return file->is_alive(rank); })),
-      file_(std::move(file)) {
-    if (file_->has_name()) {
-        static_cast<SharedMemoryTransport &>(transport()).wait_for_all();
-        file_->unlink();
+std::unique_ptr<Transport> join_processes(const GroupOptions &options) {
+    const auto file = std::make_shared<File>(options);
+    auto transport =
+        make_transport(file->map(group_rank_of(options, options.rank), int(options.ranks.size())),
+                       options, [file](int rank) { return file->is_alive(rank); });
+    if (file->has_name()) {
+        transport->wait_for_all();
+        file->unlink();
     }
+    return transport;
 }
 
-ProcessGroupShm::~ProcessGroupShm() = default;
+} // namespace
+
+ProcessGroupThreads::ProcessGroupThreads(const GroupOptions &options)
+    : ProcessGroupHost(options, make_transport(thread_group_memory(options), options, nullptr)) {}
+
+ProcessGroupShm::ProcessGroupShm(const GroupOptions &options)
+    : ProcessGroupHost(options, join_processes(options)) {}
 
 } // namespace llaisys::parallel

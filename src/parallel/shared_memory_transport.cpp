@@ -2,10 +2,13 @@
 
 #include "base/cpu_relax.hpp"
 #include "device/cpu/usable_cores.hpp"
-#include "parallel/futex.hpp"
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
+#include <ctime>
+#include <linux/futex.h>
+#include <sys/syscall.h>
 #include <thread>
 #include <unistd.h>
 
@@ -22,6 +25,20 @@ constexpr size_t kReasonBytes = 512;
 
 enum RankStatus : uint32_t { kNotJoined = 0, kJoined = 1, kLeft = 2 };
 enum AbortState : uint32_t { kRunning = 0, kAborting = 1, kAborted = 2 };
+
+// Futex wait on a word of shared memory. Returns when woken, when the word is not `seen`, after
+// `limit`, or spuriously.
+void sleep_on(const std::atomic<uint32_t> &word, uint32_t seen, std::chrono::milliseconds limit) {
+    static_assert(sizeof word == sizeof(uint32_t));
+    timespec time{};
+    time.tv_sec = time_t(limit.count() / 1000);
+    time.tv_nsec = long(limit.count() % 1000) * 1000000;
+    syscall(SYS_futex, &word, FUTEX_WAIT, seen, &time, nullptr, 0);
+}
+
+void wake_all(const std::atomic<uint32_t> &word) {
+    syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
 
 // Whether a wrapping counter has reached `target`.
 bool has_reached(uint32_t value, uint32_t target) { return int32_t(value - target) >= 0; }
@@ -78,17 +95,10 @@ SharedMemoryTransport::Mailbox &SharedMemoryTransport::mailbox(int from, int to)
     return reinterpret_cast<Mailbox *>(base)[size_t(from) * n + size_t(to)];
 }
 
-const std::byte *SharedMemoryTransport::buffer_of(int rank) const {
-    const std::byte *base = static_cast<std::byte *>(memory_.get()) +
-                            round_up_to_page(sizeof(Header)) +
-                            round_up_to_page(size_t(world()) * sizeof(RankState));
-    return base + (size_t(rank) * 2 + (round_ & 1)) * size_t(kChunkBytes);
-}
-
-std::byte *SharedMemoryTransport::send_buffer() const {
+std::byte *SharedMemoryTransport::buffer(int rank, uint32_t round) const {
     std::byte *base = static_cast<std::byte *>(memory_.get()) + round_up_to_page(sizeof(Header)) +
                       round_up_to_page(size_t(world()) * sizeof(RankState));
-    return base + (size_t(rank()) * 2 + ((round_ + 1) & 1)) * size_t(kChunkBytes);
+    return base + (size_t(rank) * 2 + (round & 1)) * size_t(kChunkBytes);
 }
 
 SharedMemoryTransport::SharedMemoryTransport(std::shared_ptr<void> memory, const Options &options)

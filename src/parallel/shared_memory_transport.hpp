@@ -28,9 +28,9 @@ public:
     SharedMemoryTransport(std::shared_ptr<void> memory, const Options &options);
     ~SharedMemoryTransport() override;
 
-    std::byte *send_buffer() const override;
+    std::byte *send_buffer() const override { return buffer(rank(), round_ + 1); }
     void exchange(const Fingerprint &fingerprint, int64_t bytes) override;
-    const std::byte *buffer_of(int rank) const override;
+    const std::byte *buffer_of(int rank) const override { return buffer(rank, round_); }
     // A second message to the same rank waits until the first is received.
     void send_message(int to, const Fingerprint &fingerprint, const void *data,
                       int64_t bytes) override;
@@ -49,6 +49,7 @@ private:
     Header &header() const;
     RankState &rank_state(int rank) const;
     Mailbox &mailbox(int from, int to) const;
+    std::byte *buffer(int rank, uint32_t round) const;
     void join();
     template <typename Reached>
     void wait(std::atomic<uint32_t> &word, std::atomic<uint32_t> &sleepers, int peer,

@@ -1,7 +1,10 @@
 #include "parallel/socket_transport.hpp"
 
+#include "parallel/process_group_host.hpp"
+
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <poll.h>
 #include <sys/socket.h>
@@ -16,7 +19,37 @@ constexpr size_t kReasonBytes = 512;
 
 enum Kind : uint32_t { kRound = 1, kMessage = 2, kAbort = 3 };
 
+// tcp://FD:TOKEN@HOST:PORT,HOST:PORT,..
+RendezvousOptions parse(const GroupOptions &options) {
+    const std::string &where = options.init_method;
+    const char *const form = "init_method must be tcp://FD:TOKEN@HOST:PORT,.. with an address for "
+                             "each rank, got ";
+    const size_t at = where.find('@');
+    require(where.rfind("tcp://", 0) == 0 && at != std::string::npos, form,
+            at == std::string::npos ? where : where.substr(at)); // without the token
+    RendezvousOptions result;
+    char *end = nullptr;
+    const long number = std::strtol(where.c_str() + 6, &end, 10);
+    const size_t colon = size_t(end - where.c_str());
+    require(colon > 6 && *end == ':' && number >= 0 && number < 1 << 30, form, where.substr(at));
+    result.listener = int(number);
+    result.token = where.substr(colon + 1, at - colon - 1);
+    for (size_t first = at + 1; first <= where.size();) {
+        const size_t comma = std::min(where.find(',', first), where.size());
+        result.addresses.push_back(where.substr(first, comma - first));
+        first = comma + 1;
+    }
+    require(result.addresses.size() == options.ranks.size(), form, where.substr(at), " for ",
+            options.ranks.size(), " ranks");
+    result.rank = group_rank_of(options, options.rank);
+    result.timeout = options.timeout;
+    return result;
+}
+
 } // namespace
+
+ProcessGroupTcp::ProcessGroupTcp(const GroupOptions &options)
+    : ProcessGroupHost(options, std::make_unique<SocketTransport>(parse(options))) {}
 
 struct SocketTransport::Frame {
     uint32_t magic = kMagic;
@@ -214,10 +247,7 @@ void SocketTransport::exchange(const Fingerprint &fingerprint, int64_t bytes) {
     const std::lock_guard<std::mutex> lock(io_mutex_);
     throw_if_aborted();
     const uint32_t round = round_ + 1;
-    Frame frame;
-    frame.kind = kRound;
-    frame.bytes = bytes;
-    frame.fingerprint = fingerprint;
+    const Frame frame{kMagic, kRound, bytes, fingerprint};
     for (const std::unique_ptr<Peer> &peer : peers_) {
         if (peer != nullptr) {
             queue(peer.get(), frame, send_buffer());
@@ -240,10 +270,7 @@ void SocketTransport::send_message(int to, const Fingerprint &fingerprint, const
                                    int64_t bytes) {
     const std::lock_guard<std::mutex> lock(io_mutex_);
     throw_if_aborted();
-    Frame frame;
-    frame.kind = kMessage;
-    frame.bytes = bytes;
-    frame.fingerprint = fingerprint;
+    const Frame frame{kMagic, kMessage, bytes, fingerprint};
     queue(peers_[size_t(to)].get(), frame, static_cast<const std::byte *>(data));
     poll_while([to](int i, const Peer &peer) {
         return i == to && (peer.out_done < peer.out_size || peer.output_failed);
@@ -328,9 +355,7 @@ bool SocketTransport::set_aborted(const std::string &reason) noexcept {
 
 // Sends the reason without blocking. io_mutex_ must be held.
 void SocketTransport::send_abort(const std::string &reason) noexcept {
-    Frame frame;
-    frame.kind = kAbort;
-    frame.bytes = int64_t(std::min(reason.size(), kReasonBytes));
+    const Frame frame{kMagic, kAbort, int64_t(std::min(reason.size(), kReasonBytes)), {}};
     for (const std::unique_ptr<Peer> &peer : peers_) {
         if (peer == nullptr) {
             continue;

@@ -13,8 +13,9 @@ Transport::Transport(int world, int rank) : world_(world), rank_(rank) {
 }
 
 const char *op_type_name(OpType op_type) {
-    static const char *const names[] = {"AllReduce", "AllGather", "ReduceScatter", "BroadCast",
-                                        "Scatter",   "Gather",    "Send",          "Recv"};
+    static const char *const names[] = {"AllReduce",     "AllReduceAdd", "AllGather",
+                                        "ReduceScatter", "BroadCast",    "Scatter",
+                                        "Gather",        "Send",         "Recv"};
     const size_t index = size_t(op_type);
     return index < std::size(names) ? names[index] : "invalid";
 }

@@ -17,6 +17,7 @@ namespace llaisys::parallel {
 
 enum class OpType : int32_t {
     kAllReduce,
+    kAllReduceAdd,
     kAllGather,
     kReduceScatter,
     kBroadCast,

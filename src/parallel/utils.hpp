@@ -7,7 +7,7 @@ namespace llaisys::parallel {
 
 // One call of one rank, for checks and error texts.
 struct CallSite {
-    const char *call;
+    OpType type;
     const GroupOptions &options;
     int rank; // in the group
 
@@ -26,6 +26,14 @@ struct CallSite {
     void check_reduction(DType dtype, function::ReduceOpType op) const;
     // sum f32, as many terms of a real dtype.
     void check_addition(const tensor_t &sum, const tensor_t &terms) const;
+
+private:
+    // require() with the text of the call site.
+    template <typename... Args> void check(bool condition, const Args &...args) const {
+        if (!condition) {
+            fail(LLAISYS_ERROR_INVALID, text(), ": ", args...);
+        }
+    }
 };
 
 } // namespace llaisys::parallel

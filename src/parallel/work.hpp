@@ -4,7 +4,9 @@
 #include <chrono>
 #include <condition_variable>
 #include <exception>
+#include <memory>
 #include <mutex>
+#include <utility>
 
 namespace llaisys::parallel {
 
@@ -35,17 +37,48 @@ public:
 // Work that runs on a thread of this process.
 class HostWork final : public Work {
 public:
-    bool WaitBlocking(std::chrono::milliseconds timeout) override;
-    bool WaitNonBlocking() override;
-    bool IsCompleted() const override;
-    bool IsSuccess() const override;
-    void Synchronize() const override;
-    std::exception_ptr exception() const override;
+    bool WaitBlocking(std::chrono::milliseconds timeout) override {
+        std::unique_lock<std::mutex> lock(mutex_);
+        const auto is_done = [this] { return is_done_; };
+        if (timeout == std::chrono::milliseconds::zero()) {
+            done_.wait(lock, is_done);
+        } else if (!done_.wait_for(lock, timeout, is_done)) {
+            return false;
+        }
+        return error_ == nullptr;
+    }
+    bool WaitNonBlocking() override { return WaitBlocking(std::chrono::milliseconds::zero()); }
+    bool IsCompleted() const override {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return is_done_;
+    }
+    bool IsSuccess() const override {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return is_done_ && error_ == nullptr;
+    }
+    void Synchronize() const override {
+        std::unique_lock<std::mutex> lock(mutex_);
+        done_.wait(lock, [this] { return is_done_; });
+        if (error_ != nullptr) {
+            std::rethrow_exception(error_);
+        }
+    }
+    std::exception_ptr exception() const override {
+        std::lock_guard<std::mutex> lock(mutex_);
+        return error_;
+    }
     void *ready_event() const override { return nullptr; }
     void *done_event() const override { return nullptr; }
 
     // Called once, by the thread that runs the work; null: success.
-    void Finish(std::exception_ptr error);
+    void Finish(std::exception_ptr error) {
+        {
+            std::lock_guard<std::mutex> lock(mutex_);
+            is_done_ = true;
+            error_ = std::move(error);
+        }
+        done_.notify_all();
+    }
 
 private:
     mutable std::mutex mutex_;
@@ -53,5 +86,12 @@ private:
     bool is_done_ = false;
     std::exception_ptr error_;
 };
+
+// For calls that are complete when they return.
+inline std::shared_ptr<Work> completed_work() {
+    auto work = std::make_shared<HostWork>();
+    work->Finish(nullptr);
+    return work;
+}
 
 } // namespace llaisys::parallel
