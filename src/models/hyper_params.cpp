@@ -1,8 +1,5 @@
 #include "models/hyper_params.hpp"
 
-#include "models/decoder/latent_attention.hpp"
-#include "models/decoder/moe.hpp"
-
 #include <cmath>
 #include <vector>
 
@@ -57,6 +54,43 @@ void check_variants(const LlaisysDecoderMeta &meta) {
     for (size_t i = 0; i < frequencies; ++i) {
         require(std::isfinite(meta.layer_inv_freqs[i]), "meta.layer_inv_freqs[", i,
                 "] must be finite, got ", meta.layer_inv_freqs[i]);
+    }
+}
+
+void check_latent(const LlaisysDecoderMeta &meta) {
+    if (meta.kv_rank == 0) {
+        return;
+    }
+    constexpr size_t kMostRank = 1 << 16;
+    check_size("kv_rank", meta.kv_rank, 1024);
+    check_size("rope_dim", meta.rope_dim, meta.dh - 1);
+    check_size("v_dim", meta.v_dim, 1024);
+    require(meta.rope_dim % 2 == 0, "meta.rope_dim must be even, got ", meta.rope_dim);
+    require(meta.q_rank <= kMostRank, "meta.q_rank must be at most ", kMostRank, ", got ",
+            meta.q_rank);
+    check_positive("latent_epsilon", meta.latent_epsilon);
+    require(meta.nkvh == 1, "meta.nkvh must be 1 with meta.kv_rank, got ", meta.nkvh);
+    require(meta.layer_inv_freqs == nullptr && meta.has_row_norms == 0 &&
+                meta.attention_soft_cap == 0 && meta.has_sinks == 0,
+            "meta.kv_rank does not support layer_inv_freqs, has_row_norms, attention_soft_cap and "
+            "has_sinks");
+}
+
+void check_moe(const LlaisysDecoderMeta &meta) {
+    if (meta.n_experts == 0) {
+        return;
+    }
+    check_size("n_experts", meta.n_experts, 4096);
+    check_size("n_experts_used", meta.n_experts_used, meta.n_experts);
+    check_size("moe_di", meta.moe_di, size_t(1) << 22);
+    require(meta.shared_di <= size_t(1) << 22, "meta.shared_di must be at most ", size_t(1) << 22,
+            ", got ", meta.shared_di);
+    require(meta.moe_has_shared_gate == 0 || meta.shared_di > 0,
+            "meta.moe_has_shared_gate needs meta.shared_di");
+    for (const float value : {meta.moe_scale, meta.moe_limit, meta.moe_alpha}) {
+        require(std::isfinite(value) && value >= 0,
+                "meta.moe_scale, moe_limit and moe_alpha must be finite and at least 0, got ",
+                value);
     }
 }
 

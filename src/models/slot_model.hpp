@@ -22,6 +22,11 @@ protected:
     SlotModel(ModelSpec spec, const ModelPlacement &placement)
         : Model(std::move(spec)), table_(placement.device, placement.device_id), packed_(table_) {}
 
+    // Activations are f32 on the CPU and have the weights' dtype elsewhere.
+    DType activation_dtype(DType of_weights) const {
+        return table_.device() == LLAISYS_DEVICE_CPU ? LLAISYS_DTYPE_F32 : of_weights;
+    }
+
     Weights weights_{};
     runtime::WeightTable table_;
     runtime::PackedWeights packed_;

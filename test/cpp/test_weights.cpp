@@ -146,11 +146,11 @@ TEST(slots_owned_by_the_table_are_empty_and_have_stable_addresses) {
     WeakStorage storage;
     {
         WeightTable table(LLAISYS_DEVICE_CPU, 0);
-        llaisysTensor_t *first = table.add_layers("q0", 2, {4, 4});
+        llaisysTensor_t *first = table.add_layers("q0", {true, true}, {4, 4});
         CHECK(first[0] == nullptr && first[1] == nullptr);
         table.replace("q0", 1, make({4, 4}, &storage));
         for (int i = 1; i < 50; ++i) {
-            table.add_layers(text("q", i), 2, {4, 4}, true);
+            table.add_layers(text("q", i), {true, true}, {4, 4}, true);
         }
         CHECK(first[1] != nullptr && first[1]->tensor.storage() == storage.lock());
         CHECK_THROWS(table.check_complete(), "q0 of layer 0 is missing");

@@ -56,7 +56,7 @@ public:
                  ForwardOutput *output) override;
 
 private:
-    // Buffers of a forward over n tokens, of activation_dtype() unless noted.
+    // Buffers of a forward over n tokens, of the activation dtype unless noted.
     struct Activations {
         // f32: of a pending LoRA product; only with LoRA slots.
         Tensor lora_terms;
@@ -99,10 +99,6 @@ private:
     void store_aux_hidden(const device::Stream &stream, int32_t layer, const Activations &act,
                           const ops::Residual &residual, const Tensor &hidden) const;
     void embed(const device::Stream &stream, const ModelInput &input, const Activations &act) const;
-    // The residual stream before the first layer of this stage: embeddings, or received.
-    void begin_stage(const device::Stream &stream, const ModelInput &input,
-                     const Activations &act) const;
-    DType activation_dtype() const;
     ops::Norm norm(llaisysTensor_t weight, llaisysTensor_t bias, const Tensor &normed) const;
     ops::Norm out_norm(const Activations &act) const;
     // Norm of layer `index` before attention, or before the MLP. Without one: NormKind::none.

@@ -5,33 +5,7 @@
 #include "ops/rms_norm/op.hpp"
 #include "ops/rope/op.hpp"
 
-#include <cmath>
-
 namespace llaisys::models {
-
-void check_latent(const LlaisysDecoderMeta &meta) {
-    if (meta.kv_rank == 0) {
-        return;
-    }
-    constexpr size_t kMostRank = 1 << 16;
-    const auto check = [](const char *name, size_t value, size_t limit) {
-        require(value >= 1 && value <= limit, "meta.", name, " must be in [1, ", limit, "], got ",
-                value);
-    };
-    check("kv_rank", meta.kv_rank, 1024);
-    check("rope_dim", meta.rope_dim, meta.dh - 1);
-    check("v_dim", meta.v_dim, 1024);
-    require(meta.rope_dim % 2 == 0, "meta.rope_dim must be even, got ", meta.rope_dim);
-    require(meta.q_rank <= kMostRank, "meta.q_rank must be at most ", kMostRank, ", got ",
-            meta.q_rank);
-    require(std::isfinite(meta.latent_epsilon) && meta.latent_epsilon > 0,
-            "meta.latent_epsilon must be finite and above 0, got ", meta.latent_epsilon);
-    require(meta.nkvh == 1, "meta.nkvh must be 1 with meta.kv_rank, got ", meta.nkvh);
-    require(meta.layer_inv_freqs == nullptr && meta.has_row_norms == 0 &&
-                meta.attention_soft_cap == 0 && meta.has_sinks == 0,
-            "meta.kv_rank does not support layer_inv_freqs, has_row_norms, attention_soft_cap and "
-            "has_sinks");
-}
 
 LatentAttention::LatentAttention(const LlaisysDecoderMeta &meta)
     : rank_(int64_t(meta.kv_rank)), q_rank_(int64_t(meta.q_rank)),
@@ -42,33 +16,21 @@ LatentAttention::LatentAttention(const LlaisysDecoderMeta &meta)
 void LatentAttention::register_slots(LlaisysDecoderWeights *weights, runtime::WeightTable *table,
                                      runtime::PackedWeights *packed) {
     weights_ = weights;
-    const auto add = [&](const char *name, llaisysTensor_t **slots, const Shape &shape) {
-        *slots = table->add_layers(name, int(layers_.size()), shape);
-    };
-    // n_heads 0: one weight; otherwise one per head.
-    const auto add_linear = [&](const char *name, llaisysTensor_t **slots, const Shape &shape,
-                                runtime::PackedWeight Layer::*to, int64_t n_heads = 0) {
-        add(name, slots, shape);
-        for (size_t i = 0; i < layers_.size(); ++i) {
-            if (n_heads > 0) {
-                packed->add_experts(*slots + i, &(layers_[i].*to), n_heads);
-            } else {
-                packed->add(*slots + i, &(layers_[i].*to));
-            }
-        }
-    };
+    runtime::LayerSlots<Layer> slots(table, packed, &layers_,
+                                     std::vector<bool>(layers_.size(), true));
     if (q_rank_ > 0) {
-        add_linear("attn_q_a_w", &weights->attn_q_a_w, {q_rank_, hidden_}, &Layer::q_a);
-        add("attn_q_a_norm_w", &weights->attn_q_a_norm_w, {q_rank_});
+        slots.add_linear("attn_q_a_w", &weights->attn_q_a_w, {q_rank_, hidden_}, &Layer::q_a);
+        slots.add("attn_q_a_norm_w", &weights->attn_q_a_norm_w, {q_rank_});
     }
-    add_linear("attn_q_w", &weights->attn_q_w,
-               {heads_ * head_dim_, q_rank_ > 0 ? q_rank_ : hidden_}, &Layer::q);
-    add_linear("attn_kv_a_w", &weights->attn_kv_a_w, {rank_ + rope_dim_, hidden_}, &Layer::kv_a);
-    add("attn_kv_a_norm_w", &weights->attn_kv_a_norm_w, {rank_});
-    add_linear("attn_k_b_w", &weights->attn_k_b_w, {heads_ * rank_, head_dim_ - rope_dim_},
-               &Layer::k_b, heads_);
-    add_linear("attn_v_b_w", &weights->attn_v_b_w, {heads_ * value_dim_, rank_}, &Layer::v_b,
-               heads_);
+    slots.add_linear("attn_q_w", &weights->attn_q_w,
+                     {heads_ * head_dim_, q_rank_ > 0 ? q_rank_ : hidden_}, &Layer::q);
+    slots.add_linear("attn_kv_a_w", &weights->attn_kv_a_w, {rank_ + rope_dim_, hidden_},
+                     &Layer::kv_a);
+    slots.add("attn_kv_a_norm_w", &weights->attn_kv_a_norm_w, {rank_});
+    slots.add_linear("attn_k_b_w", &weights->attn_k_b_w, {heads_ * rank_, head_dim_ - rope_dim_},
+                     &Layer::k_b, nullptr, heads_);
+    slots.add_linear("attn_v_b_w", &weights->attn_v_b_w, {heads_ * value_dim_, rank_}, &Layer::v_b,
+                     nullptr, heads_);
 }
 
 LatentAttention::Buffers LatentAttention::allocate(runtime::Workspace &workspace, int64_t n,

@@ -19,9 +19,6 @@
 
 namespace llaisys::models {
 
-// Throws naming the field, the value and the limit; a meta without latent attention passes.
-void check_latent(const LlaisysDecoderMeta &meta);
-
 class LatentAttention {
 public:
     // meta: of this rank.

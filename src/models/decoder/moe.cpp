@@ -4,15 +4,11 @@
 #include "ops/scale/op.hpp"
 #include "ops/swiglu/op.hpp"
 
-#include <cmath>
-
 namespace llaisys::models {
 
-namespace {
+using runtime::tensor_at;
 
-const Tensor *tensor_at(const llaisysTensor_t *slots, size_t i) {
-    return slots != nullptr && slots[i] != nullptr ? &slots[i]->tensor : nullptr;
-}
+namespace {
 
 // A stacked bias [count * out] as [count, out].
 Tensor stacked(const Tensor *bias, int64_t count) {
@@ -22,28 +18,6 @@ Tensor stacked(const Tensor *bias, int64_t count) {
 const Tensor *or_null(const Tensor &tensor) { return tensor.defined() ? &tensor : nullptr; }
 
 } // namespace
-
-void check_moe(const LlaisysDecoderMeta &meta) {
-    if (meta.n_experts == 0) {
-        return;
-    }
-    const auto check = [](const char *name, size_t value, size_t limit) {
-        require(value >= 1 && value <= limit, "meta.", name, " must be in [1, ", limit, "], got ",
-                value);
-    };
-    check("n_experts", meta.n_experts, 4096);
-    check("n_experts_used", meta.n_experts_used, meta.n_experts);
-    check("moe_di", meta.moe_di, size_t(1) << 22);
-    require(meta.shared_di <= size_t(1) << 22, "meta.shared_di must be at most ", size_t(1) << 22,
-            ", got ", meta.shared_di);
-    require(meta.moe_has_shared_gate == 0 || meta.shared_di > 0,
-            "meta.moe_has_shared_gate needs meta.shared_di");
-    for (const float value : {meta.moe_scale, meta.moe_limit, meta.moe_alpha}) {
-        require(std::isfinite(value) && value >= 0,
-                "meta.moe_scale, moe_limit and moe_alpha must be finite and at least 0, got ",
-                value);
-    }
-}
 
 MoeLayers::MoeLayers(const LlaisysDecoderMeta &meta,
                      std::shared_ptr<const parallel::ProcessGroup> group)
@@ -73,47 +47,33 @@ void MoeLayers::register_slots(LlaisysDecoderWeights *weights, runtime::WeightTa
     const int64_t count = int64_t(meta_.n_experts);
     const int64_t inner = int64_t(meta_.moe_di);
     const int64_t shared = int64_t(meta_.shared_di);
-    const auto add = [&](const char *name, llaisysTensor_t **slots, const Shape &shape) {
-        *slots = table->add_layers(name, is_moe_, shape);
-    };
-    // n_experts 0: one weight.
-    const auto add_linear = [&](const char *name, llaisysTensor_t **slots, const Shape &shape,
-                                runtime::PackedWeight Layer::*to, int64_t n_experts) {
-        add(name, slots, shape);
-        for (size_t i = 0; i < layers_.size(); ++i) {
-            if (!is_moe_[i]) {
-                continue;
-            }
-            if (n_experts > 0) {
-                packed->add_experts(*slots + i, &(layers_[i].*to), n_experts);
-            } else {
-                packed->add(*slots + i, &(layers_[i].*to));
-            }
-        }
-    };
-    add_linear("moe_router_w", &weights->moe_router_w, {count, hidden}, &Layer::router, 0);
+    runtime::LayerSlots<Layer> slots(table, packed, &layers_, is_moe_);
+    slots.add_linear("moe_router_w", &weights->moe_router_w, {count, hidden}, &Layer::router);
     if (meta_.moe_has_score_bias != 0) {
-        add("moe_score_b", &weights->moe_score_b, {count});
+        slots.add("moe_score_b", &weights->moe_score_b, {count});
     }
-    add_linear("moe_gate_w", &weights->moe_gate_w, {count * inner, hidden}, &Layer::gate, count);
-    add_linear("moe_up_w", &weights->moe_up_w, {count * inner, hidden}, &Layer::up, count);
-    add_linear("moe_down_w", &weights->moe_down_w, {count * hidden, inner}, &Layer::down, count);
+    slots.add_linear("moe_gate_w", &weights->moe_gate_w, {count * inner, hidden}, &Layer::gate,
+                     nullptr, count);
+    slots.add_linear("moe_up_w", &weights->moe_up_w, {count * inner, hidden}, &Layer::up, nullptr,
+                     count);
+    slots.add_linear("moe_down_w", &weights->moe_down_w, {count * hidden, inner}, &Layer::down,
+                     nullptr, count);
     if (meta_.moe_has_bias != 0) {
-        add("moe_router_b", &weights->moe_router_b, {count});
-        add("moe_gate_b", &weights->moe_gate_b, {count * inner});
-        add("moe_up_b", &weights->moe_up_b, {count * inner});
-        add("moe_down_b", &weights->moe_down_b, {count * hidden});
+        slots.add("moe_router_b", &weights->moe_router_b, {count});
+        slots.add("moe_gate_b", &weights->moe_gate_b, {count * inner});
+        slots.add("moe_up_b", &weights->moe_up_b, {count * inner});
+        slots.add("moe_down_b", &weights->moe_down_b, {count * hidden});
     }
     if (shared > 0) {
-        add_linear("shared_gate_w", &weights->shared_gate_w, {shared, hidden}, &Layer::shared_gate,
-                   0);
-        add_linear("shared_up_w", &weights->shared_up_w, {shared, hidden}, &Layer::shared_up, 0);
-        add_linear("shared_down_w", &weights->shared_down_w, {hidden, shared}, &Layer::shared_down,
-                   0);
+        slots.add_linear("shared_gate_w", &weights->shared_gate_w, {shared, hidden},
+                         &Layer::shared_gate);
+        slots.add_linear("shared_up_w", &weights->shared_up_w, {shared, hidden}, &Layer::shared_up);
+        slots.add_linear("shared_down_w", &weights->shared_down_w, {hidden, shared},
+                         &Layer::shared_down);
     }
     if (meta_.moe_has_shared_gate != 0) {
-        add_linear("shared_scale_w", &weights->shared_scale_w, {1, hidden}, &Layer::shared_scale,
-                   0);
+        slots.add_linear("shared_scale_w", &weights->shared_scale_w, {1, hidden},
+                         &Layer::shared_scale);
     }
 }
 

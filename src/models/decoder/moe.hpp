@@ -16,16 +16,11 @@
 
 namespace llaisys::models {
 
-// Throws naming the field, the value and the limit; a meta without experts passes.
-void check_moe(const LlaisysDecoderMeta &meta);
-
 class MoeLayers {
 public:
     // meta: of this rank; meta.moe_layers may be null.
     MoeLayers(const LlaisysDecoderMeta &meta, std::shared_ptr<const parallel::ProcessGroup> group);
 
-    // Which layers have experts; all false without a mixture of experts.
-    const std::vector<bool> &is_moe() const { return is_moe_; }
     bool has(size_t layer) const { return is_moe_[layer]; }
     bool has_any() const { return meta_.n_experts > 0; }
     // Layers with a dense MLP.
@@ -85,7 +80,7 @@ private:
 
     LlaisysDecoderMeta meta_; // sizes of this rank
     std::shared_ptr<const parallel::ProcessGroup> group_;
-    std::vector<bool> is_moe_;
+    std::vector<bool> is_moe_; // by layer
     std::vector<Layer> layers_;
     const LlaisysDecoderWeights *weights_ = nullptr;
 };

@@ -92,14 +92,10 @@ void DraftHead::register_slots() {
     add_linear("mlp_down_w", &w.mlp_down_w, {hidden, inner}, &down_);
 }
 
-DType DraftHead::activation_dtype() const {
-    return table_.device() == LLAISYS_DEVICE_CPU ? LLAISYS_DTYPE_F32 : meta_.decoder.dtype;
-}
-
 DraftHead::Activations DraftHead::allocate_activations(runtime::Workspace &workspace,
                                                        int64_t n) const {
     const LlaisysDecoderMeta &meta = meta_.decoder;
-    const DType dtype = activation_dtype();
+    const DType dtype = activation_dtype(meta.dtype);
     const auto take = [&](size_t size) { return workspace.allocate({n, int64_t(size)}, dtype); };
     Activations act;
     for (Tensor *tensor : {&act.residual, &act.fused}) {
@@ -134,7 +130,7 @@ void DraftHead::norm(const device::Stream &stream, const Tensor &out, const Tens
 
 const Tensor &DraftHead::to_activation_dtype(const device::Stream &stream, const Tensor &in,
                                              const Tensor &buffer) const {
-    if (activation_dtype() == LLAISYS_DTYPE_F32) {
+    if (activation_dtype(meta_.decoder.dtype) == LLAISYS_DTYPE_F32) {
         return in;
     }
     ops::embedding(stream, buffer, row_indices_.slice(0, 0, in.size(0)), in);
@@ -146,7 +142,7 @@ void DraftHead::forward(const device::Stream &stream, runtime::Workspace &worksp
                         ForwardOutput *output) {
     require(!input.hidden_rows.defined(), "tokens of a draft head cannot be pooled");
     const Activations act = allocate_activations(workspace, input.n_tokens);
-    if (activation_dtype() != LLAISYS_DTYPE_F32 &&
+    if (activation_dtype(meta_.decoder.dtype) != LLAISYS_DTYPE_F32 &&
         (!row_indices_.defined() || row_indices_.size(0) < input.n_tokens)) {
         std::vector<int64_t> numbers(static_cast<size_t>(input.n_tokens));
         std::iota(numbers.begin(), numbers.end(), 0);
@@ -188,8 +184,8 @@ void DraftHead::fuse(const device::Stream &stream, const ModelInput &input,
     }
     const Tensor &feature =
         has_norms ? act.normed : to_activation_dtype(stream, input.embeddings, act.feature);
-    const Tensor *bias = weights_.fuse_b != nullptr ? &weights_.fuse_b->tensor : nullptr;
-    const ops::LinearPart token{&fuse_token_.weight, bias, &act.fused};
+    const ops::LinearPart token{&fuse_token_.weight, runtime::tensor_at(&weights_.fuse_b, 0),
+                                &act.fused};
     const ops::LinearPart hidden{&fuse_hidden_.weight, nullptr, &act.residual};
     ops::linear(stream, act.token, &token, 1);
     ops::linear(stream, feature, &hidden, 1);
@@ -197,12 +193,10 @@ void DraftHead::fuse(const device::Stream &stream, const ModelInput &input,
 }
 
 void DraftHead::project(const device::Stream &stream, const Activations &act) const {
-    const auto vector = [](llaisysTensor_t slot) {
-        return slot != nullptr ? &slot->tensor : nullptr;
-    };
-    const ops::LinearPart parts[] = {{&q_.weight, vector(weights_.attn_q_b), &act.q},
-                                     {&k_.weight, vector(weights_.attn_k_b), &act.k},
-                                     {&v_.weight, vector(weights_.attn_v_b), &act.v}};
+    const ops::LinearPart parts[] = {
+        {&q_.weight, runtime::tensor_at(&weights_.attn_q_b, 0), &act.q},
+        {&k_.weight, runtime::tensor_at(&weights_.attn_k_b, 0), &act.k},
+        {&v_.weight, runtime::tensor_at(&weights_.attn_v_b, 0), &act.v}};
     if (is(LLAISYS_DRAFT_HEAD_EAGLE)) {
         return ops::linear(stream, to_activation_dtype(stream, act.residual, act.normed), parts, 3);
     }

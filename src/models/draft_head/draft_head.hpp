@@ -33,7 +33,6 @@ private:
     };
 
     bool is(LlaisysDraftHeadKind kind) const { return meta_.kind == kind; }
-    DType activation_dtype() const;
     void register_slots();
     Activations allocate_activations(runtime::Workspace &workspace, int64_t n) const;
     // Writes act.token (embeddings) and act.residual (start of the residual stream).

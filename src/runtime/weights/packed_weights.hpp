@@ -26,12 +26,9 @@ public:
     // The table outlives this.
     explicit PackedWeights(WeightTable &table) : table_(table) {}
 
-    // *slot is the weight of a product. The pointers must stay valid.
-    void add(llaisysTensor_t *slot, PackedWeight *packed) {
-        slots_.push_back({slot, packed, false, nullptr, 0, 0});
-    }
-    // The same for the weights of n_experts experts, stacked along the rows.
-    void add_experts(llaisysTensor_t *slot, PackedWeight *packed, int64_t n_experts) {
+    // *slot is the weight of a product. n_experts above 0: the weights of so many experts, stacked
+    // along the rows. The pointers must stay valid.
+    void add(llaisysTensor_t *slot, PackedWeight *packed, int64_t n_experts = 0) {
         slots_.push_back({slot, packed, false, nullptr, 0, n_experts});
     }
     // The same for a weight of out_features rows, appended to a fused buffer.
@@ -71,6 +68,41 @@ private:
     WeightTable &table_;
     std::vector<Slot> slots_;
     uint64_t prepared_ = 0; // fingerprint of the table that the packed weights belong to
+};
+
+// Adds fields of several layers to a table, and the packed weights of those that are products. The
+// objects must outlive their slots.
+template <typename Layer> class LayerSlots {
+public:
+    // which [layers->size()]: the layers that have the fields.
+    LayerSlots(WeightTable *table, PackedWeights *packed, std::vector<Layer> *layers,
+               std::vector<bool> which)
+        : table_(*table), packed_(*packed), layers_(*layers), which_(std::move(which)) {}
+
+    void add(const char *name, llaisysTensor_t **slots, const Shape &shape,
+             bool is_optional = false) {
+        *slots = table_.add_layers(name, which_, shape, is_optional);
+    }
+    // buffer: of a weight that is a part of a fused buffer; n_experts: as in PackedWeights::add.
+    void add_linear(const char *name, llaisysTensor_t **slots, const Shape &shape,
+                    PackedWeight Layer::*packed, ops::LinearBuffer Layer::*buffer = nullptr,
+                    int64_t n_experts = 0) {
+        add(name, slots, shape);
+        for (size_t i = 0; i < layers_.size(); ++i) {
+            PackedWeight *weight = &(layers_[i].*packed);
+            if (which_[i] && buffer != nullptr) {
+                packed_.add(*slots + i, weight, &(layers_[i].*buffer), shape[0]);
+            } else if (which_[i]) {
+                packed_.add(*slots + i, weight, n_experts);
+            }
+        }
+    }
+
+private:
+    WeightTable &table_;
+    PackedWeights &packed_;
+    std::vector<Layer> &layers_;
+    std::vector<bool> which_;
 };
 
 } // namespace llaisys::runtime

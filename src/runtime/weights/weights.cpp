@@ -42,17 +42,11 @@ void WeightTable::add_layers(const std::string &name, llaisysTensor_t *slots, in
     fields_.push_back({name, slots, n_layers, true, is_optional, shape, {}});
 }
 
-llaisysTensor_t *WeightTable::add_layers(const std::string &name, int n_layers, const Shape &shape,
-                                         bool is_optional) {
-    own_slots_.emplace_back(size_t(n_layers), nullptr);
-    add_layers(name, own_slots_.back().data(), n_layers, shape, is_optional);
-    return own_slots_.back().data();
-}
-
 llaisysTensor_t *WeightTable::add_layers(const std::string &name, const std::vector<bool> &layers,
-                                         const Shape &shape) {
-    llaisysTensor_t *slots = add_layers(name, int(layers.size()), shape);
-    fields_.back().layers = layers;
+                                         const Shape &shape, bool is_optional) {
+    own_slots_.emplace_back(layers.size(), nullptr);
+    llaisysTensor_t *slots = own_slots_.back().data();
+    fields_.push_back({name, slots, int(layers.size()), true, is_optional, shape, layers});
     return slots;
 }
 

@@ -14,6 +14,11 @@
 
 namespace llaisys::runtime {
 
+// The tensor in slots[i]; null: none.
+inline const Tensor *tensor_at(const llaisysTensor_t *slots, size_t i) {
+    return slots != nullptr && slots[i] != nullptr ? &slots[i]->tensor : nullptr;
+}
+
 // Stores new_handle in *slot and destroys the previous handle unless it is the same or one of
 // `others` holds it too.
 void replace_slot(llaisysTensor_t *slot, llaisysTensor_t new_handle,
@@ -45,12 +50,10 @@ public:
                     bool is_optional = false);
     void add_layers(const std::string &name, llaisysTensor_t *slots, int n_layers,
                     const Shape &shape, bool is_optional = false);
-    // The same with empty slots owned by the table; returns their stable address.
-    llaisysTensor_t *add_layers(const std::string &name, int n_layers, const Shape &shape,
-                                bool is_optional = false);
-    // The same for a field that only some layers have.
+    // The same for a field that some layers have, with empty slots owned by the table; returns their
+    // stable address.
     llaisysTensor_t *add_layers(const std::string &name, const std::vector<bool> &layers,
-                                const Shape &shape);
+                                const Shape &shape, bool is_optional = false);
 
     // Takes ownership of the handle, or throws and changes nothing.
     void replace(const std::string &field, int layer, llaisysTensor_t handle) {
