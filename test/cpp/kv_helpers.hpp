@@ -2,6 +2,7 @@
 #pragma once
 
 #include "check.hpp"
+#include "kv_integrity.hpp"
 #include "runtime/kv_cache/kv_cache.hpp"
 
 #include <limits>
@@ -44,7 +45,7 @@ inline KvStatus put(KvCache &cache, const Batch &batch, std::vector<SlotPlan> *p
     const KvStatus status = cache.prepare(&ubatch, 1, plans);
     if (status == LLAISYS_KV_OK) {
         cache.apply_ubatch((*plans)[0], ubatch);
-        cache.check_integrity();
+        check_integrity(cache);
     }
     return status;
 }

@@ -22,11 +22,11 @@ public:
         }
     }
     int64_t n_long(AttentionMetadataBuilder *builder, int64_t n_padded) const {
-        BlockStep blocks{};
+        LlaisysStepInput blocks{};
         blocks.slot_mapping = slots_.data();
         blocks.n_seq = n_;
         blocks.block_tables = tables_.data();
-        blocks.width = 1;
+        blocks.block_table_width = 1;
         UbatchRange range;
         range.n = n_;
         builder->build_block(step_, range, blocks, 16, rows_);

@@ -12,11 +12,20 @@ struct Tables {
     std::vector<int32_t> slots{0, 1, 12}, lens{6, 1}, tables{2, 0, -1, 3, -1, -1};
     BlockTables checker{4, 16, 11};
 
-    const std::vector<int32_t> &check() {
-        return checker.check({int32_t(positions.size()), positions.data(), seq_ids.data(),
-                              slots.data(), int32_t(lens.size()), lens.data(), batch.data(),
-                              tables.data(), 3});
+    LlaisysStepInput input() const {
+        LlaisysStepInput step{};
+        step.n_tokens = int32_t(positions.size());
+        step.positions = positions.data();
+        step.seq_ids = seq_ids.data();
+        step.slot_mapping = slots.data();
+        step.n_seq = int32_t(lens.size());
+        step.context_lens = lens.data();
+        step.batch_seq_ids = batch.data();
+        step.block_tables = tables.data();
+        step.block_table_width = 3;
+        return step;
     }
+    const std::vector<int32_t> &check() { return checker.check(input()); }
 };
 
 template <typename Change> void refused(std::initializer_list<const char *> parts, Change change) {
@@ -35,9 +44,15 @@ TEST(block_tables_give_the_row_of_each_token) {
     t.positions = {0, 5, 0};
     t.slots = {12, 1, 8};
     CHECK_EQ(joined(t.check()), "1 0 0");
-    const int64_t pos = 0, zero = 0;
-    const int32_t slot = 4, len = 1, block = 1;
-    CHECK_EQ(joined(t.checker.check({1, &pos, nullptr, &slot, 1, &len, &zero, &block, 1})), "0");
+    Tables one;
+    one.positions = {0};
+    one.slots = {4};
+    one.lens = {1};
+    one.batch = {0};
+    one.tables = {1, -1, -1};
+    LlaisysStepInput of_sequence_0 = one.input();
+    of_sequence_0.seq_ids = nullptr;
+    CHECK_EQ(joined(one.checker.check(of_sequence_0)), "0");
 }
 
 TEST(block_tables_reject_invalid_steps) {
@@ -64,13 +79,11 @@ TEST(block_tables_reject_invalid_steps) {
         t.slots[1] = 0;
     });
     Tables t;
-    const auto refuse_null = [&](BlockStep step, const char *field) {
+    const auto refuse_null = [&](const LlaisysStepInput &step, const char *field) {
         check::throws(__FILE__, __LINE__, field, {field, "NULL"}, [&] { t.checker.check(step); });
     };
-    const BlockStep good{3, t.positions.data(), t.seq_ids.data(), t.slots.data(),
-                         2, t.lens.data(),      t.batch.data(),   t.tables.data(),
-                         3};
-    BlockStep bad = good;
+    const LlaisysStepInput good = t.input();
+    LlaisysStepInput bad = good;
     bad.positions = nullptr;
     refuse_null(bad, "positions");
     bad = good;
@@ -86,7 +99,7 @@ TEST(block_tables_reject_invalid_steps) {
     bad.block_tables = nullptr;
     refuse_null(bad, "block_tables");
     bad = good;
-    bad.width = 0;
+    bad.block_table_width = 0;
     CHECK_THROWS(t.checker.check(bad), "block_table_width", "0");
     CHECK_EQ(joined(t.checker.check(good)), "0 0 1"); // a rejected step has no effect
 }

@@ -131,7 +131,7 @@ private:
         for (size_t u = 0; u < n; ++u) {
             cache_.apply_ubatch(plans_[u], ubatches[u]);
         }
-        cache_.check_integrity();
+        check_integrity(cache_);
         while (n-- > 0) {
             cache_.rollback_ubatch(plans_[n], ubatches[n]);
         }
@@ -160,7 +160,7 @@ private:
 
     void compare() {
         CHECK_EQ(state_without_tokens(cache_), naive_.state());
-        cache_.check_integrity();
+        check_integrity(cache_);
         const std::vector<int64_t> set{any(0, 6), any(0, 6), any(0, 6)};
         CHECK_EQ(listed(cache_, set), naive_.list(set));
         CHECK_EQ(listed(cache_, {set[0]}), naive_.list({set[0]}));

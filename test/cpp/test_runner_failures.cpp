@@ -1,6 +1,7 @@
 // Runner failures (rollback, full cache, invalid input), steady state, sampling and slot copies.
 #include "fake_device.hpp"
 #include "fake_model.hpp"
+#include "kv_integrity.hpp"
 
 using namespace fake;
 
@@ -44,7 +45,7 @@ TEST(failure_in_any_micro_batch_is_rolled_back) {
         rig.model.forwards_until_failure = failing;
         CHECK_THROWS(rig.step(step), "the fake forward failed");
         CHECK_EQ(rig.state(), before);
-        rig.runner.cells()->check_integrity();
+        kv_test::check_integrity(*rig.runner.cells());
         CHECK_EQ(rig.runner.output().n_rows(), 0);
         CHECK(rig.runner.host_rows() == nullptr);
 

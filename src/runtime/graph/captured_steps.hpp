@@ -69,12 +69,31 @@ public:
         allow_trials(false);
     }
 
-    void clear();
+    void clear() {
+        if (graphs_.empty()) {
+            return;
+        }
+        stream_.synchronize();
+        for (const auto &entry : graphs_) {
+            stream_.runtime().destroy_graph(entry.second);
+        }
+        graphs_.clear();
+    }
     size_t count() const { return graphs_.size(); }
 
 private:
-    void allow_trials(bool are_allowed);
-    void discard_capture();
+    void allow_trials(bool are_allowed) {
+        if (stream_.runtime().allow_trials != nullptr) {
+            stream_.runtime().allow_trials(stream_.native(), are_allowed);
+        }
+    }
+    // Ends and discards a capture after an error.
+    void discard_capture() {
+        try {
+            stream_.runtime().destroy_graph(stream_.runtime().end_capture(stream_.native()));
+        } catch (const Error &) { // the error inside the capture is reported
+        }
+    }
 
     const device::Stream &stream_;
     std::map<Key, void *> graphs_;

@@ -27,11 +27,18 @@ public:
         : workspace_(workspace), sizer_(std::move(sizer)) {}
 
     // Reserves memory for steps of up to this size.
-    void reserve(const GraphParams &params);
+    void reserve(const GraphParams &params) {
+        if (!can_reuse(params)) {
+            alloc(params);
+            ++counters_.reserved;
+        }
+    }
     // Whether a step of this size runs without allocation.
-    bool can_reuse(const GraphParams &params) const;
+    bool can_reuse(const GraphParams &params) const {
+        return sizer_(params) <= workspace_.capacity();
+    }
     // Grows the workspace to this size.
-    void alloc(const GraphParams &params);
+    void alloc(const GraphParams &params) { workspace_.reserve(sizer_(params)); }
     // alloc() unless can_reuse(), then body() with the workspace empty.
     template <typename Body> void run(const GraphParams &params, const Body &body) {
         if (can_reuse(params)) {

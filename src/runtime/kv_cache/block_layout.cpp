@@ -16,10 +16,11 @@ BlockTables::BlockTables(int32_t block_size, int32_t n_slots, int64_t max_positi
     written_.assign(size_t(n_slots), 0);
 }
 
-const std::vector<int32_t> &BlockTables::check(const BlockStep &step) {
+const std::vector<int32_t> &BlockTables::check(const LlaisysStepInput &step) {
     require(step.n_tokens >= 1, "n_tokens must be at least 1, got ", step.n_tokens);
     require(step.n_seq >= 1, "n_seq must be at least 1 in the BLOCK layout, got ", step.n_seq);
-    require(step.width >= 1, "block_table_width must be at least 1, got ", step.width);
+    require(step.block_table_width >= 1, "block_table_width must be at least 1, got ",
+            step.block_table_width);
     require(step.positions != nullptr, "positions is NULL; the BLOCK layout needs them");
     require(step.slot_mapping != nullptr, "slot_mapping is NULL; the BLOCK layout needs it");
     require(step.context_lens != nullptr, "context_lens is NULL; the BLOCK layout needs it");
@@ -44,8 +45,8 @@ const std::vector<int32_t> &BlockTables::check(const BlockStep &step) {
     return rows_;
 }
 
-void BlockTables::check_rows(const BlockStep &step) {
-    const int64_t row_slots = int64_t(step.width) * block_size_;
+void BlockTables::check_rows(const LlaisysStepInput &step) {
+    const int64_t row_slots = int64_t(step.block_table_width) * block_size_;
     const int32_t n_blocks = n_slots_ / block_size_;
     row_of_seq_.clear();
     for (int32_t r = 0; r < step.n_seq; ++r) {
@@ -55,11 +56,11 @@ void BlockTables::check_rows(const BlockStep &step) {
 
         const int32_t length = step.context_lens[r];
         require(length >= 1 && length <= row_slots, "context_lens[", r, "] must be in [1, ",
-                row_slots, "] (block_table_width ", step.width, " * block size ", block_size_,
-                "), got ", length);
+                row_slots, "] (block_table_width ", step.block_table_width, " * block size ",
+                block_size_, "), got ", length);
         require(length <= max_positions_, "context_lens[", r,
                 "] must be at most the longest sequence ", max_positions_, ", got ", length);
-        const int32_t *table = step.block_tables + int64_t(r) * step.width;
+        const int32_t *table = step.block_tables + int64_t(r) * step.block_table_width;
         const int32_t needed = (length - 1) / block_size_ + 1;
         for (int32_t b = 0; b < needed; ++b) {
             require(table[b] >= 0 && table[b] < n_blocks, "block_tables[", r, "][", b,
@@ -82,11 +83,12 @@ int32_t BlockTables::row_of(int64_t seq_id, int32_t token) const {
     return found->second;
 }
 
-void BlockTables::check_token(const BlockStep &step, int32_t i, int32_t row) {
+void BlockTables::check_token(const LlaisysStepInput &step, int32_t i, int32_t row) {
     const int64_t pos = step.positions[i];
     require(pos >= 0 && pos < step.context_lens[row], "positions[", i, "] must be in [0, ",
             step.context_lens[row], ") (context_lens[", row, "]), got ", pos);
-    const int32_t block = step.block_tables[int64_t(row) * step.width + pos / block_size_];
+    const int32_t block =
+        step.block_tables[int64_t(row) * step.block_table_width + pos / block_size_];
     const int32_t expected = block * block_size_ + int32_t(pos % block_size_);
     const int32_t slot = step.slot_mapping[i];
     require(slot >= 0 && slot < n_slots_, "slot_mapping[", i, "] must be in [0, ", n_slots_,

@@ -2,24 +2,13 @@
 // tables before anything is written. It has no state between steps.
 #pragma once
 
+#include "llaisys/runtime/infer_types.h"
+
 #include <cstdint>
 #include <utility>
 #include <vector>
 
 namespace llaisys::runtime {
-
-// View of the BLOCK arrays of LlaisysStepInput.
-struct BlockStep {
-    int32_t n_tokens;
-    const int64_t *positions;    // [n_tokens]
-    const int64_t *seq_ids;      // [n_tokens]; null: sequence 0
-    const int32_t *slot_mapping; // [n_tokens]
-    int32_t n_seq;
-    const int32_t *context_lens;  // [n_seq]
-    const int64_t *batch_seq_ids; // [n_seq]
-    const int32_t *block_tables;  // [n_seq, width]
-    int32_t width;
-};
 
 class BlockTables {
 public:
@@ -30,21 +19,22 @@ public:
     int32_t n_slots() const { return n_slots_; }
 
     // Throws INVALID with field, index, value and limit unless
-    //   n_tokens, n_seq, width >= 1 and no array is missing,
+    //   n_tokens, n_seq, block_table_width >= 1, no array is missing, and n_seq_id is 1 (checked by
+    //   the caller),
     //   batch_seq_ids are >= 0 and distinct,
-    //   1 <= context_lens[r] <= width * block_size, <= max_positions,
+    //   1 <= context_lens[r] <= block_table_width * block_size, <= max_positions,
     //   block_tables[r][b] is in [0, n_slots / block_size) for every block b that context_lens[r]
     //   needs (later entries are not read),
     //   seq_ids[i] is one of batch_seq_ids, 0 <= positions[i] < its context_lens,
     //   slot_mapping[i] == table[pos / block_size] * block_size + pos % block_size,
     //   no slot is written twice.
     // Returns [n_tokens]: the row of the tables of each token; valid until the next call.
-    const std::vector<int32_t> &check(const BlockStep &step);
+    const std::vector<int32_t> &check(const LlaisysStepInput &step);
 
 private:
-    void check_rows(const BlockStep &step);
+    void check_rows(const LlaisysStepInput &step);
     int32_t row_of(int64_t seq_id, int32_t token) const;
-    void check_token(const BlockStep &step, int32_t i, int32_t row);
+    void check_token(const LlaisysStepInput &step, int32_t i, int32_t row);
 
     int32_t block_size_;
     int32_t n_slots_;

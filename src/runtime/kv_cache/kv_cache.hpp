@@ -67,6 +67,7 @@ public:
     int32_t cells_per_stream() const { return cells_per_stream_; }
     int64_t max_positions() const { return max_positions_; }
     int32_t head(int32_t stream) const { return heads_[size_t(stream)]; }
+    const KvCells &cells(int32_t stream) const { return streams_[size_t(stream)]; }
 
     // The default stream of a sequence is 0. INVALID_SEQ: seq < 0, no such stream, or the sequence
     // has cells in another stream.
@@ -132,9 +133,6 @@ public:
     // A line "cell[i] = {seq_ids=[0, 3], pos=7, used=1}" for each slot i in use, then
     // "token[i] -> cell[j]" for the tokens of the last step.
     std::string dump() const;
-
-    // Raises an internal error when the metadata is inconsistent. O(cells); for tests.
-    void check_integrity() const;
 
 private:
     int32_t slot_of(int32_t stream, int32_t cell) const {

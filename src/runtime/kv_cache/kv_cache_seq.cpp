@@ -1,4 +1,4 @@
-// The seq_* calls of KvCache and its integrity check.
+// The seq_* calls of KvCache.
 #include "runtime/kv_cache/kv_cache.hpp"
 
 #include <algorithm>
@@ -151,41 +151,5 @@ KvStatus KvCache::seq_keep(int64_t seq) {
 int64_t KvCache::seq_pos_min(int64_t seq) const { return cells_of(seq).pos_min(seq); }
 
 int64_t KvCache::seq_pos_max(int64_t seq) const { return cells_of(seq).pos_max(seq); }
-
-void KvCache::check_integrity() const {
-    for (int32_t s = 0; s < n_streams(); ++s) {
-        const KvCells &cells = streams_[size_t(s)];
-        int64_t n_used = 0, n_held = 0, n_listed = 0;
-        for (int32_t cell = 0; cell < cells.size(); ++cell) {
-            const int32_t n = cells.seqs(cell).size();
-            n_used += n > 0 ? 1 : 0;
-            n_held += n;
-            ensure((cells.next_free(cell) == cell) == cells.is_free(cell), "cell ", cell,
-                   " of stream ", s, " is both free and used");
-        }
-        ensure(n_used == cells.used(), "stream ", s, " counts ", cells.used(), " used cells, has ",
-               n_used);
-        for (const int64_t seq : cells.sequence_ids()) {
-            ensure(stream_of(seq) == s, "sequence ", seq, " of stream ", stream_of(seq),
-                   " holds cells of stream ", s);
-            const KvCells::Entries &list = cells.entries(seq);
-            ensure(!list.empty(), "sequence ", seq, " is listed without a cell");
-            for (size_t i = 0; i < list.size(); ++i) {
-                const KvCells::Entry &e = list[i];
-                ensure(cells.pos(e.cell) == e.pos && cells.seqs(e.cell).contains(seq), "sequence ",
-                       seq, " lists cell ", e.cell, " at position ", e.pos);
-                ensure(i == 0 || list[i - 1].pos < e.pos ||
-                           (list[i - 1].pos == e.pos && list[i - 1].cell < e.cell),
-                       "sequence ", seq, " is out of order at entry ", i);
-            }
-            n_listed += int64_t(list.size());
-        }
-        ensure(n_listed == n_held, "stream ", s, " lists ", n_listed, " holdings, cells have ",
-               n_held);
-        ensure(heads_[size_t(s)] >= 0 && heads_[size_t(s)] < cells.size(), "head ",
-               heads_[size_t(s)], " of stream ", s);
-    }
-    ensure(peak_ >= used(), "peak ", peak_, " is below the ", used(), " cells in use");
-}
 
 } // namespace llaisys::runtime

@@ -81,7 +81,7 @@ void AttentionMetadataBuilder::build_slot(const PreparedStep &step, const Ubatch
 }
 
 void AttentionMetadataBuilder::build_block(const PreparedStep &step, const UbatchRange &range,
-                                           const BlockStep &blocks, int32_t block_size,
+                                           const LlaisysStepInput &input, int32_t block_size,
                                            const std::vector<int32_t> &rows) {
     host_rows_.assign(rows.begin() + range.first, rows.begin() + range.first + range.n);
     host_end_.resize(size_t(range.n));
@@ -97,10 +97,10 @@ void AttentionMetadataBuilder::build_block(const PreparedStep &step, const Ubatc
         host_end_[size_t(i)] = int32_t(position + 1);
     }
     n_ = range.n;
-    slots_ = blocks.slot_mapping + range.first;
-    tables_ = blocks.block_tables;
-    n_rows_ = blocks.n_seq;
-    width_ = blocks.width;
+    slots_ = input.slot_mapping + range.first;
+    tables_ = input.block_tables;
+    n_rows_ = input.n_seq;
+    width_ = input.block_table_width;
     block_size_ = block_size;
     find_runs();
 }
@@ -166,13 +166,6 @@ int64_t AttentionMetadataBuilder::max_bytes(int64_t n_tokens, int64_t n_table_en
     const auto bytes = [](int64_t n) { return StepArena::bytes_for(n, sizeof(int32_t)); };
     // Runs, their extents and singles: at most three values per token, aligned separately.
     return (6 + int64_t(groups_.size())) * bytes(n_tokens) + bytes(1) + bytes(n_table_entries);
-}
-
-int64_t AttentionMetadataBuilder::bytes(int64_t n_padded) const {
-    const auto bytes = [](int64_t n) { return StepArena::bytes_for(n, sizeof(int32_t)); };
-    return (3 + int64_t(groups_.size())) * bytes(n_padded) + bytes(1) +
-           2 * bytes(int64_t(host_runs_.size())) +
-           bytes(runs_.are_all_single ? n_padded : runs_.n_singles) + bytes(n_rows_ * width_);
 }
 
 models::AttentionMetadata AttentionMetadataBuilder::put(StepArena *arena, int64_t n_padded,

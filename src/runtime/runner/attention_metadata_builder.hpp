@@ -3,7 +3,6 @@
 #pragma once
 
 #include "models/model.hpp"
-#include "runtime/kv_cache/block_layout.hpp"
 #include "runtime/kv_cache/kv_cache.hpp"
 #include "runtime/runner/input_preparer.hpp"
 #include "runtime/runner/step_arena.hpp"
@@ -19,8 +18,7 @@ public:
     explicit AttentionMetadataBuilder(const std::vector<int64_t> &windows,
                                       bool is_bidirectional = false);
 
-    // Each builds the metadata of one micro-batch on the host; bytes() and put() use the last one
-    // built.
+    // Each builds the metadata of one micro-batch on the host; put() uses the last one built.
 
     // SLOT, after the cells are occupied: one list of cells for each distinct set of sequences of
     // the tokens, sorted by position and cell. slots: [range.n], read by put().
@@ -28,9 +26,10 @@ public:
                     const std::vector<int32_t> &slots);
 
     // BLOCK: `rows` [step.n_tokens] is the table row of each token of the step. put() reads the
-    // arrays of `blocks`.
-    void build_block(const PreparedStep &step, const UbatchRange &range, const BlockStep &blocks,
-                     int32_t block_size, const std::vector<int32_t> &rows);
+    // arrays of `input`.
+    void build_block(const PreparedStep &step, const UbatchRange &range,
+                     const LlaisysStepInput &input, int32_t block_size,
+                     const std::vector<int32_t> &rows);
 
     // The longest run of adjacent tokens with one list; 1: a decode step.
     int64_t longest_run() const { return runs_.are_all_single ? 1 : runs_.longest; }
@@ -41,10 +40,10 @@ public:
     // that few captured graphs serve all steps; at most n_padded.
     int64_t n_long(int64_t n_padded) const;
 
-    // Arena bytes that put() uses for n_padded tokens.
-    int64_t bytes(int64_t n_padded) const;
-    // Upper bound of bytes() for this many tokens and table entries.
+    // Upper bound of the arena bytes that put() uses for this many tokens and table entries; those
+    // of the last micro-batch built.
     int64_t max_bytes(int64_t n_tokens, int64_t n_table_entries) const;
+    int64_t n_table_entries() const { return n_rows_ * width_; }
     // Writes the metadata into the arena. Its lists are valid until the next put. Padding tokens,
     // up to n_padded, see nothing and have no slot; they require longest_run() == 1. are_settled:
     // see ops::AttentionLists.

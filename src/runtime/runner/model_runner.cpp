@@ -61,12 +61,8 @@ void ModelRunner::reserve_largest_step() {
     // sequence.
     const int64_t width = std::min(options_.max_positions, options_.n_slots);
     const int64_t blocks = (width + options_.block_size - 1) / options_.block_size;
-    const int64_t tokens = 3 * StepArena::bytes_for(largest, sizeof(int64_t)) +
-                           2 * StepArena::bytes_for(largest, sizeof(int32_t)) +
-                           StepArena::bytes_for(n_rows, sizeof(int64_t)) +
-                           StepArena::bytes_for(n_rows, sizeof(int32_t)) + lora_bytes(largest) +
-                           lora_bytes(n_rows);
-    arena_.begin(tokens + metadata_.max_bytes(largest, cells_ ? width : n_rows * blocks));
+    arena_.begin(max_input_bytes(largest, n_rows, 0) +
+                 metadata_.max_bytes(largest, cells_ ? width : n_rows * blocks));
 }
 
 int32_t ModelRunner::step(const LlaisysStepInput &input) {
@@ -144,14 +140,11 @@ int32_t ModelRunner::step_block(const PreparedStep &step, const std::vector<Ubat
                                 const LlaisysStepInput &input) {
     require(step.seq_offsets.back() == step.n_tokens,
             "n_seq_id must be 1 for every token in the BLOCK layout");
-    const BlockStep blocks{step.n_tokens,       step.positions.data(), step.seq_ids.data(),
-                           input.slot_mapping,  input.n_seq,           input.context_lens,
-                           input.batch_seq_ids, input.block_tables,    input.block_table_width};
-    const std::vector<int32_t> &rows = blocks_->check(blocks);
+    const std::vector<int32_t> &rows = blocks_->check(input);
     try {
         for (const UbatchRange &range : ranges) {
             forward(step, range, [&] {
-                metadata_.build_block(step, range, blocks, blocks_->block_size(), rows);
+                metadata_.build_block(step, range, input, blocks_->block_size(), rows);
             });
         }
     } catch (...) {
@@ -192,7 +185,10 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
     models::AttentionMetadata metadata;
     {
         const Profile::Scope scope = profile_.memcpy("memcpy/inputs");
-        arena_.begin(input_bytes(step, range, n_padded) + metadata_.bytes(n_padded));
+        const int64_t n_embd = step.embd != nullptr ? n_padded * step.embd_size : 0;
+        const int64_t n_selected = selects_output_rows(range, n_padded) ? range.n_outputs : 0;
+        arena_.begin(max_input_bytes(n_padded, n_selected, n_embd) +
+                     metadata_.max_bytes(n_padded, metadata_.n_table_entries()));
         input = build_input(step, range, n_padded);
         // Settled (no entry that attention reads is written by this step): false for runs, where a
         // token sees keys of earlier tokens of the same step.

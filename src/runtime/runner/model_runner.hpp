@@ -143,10 +143,11 @@ private:
                                    int64_t n_padded);
     bool selects_output_rows(const UbatchRange &range, int64_t n_padded) const;
     bool has_lora(const PreparedStep &step, const UbatchRange &range) const;
-    int64_t lora_bytes(int64_t n) const; // arena bytes of the ops::LoraRows of n rows
     // Groups the rows of the slots in local_rows_ in memory of the arena.
     ops::LoraRows group_lora();
-    int64_t input_bytes(const PreparedStep &step, const UbatchRange &range, int64_t n_padded) const;
+    // Upper bound of the arena bytes of n tokens, n_selected selected output rows and n_embd values
+    // of embeddings, without attention metadata.
+    int64_t max_input_bytes(int64_t n, int64_t n_selected, int64_t n_embd) const;
     uint64_t memory_version() const;
     void apply_kv_update();
     void pool_hidden(const PreparedStep &step);

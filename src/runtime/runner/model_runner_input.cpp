@@ -5,12 +5,17 @@
 
 namespace llaisys::runtime {
 
-int64_t ModelRunner::lora_bytes(int64_t n) const {
+// Token ids, positions, token types and pooled rows; output rows and sources; selected output rows;
+// LoRA rows and tiles.
+int64_t ModelRunner::max_input_bytes(int64_t n, int64_t n_selected, int64_t n_embd) const {
+    const auto i32 = [](int64_t count) { return StepArena::bytes_for(count, sizeof(int32_t)); };
+    const auto i64 = [](int64_t count) { return StepArena::bytes_for(count, sizeof(int64_t)); };
     const int64_t n_slots = model_.lora_slots();
-    return n_slots == 0
-               ? 0
-               : StepArena::bytes_for(n, sizeof(int32_t)) +
-                     StepArena::bytes_for(4 * ops::lora_tiles(n, n_slots), sizeof(int32_t));
+    const auto lora = [&](int64_t rows) {
+        return n_slots == 0 ? 0 : i32(rows) + i32(4 * ops::lora_tiles(rows, n_slots));
+    };
+    return 4 * i64(n) + 2 * i32(n) + i64(n_selected) + i32(n_selected) + lora(n) +
+           lora(n_selected) + StepArena::bytes_for(n_embd, sizeof(float));
 }
 
 // Whether only output rows are needed: see models::ModelInput::last_rows.
@@ -34,36 +39,6 @@ ops::LoraRows ModelRunner::group_lora() {
     ops::group_lora_rows(local_rows_.data(), n, model_.lora_ranks(), model_.lora_slots(), rows,
                          tiles);
     return lora;
-}
-
-int64_t ModelRunner::input_bytes(const PreparedStep &step, const UbatchRange &range,
-                                 int64_t n_padded) const {
-    int64_t values = 0;
-    if (step.token_ids != nullptr) {
-        values += StepArena::bytes_for(n_padded, sizeof(int64_t));
-    }
-    if (step.embd != nullptr) {
-        values += StepArena::bytes_for(n_padded * step.embd_size, sizeof(float));
-    }
-    if (sources_ != nullptr) {
-        values += StepArena::bytes_for(n_padded, sizeof(int32_t));
-    }
-    if (model_.spec().token_types > 0) {
-        values += StepArena::bytes_for(n_padded, sizeof(int64_t));
-    }
-    if (selects_output_rows(range, n_padded)) {
-        values += StepArena::bytes_for(range.n_outputs, sizeof(int64_t)) +
-                  StepArena::bytes_for(range.n_outputs, sizeof(int32_t));
-    }
-    if (has_lora(step, range)) {
-        values += lora_bytes(n_padded);
-        if (selects_output_rows(range, n_padded)) {
-            values += lora_bytes(range.n_outputs);
-        }
-    }
-    return values + StepArena::bytes_for(n_padded, sizeof(int64_t)) +
-           StepArena::bytes_for(range.n_pooled, sizeof(int64_t)) +
-           StepArena::bytes_for(std::max<int64_t>(n_padded, range.n_outputs), sizeof(int32_t));
 }
 
 // Padding rows are token 0 at position 0.

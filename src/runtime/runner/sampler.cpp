@@ -176,14 +176,4 @@ LlaisysLogprobs Sampler::logprobs(int32_t i) const {
             logprobs_.data() + logprob_offsets_[r]};
 }
 
-void Sampler::reset(int64_t seq, const int64_t *prompt, int32_t n) {
-    history_.reset(seq, prompt, n);
-}
-
-void Sampler::accept(int64_t seq, const int64_t *tokens, int32_t n) {
-    history_.accept(seq, tokens, n);
-}
-
-void Sampler::forget(int64_t seq) { history_.forget(seq); }
-
 } // namespace llaisys::runtime

@@ -62,9 +62,9 @@ public:
 
     // Token history for penalties. All throw INVALID and change nothing for a negative sequence or
     // a token outside the vocabulary.
-    void reset(int64_t seq, const int64_t *prompt, int32_t n);
-    void accept(int64_t seq, const int64_t *tokens, int32_t n);
-    void forget(int64_t seq);
+    void reset(int64_t seq, const int64_t *prompt, int32_t n) { history_.reset(seq, prompt, n); }
+    void accept(int64_t seq, const int64_t *tokens, int32_t n) { history_.accept(seq, tokens, n); }
+    void forget(int64_t seq) { history_.forget(seq); }
     bool has_history(int64_t seq) const { return history_.find(seq) != nullptr; }
 
 private:

@@ -8,7 +8,7 @@ namespace llaisys::runtime {
 
 void SamplerHistory::check(int64_t seq, const char *field, const int64_t *tokens, int32_t n) const {
     require(seq >= 0, "seq_id must be at least 0, got ", seq);
-    require(n >= 0, "number of ", field, " tokens must be at least 0, got ", n);
+    require(n >= 0, "n_", field, " must not be negative, got ", n);
     require(tokens != nullptr || n == 0, field, " is NULL, with ", n, " tokens");
     for (int32_t i = 0; i < n; ++i) {
         require(tokens[i] >= 0 && tokens[i] < vocab_, field, "[", i, "] must be in [0, ", vocab_,
