@@ -7,7 +7,10 @@
 #include "ops/linear/op.hpp"
 #include "tensor/handle.hpp"
 
+#include <algorithm>
+#include <cstring>
 #include <new>
+#include <string>
 #include <type_traits>
 
 struct LlaisysStream {
@@ -53,6 +56,23 @@ template <typename Body> int32_t guard(const Body &body) noexcept {
 template <typename T> T *not_null(T *pointer, const char *name) {
     require(pointer != nullptr, name, " is NULL");
     return pointer;
+}
+
+// Throws unless a struct of the caller has the size that this library was built with.
+template <typename T> T &sized(T *value, const char *name) {
+    not_null(value, name);
+    require(value->struct_size == sizeof *value, name, ".struct_size must be ", sizeof *value,
+            ", got ", value->struct_size);
+    return *value;
+}
+
+// Writes at most capacity bytes of a text, including the final 0.
+inline void write_text(const std::string &from, char *to, size_t capacity) {
+    if (capacity > 0) {
+        const size_t n = std::min(capacity - 1, from.size());
+        std::memcpy(to, from.data(), n);
+        to[n] = '\0';
+    }
 }
 
 // The tensor of a handle; throws when it has no values.

@@ -51,18 +51,9 @@ int32_t run_step(LlaisysModel *model, const LlaisysStepInput &input) {
 }
 
 const LlaisysStepInput &checked(const LlaisysStepInput *input) {
-    not_null(input, "input");
-    require(input->struct_size == sizeof *input, "input.struct_size must be ", sizeof *input,
-            ", got ", input->struct_size);
+    sized(input, "input");
     require(input->embd_size >= 0, "input.embd_size must not be negative, got ", input->embd_size);
     return *input;
-}
-
-const LlaisysSamplingMetadata &checked(const LlaisysSamplingMetadata *sampling) {
-    not_null(sampling, "sampling");
-    require(sampling->struct_size == sizeof *sampling, "sampling.struct_size must be ",
-            sizeof *sampling, ", got ", sampling->struct_size);
-    return *sampling;
 }
 
 } // namespace
@@ -183,7 +174,7 @@ int32_t llaisysModelLaunch(LlaisysModel *model, const LlaisysStepInput *input,
         not_null(model, "model");
         model->require_last_stage();
         int64_t &launched = *not_null(ticket, "ticket"); // before the step is in flight
-        launched = model->pipeline.launch(checked(input), checked(sampling));
+        launched = model->pipeline.launch(checked(input), sized(sampling, "sampling"));
     });
 }
 
@@ -254,7 +245,7 @@ int32_t llaisysModelSample(LlaisysModel *model, const LlaisysSamplingMetadata *s
                            int32_t *ids) {
     return guard([&] {
         not_null(model, "model")->require_last_stage();
-        model->runner().sample(checked(sampling), not_null(ids, "ids"));
+        model->runner().sample(sized(sampling, "sampling"), not_null(ids, "ids"));
         model->check_groups();
     });
 }
@@ -281,22 +272,14 @@ int32_t llaisysModelSampleCounts(LlaisysModel *model, int64_t *on_device, int64_
 
 int32_t llaisysModelSamplerReset(LlaisysModel *model, int64_t seq_id, const int64_t *prompt,
                                  int32_t n_prompt) {
-    return guard([&] {
-        not_null(model, "model");
-        require(n_prompt >= 0, "n_prompt must not be negative, got ", n_prompt);
-        require(prompt != nullptr || n_prompt == 0, "prompt is NULL");
-        model->runner().sampler().reset(seq_id, prompt, n_prompt);
-    });
+    return guard(
+        [&] { not_null(model, "model")->runner().sampler().reset(seq_id, prompt, n_prompt); });
 }
 
 int32_t llaisysModelSamplerAccept(LlaisysModel *model, int64_t seq_id, const int64_t *tokens,
                                   int32_t n_tokens) {
-    return guard([&] {
-        not_null(model, "model");
-        require(n_tokens >= 0, "n_tokens must not be negative, got ", n_tokens);
-        require(tokens != nullptr || n_tokens == 0, "tokens is NULL");
-        model->runner().sampler().accept(seq_id, tokens, n_tokens);
-    });
+    return guard(
+        [&] { not_null(model, "model")->runner().sampler().accept(seq_id, tokens, n_tokens); });
 }
 
 int32_t llaisysModelSamplerForget(LlaisysModel *model, int64_t seq_id) {
@@ -315,10 +298,7 @@ int32_t llaisysModelPoolForget(LlaisysModel *model, int64_t seq_id) {
 
 int32_t llaisysModelProfile(LlaisysModel *model, LlaisysProfile *profile, int32_t reset) {
     return guard([&] {
-        not_null(profile, "profile");
-        require(profile->struct_size == sizeof *profile, "profile.struct_size must be ",
-                sizeof *profile, ", got ", profile->struct_size);
-        *profile = not_null(model, "model")->runner().profile().times();
+        sized(profile, "profile") = not_null(model, "model")->runner().profile().times();
         for (parallel::ProcessGroup *group : {model->group.get(), model->stages.get()}) {
             if (group == nullptr) {
                 continue;

@@ -119,8 +119,7 @@ runtime::RunnerOptions resolve_params(LlaisysModelCreateParams *params,
 } // namespace
 
 void check_create_params(const LlaisysModelCreateParams &params) {
-    require(params.struct_size == sizeof params, "params.struct_size must be ", sizeof params,
-            ", got ", params.struct_size);
+    sized(&params, "params");
     require(params.ndevice >= 0 && params.ndevice <= 1024,
             "params.ndevice must be in [0, 1024], got ", params.ndevice);
     require(params.ndevice == 0 || params.device_ids != nullptr, "params.device_ids is NULL");

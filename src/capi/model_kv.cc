@@ -1,8 +1,6 @@
 // KV cache calls of a model handle: runtime/kv_cache.h.
 #include "capi/model_handle.hpp"
 
-#include <algorithm>
-#include <cstring>
 #include <string>
 
 using namespace llaisys;
@@ -87,12 +85,7 @@ int64_t llaisysModelKvSeqPosMin(LlaisysModel *model, int64_t seq_id) {
 }
 
 int32_t llaisysModelKvStats(LlaisysModel *model, LlaisysKvStats *stats) {
-    return guard([&] {
-        not_null(stats, "stats");
-        require(stats->struct_size == sizeof *stats, "stats.struct_size must be ", sizeof *stats,
-                ", got ", stats->struct_size);
-        *stats = not_null(model, "model")->runner().kv_stats();
-    });
+    return guard([&] { sized(stats, "stats") = not_null(model, "model")->runner().kv_stats(); });
 }
 
 int32_t llaisysModelKvDump(LlaisysModel *model, char *text, size_t capacity, size_t *length) {
@@ -100,11 +93,7 @@ int32_t llaisysModelKvDump(LlaisysModel *model, char *text, size_t capacity, siz
         require(text != nullptr || capacity == 0, "text is NULL");
         const std::string dump = not_null(model, "model")->runner().kv_dump();
         *not_null(length, "length") = dump.size();
-        if (capacity > 0) {
-            const size_t n = std::min(capacity - 1, dump.size());
-            std::memcpy(text, dump.data(), n);
-            text[n] = '\0';
-        }
+        write_text(dump, text, capacity);
     });
 }
 

@@ -3,10 +3,7 @@
 #include "device/cpu/isa.hpp"
 #include "device/cpu/probes.hpp"
 
-#include <algorithm>
 #include <chrono>
-#include <cstring>
-#include <string>
 
 using namespace llaisys;
 using namespace llaisys::capi;
@@ -44,10 +41,7 @@ int32_t llaisysDeviceDescribe(llaisysDeviceType_t device, int32_t device_id, cha
     return guard([&] {
         not_null(text, "text");
         require(capacity > 0, "capacity must be at least 1, got 0");
-        const std::string line = runtime_of(device, device_id).describe(device_id);
-        const size_t n = std::min(capacity - 1, line.size());
-        std::memcpy(text, line.data(), n);
-        text[n] = '\0';
+        write_text(runtime_of(device, device_id).describe(device_id), text, capacity);
     });
 }
 

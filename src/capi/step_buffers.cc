@@ -17,8 +17,6 @@ struct Range {
 };
 
 void check(const LlaisysStepBuffers &b) {
-    require(b.struct_size == sizeof b, "buffers.struct_size must be ", sizeof b, ", got ",
-            b.struct_size);
     require(b.block_size > 0, "block_size is ", b.block_size);
     require(b.row_tokens && b.row_blocks && b.row_seq_ids && b.row_lora_slots && b.rows &&
                 b.starts && b.n_tokens && b.n_logits && b.token_ids && b.positions && b.seq_ids &&
@@ -42,7 +40,7 @@ Range range_at(const LlaisysStepBuffers &b, int32_t i) {
 template <typename Fill>
 int32_t for_each_range(const LlaisysStepBuffers *buffers, int32_t n_seq, const Fill &fill) {
     return guard([&] {
-        const LlaisysStepBuffers &b = *not_null(buffers, "buffers");
+        const LlaisysStepBuffers &b = sized(buffers, "buffers");
         check(b);
         require(n_seq >= 0 && n_seq <= b.n_rows, "n_seq is ", n_seq, "; there are ", b.n_rows,
                 " rows");

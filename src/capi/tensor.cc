@@ -12,9 +12,12 @@ Shape shape_from(const int64_t *sizes, int32_t ndim) {
     return Shape(sizes, ndim);
 }
 
-int32_t give(llaisysTensor_t *result, const char *name, Tensor tensor) {
-    *not_null(result, name) = new LlaisysTensor(std::move(tensor));
-    return LLAISYS_OK;
+// Runs make(), which returns a tensor, and stores a handle of it; NULL when it throws.
+template <typename Make> int32_t give(llaisysTensor_t *result, const char *name, const Make &make) {
+    return guard([&] {
+        *not_null(result, name) = nullptr;
+        *result = new LlaisysTensor(make());
+    });
 }
 
 } // namespace
@@ -22,21 +25,17 @@ int32_t give(llaisysTensor_t *result, const char *name, Tensor tensor) {
 int32_t llaisysTensorCreate(const int64_t *shape, int32_t ndim, llaisysDataType_t dtype,
                             llaisysDeviceType_t device, int32_t device_id,
                             llaisysTensor_t *tensor) {
-    return guard([&] {
-        *not_null(tensor, "tensor") = nullptr;
-        // Most are weights, which a model packs and releases at once.
-        return give(tensor, "tensor",
-                    Tensor::create(shape_from(shape, ndim), dtype, device, device_id,
-                                   device::Lifetime::temporary));
+    // Most are weights, which a model packs and releases at once.
+    return give(tensor, "tensor", [&] {
+        return Tensor::create(shape_from(shape, ndim), dtype, device, device_id,
+                              device::Lifetime::temporary);
     });
 }
 
 int32_t llaisysTensorMap(const char *path, uint64_t offset, const int64_t *shape, int32_t ndim,
                          llaisysDataType_t dtype, llaisysTensor_t *tensor) {
-    return guard([&] {
-        *not_null(tensor, "tensor") = nullptr;
-        return give(tensor, "tensor",
-                    Tensor::map(not_null(path, "path"), offset, shape_from(shape, ndim), dtype));
+    return give(tensor, "tensor", [&] {
+        return Tensor::map(not_null(path, "path"), offset, shape_from(shape, ndim), dtype);
     });
 }
 
@@ -116,36 +115,29 @@ int32_t llaisysTensorStore(llaisysTensor_t tensor, void *data, size_t n_bytes) {
 
 int32_t llaisysTensorView(llaisysTensor_t tensor, const int64_t *shape, int32_t ndim,
                           llaisysTensor_t *view) {
-    return guard([&] {
-        *not_null(view, "view") = nullptr;
-        return give(view, "view", tensor_of(tensor, "tensor").view(shape_from(shape, ndim)));
-    });
+    return give(view, "view",
+                [&] { return tensor_of(tensor, "tensor").view(shape_from(shape, ndim)); });
 }
 
 int32_t llaisysTensorSlice(llaisysTensor_t tensor, int32_t dim, int64_t start, int64_t end,
                            llaisysTensor_t *view) {
-    return guard([&] {
-        *not_null(view, "view") = nullptr;
-        return give(view, "view", tensor_of(tensor, "tensor").slice(dim, start, end));
-    });
+    return give(view, "view", [&] { return tensor_of(tensor, "tensor").slice(dim, start, end); });
 }
 
 int32_t llaisysTensorPermute(llaisysTensor_t tensor, const int32_t *order, llaisysTensor_t *view) {
-    return guard([&] {
-        *not_null(view, "view") = nullptr;
+    return give(view, "view", [&] {
         const Tensor &source = tensor_of(tensor, "tensor");
         require(order != nullptr || source.ndim() == 0, "order is NULL");
-        return give(view, "view", source.permute(order));
+        return source.permute(order);
     });
 }
 
 int32_t llaisysTensorContiguous(llaisysTensor_t tensor, llaisysTensor_t *result) {
-    return guard([&] {
-        *not_null(result, "result") = nullptr;
+    return give(result, "result", [&] {
         const Tensor &source = tensor_of(tensor, "tensor");
         const device::Stream stream(source.device(), source.device_id(), 1);
         Tensor dense = ops::contiguous(stream, source);
         stream.synchronize();
-        return give(result, "result", std::move(dense));
+        return dense;
     });
 }
