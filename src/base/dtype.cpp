@@ -57,65 +57,32 @@ bool is_quantised(DType dtype) {
 
 bool is_weight(DType dtype) { return is_activation(dtype) || is_quantised(dtype); }
 
+namespace {
+
+struct TypeInfo {
+    const char *name;
+    LlaisysDataTypeTraits traits;
+};
+
+// By llaisysDataType_t.
+constexpr TypeInfo kTypes[] = {
+    {"invalid", {}},        {"f32", {1, 4}},      {"f16", {1, 2}},         {"bf16", {1, 2}},
+    {"i64", {1, 8}},        {"i32", {1, 4}},      {"i8", {1, 1}},          {"u8", {1, 1}},
+    {"q8_0", {32, 34}},     {"q4_0", {32, 18}},   {"q4_1", {32, 20}},      {"q5_0", {32, 22}},
+    {"q5_1", {32, 24}},     {"q4_k", {256, 144}}, {"q5_k", {256, 176}},    {"q6_k", {256, 210}},
+    {"q2_k", {256, 84}},    {"q3_k", {256, 110}}, {"iq4_nl", {32, 18}},    {"i4_g32", {32, 22}},
+    {"i4_g128", {128, 70}}, {"i8_g32", {32, 38}}, {"i8_g128", {128, 134}}, {"f8_e4m3", {1, 1}},
+    {"f8_g128", {128, 132}}};
+static_assert(sizeof kTypes / sizeof kTypes[0] == LLAISYS_DTYPE_COUNT);
+
+} // namespace
+
 LlaisysDataTypeTraits traits_of(DType dtype) {
-    switch (dtype) {
-    case LLAISYS_DTYPE_I64:
-        return {1, 8};
-    case LLAISYS_DTYPE_F32:
-    case LLAISYS_DTYPE_I32:
-        return {1, 4};
-    case LLAISYS_DTYPE_F16:
-    case LLAISYS_DTYPE_BF16:
-        return {1, 2};
-    case LLAISYS_DTYPE_I8:
-    case LLAISYS_DTYPE_U8:
-    case LLAISYS_DTYPE_F8_E4M3:
-        return {1, 1};
-    case LLAISYS_DTYPE_Q8_0:
-        return {32, 34};
-    case LLAISYS_DTYPE_Q4_0:
-        return {32, 18};
-    case LLAISYS_DTYPE_Q4_1:
-        return {32, 20};
-    case LLAISYS_DTYPE_Q5_0:
-        return {32, 22};
-    case LLAISYS_DTYPE_Q5_1:
-        return {32, 24};
-    case LLAISYS_DTYPE_Q4_K:
-        return {256, 144};
-    case LLAISYS_DTYPE_Q5_K:
-        return {256, 176};
-    case LLAISYS_DTYPE_Q6_K:
-        return {256, 210};
-    case LLAISYS_DTYPE_Q2_K:
-        return {256, 84};
-    case LLAISYS_DTYPE_Q3_K:
-        return {256, 110};
-    case LLAISYS_DTYPE_IQ4_NL:
-        return {32, 18};
-    case LLAISYS_DTYPE_I4_G32:
-        return {32, 22};
-    case LLAISYS_DTYPE_I4_G128:
-        return {128, 70};
-    case LLAISYS_DTYPE_I8_G32:
-        return {32, 38};
-    case LLAISYS_DTYPE_I8_G128:
-        return {128, 134};
-    case LLAISYS_DTYPE_F8_G128:
-        return {128, 132};
-    default:
-        fail(LLAISYS_ERROR_INVALID, "unknown dtype ", int(dtype));
-    }
+    require(is_known(dtype), "unknown dtype ", int(dtype));
+    return kTypes[dtype].traits;
 }
 
-const char *name_of(DType dtype) {
-    static const char *const names[] = {
-        "invalid", "f32",    "f16",     "bf16",   "i64",     "i32",     "i8",     "u8",   "q8_0",
-        "q4_0",    "q4_1",   "q5_0",    "q5_1",   "q4_k",    "q5_k",    "q6_k",   "q2_k", "q3_k",
-        "iq4_nl",  "i4_g32", "i4_g128", "i8_g32", "i8_g128", "f8_e4m3", "f8_g128"};
-    static_assert(sizeof names / sizeof names[0] == LLAISYS_DTYPE_COUNT);
-    return is_known(dtype) ? names[dtype] : names[0];
-}
+const char *name_of(DType dtype) { return kTypes[is_known(dtype) ? dtype : 0].name; }
 
 int64_t bytes_of(DType dtype, int64_t n) {
     const LlaisysDataTypeTraits traits = traits_of(dtype);

@@ -29,19 +29,8 @@ NcclType type_of(DType dtype) {
 }
 
 NcclOp op_of(ReduceOpType op) {
-    switch (op) {
-    case ReduceOpType::kSum:
-        return NcclOp::sum;
-    case ReduceOpType::kProd:
-        return NcclOp::prod;
-    case ReduceOpType::kMin:
-        return NcclOp::min;
-    case ReduceOpType::kMax:
-        return NcclOp::max;
-    case ReduceOpType::kAvg:
-        return NcclOp::avg;
-    }
-    fail(LLAISYS_ERROR_INVALID, "reduce_op must be in [0, 4], got ", int(op));
+    constexpr NcclOp ops[] = {NcclOp::sum, NcclOp::prod, NcclOp::min, NcclOp::max, NcclOp::avg};
+    return ops[size_t(op)];
 }
 
 void check(const NcclLibrary &nccl, NcclResult result, const char *call) {

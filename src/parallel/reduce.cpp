@@ -1,6 +1,7 @@
 #include "parallel/reduce.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <type_traits>
 
 namespace llaisys::parallel {
@@ -104,19 +105,8 @@ void reduce_as(T *out, const void *const *in, int n_inputs, int64_t count, Reduc
 } // namespace
 
 const char *reduce_op_name(ReduceOpType op) {
-    switch (op) {
-    case ReduceOpType::kSum:
-        return "sum";
-    case ReduceOpType::kProd:
-        return "prod";
-    case ReduceOpType::kMin:
-        return "min";
-    case ReduceOpType::kMax:
-        return "max";
-    case ReduceOpType::kAvg:
-        return "avg";
-    }
-    return "invalid";
+    static const char *const names[] = {"sum", "prod", "min", "max", "avg"};
+    return size_t(op) < std::size(names) ? names[size_t(op)] : "invalid";
 }
 
 bool is_reducible(DType dtype) {

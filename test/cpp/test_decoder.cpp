@@ -33,7 +33,7 @@ LlaisysDecoderMeta small_meta(int n_layers) {
 // are a function of their field and layer.
 struct Fixture {
     explicit Fixture(int first = 0, int count = kLayers, Group stages = nullptr)
-        : model({LLAISYS_MODEL_TYPE_QWEN2}, small_meta(count),
+        : model(LLAISYS_MODEL_TYPE_QWEN2, small_meta(count),
                 {LLAISYS_DEVICE_CPU, 0, std::make_shared<parallel::ProcessGroupOne>(), false, false,
                  std::move(stages)}) {
         int seed = 0;

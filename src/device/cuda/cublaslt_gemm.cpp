@@ -113,26 +113,16 @@ private:
     const Library &library_;
 };
 
-// Temporary output for timing a GEMM that accumulates.
-class TimingOutput {
-public:
-    TimingOutput() = default;
-    ~TimingOutput() { cudaFree(data_); }
-    TimingOutput(const TimingOutput &) = delete;
-    TimingOutput &operator=(const TimingOutput &) = delete;
-
-    // Null when out of memory.
-    void *take(size_t bytes) {
-        if (cudaMalloc(&data_, bytes) != cudaSuccess) {
-            cudaGetLastError();
-            data_ = nullptr;
-        }
-        return data_;
+// Device memory that is freed at the end of its scope; null when out of memory.
+using TimingOutput = std::unique_ptr<void, cudaError_t (*)(void *)>;
+TimingOutput allocate_output(size_t bytes) {
+    void *data = nullptr;
+    if (cudaMalloc(&data, bytes) != cudaSuccess) {
+        cudaGetLastError();
+        data = nullptr;
     }
-
-private:
-    void *data_ = nullptr;
-};
+    return {data, cudaFree};
+}
 
 // A GEMM as captured in a CUDA graph, including the memset or reduction kernels of its algorithm.
 class CapturedGemm {
@@ -344,11 +334,14 @@ private:
             return;
         }
         const bool is_large = p.m > kMaxGraphRows;
-        TimingOutput large;
+        TimingOutput large(nullptr, cudaFree);
         void *out = p.out;
-        if (p.accumulates) {
-            const size_t bytes = size_t(bytes_of(p.out_dtype, p.m * p.ldo));
-            out = is_large ? large.take(bytes) : trial_out_.at_least(bytes);
+        const size_t bytes = size_t(bytes_of(p.out_dtype, p.m * p.ldo));
+        if (p.accumulates && is_large) {
+            large = allocate_output(bytes);
+            out = large.get();
+        } else if (p.accumulates) {
+            out = trial_out_.at_least(bytes);
         }
         if (out == nullptr) {
             return; // out of memory: keep the first heuristic result

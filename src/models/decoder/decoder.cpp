@@ -21,9 +21,9 @@ float or_one(float factor) { return factor != 0 ? factor : 1.0f; }
 
 } // namespace
 
-DecoderModel::DecoderModel(const DecoderKind &kind, const LlaisysDecoderMeta &meta,
+DecoderModel::DecoderModel(LlaisysModelType type, const LlaisysDecoderMeta &meta,
                            const ModelPlacement &placement)
-    : SlotModel(spec_of(kind.type, shard_meta(check_hyper_params(meta), placement), placement),
+    : SlotModel(spec_of(type, shard_meta(check_hyper_params(meta), placement), placement),
                 placement),
       group_(placement.group), stages_(placement.stages),
       is_first_stage_(placement.is_first_stage()), is_last_stage_(placement.is_last_stage()),
@@ -39,7 +39,7 @@ DecoderModel::DecoderModel(const DecoderKind &kind, const LlaisysDecoderMeta &me
     for (size_t i = 0; i < meta_.nlayer; ++i) {
         inv_freqs_.push_back(ops::layer_frequencies(spec().kv.inv_freq, int64_t(i)));
     }
-    register_slots(kind);
+    register_slots();
 }
 
 // The residual stream and the logits are always f32.

@@ -26,15 +26,10 @@
 
 namespace llaisys::models {
 
-// Requirements of a model type beyond those of every decoder.
-struct DecoderKind {
-    LlaisysModelType type;
-    bool needs_head_norms = false; // norms of q and k are required, not optional
-};
-
 class DecoderModel final : public SlotModel<LlaisysDecoderWeights> {
 public:
-    DecoderModel(const DecoderKind &kind, const LlaisysDecoderMeta &meta,
+    // QWEN3 requires the norms of q and k; other types differ in nothing.
+    DecoderModel(LlaisysModelType type, const LlaisysDecoderMeta &meta,
                  const ModelPlacement &placement);
 
     int64_t aux_hidden_size() const override {
@@ -88,7 +83,7 @@ private:
         ops::LinearBuffer qkv, gate_up;
     };
 
-    void register_slots(const DecoderKind &kind);
+    void register_slots();
     bool has_gate() const { return meta_.mlp_kind < LLAISYS_MLP_GELU; } // of the MLP
     Activations allocate_activations(runtime::Workspace &workspace, int64_t n_tokens,
                                      int64_t n_outputs) const;

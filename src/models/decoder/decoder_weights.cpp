@@ -6,7 +6,7 @@
 
 namespace llaisys::models {
 
-void DecoderModel::register_slots(const DecoderKind &kind) {
+void DecoderModel::register_slots() {
     const int64_t hidden = int64_t(meta_.hs);
     const int64_t q_size = int64_t(meta_.nh * meta_.dh);
     const int64_t kv_size = int64_t(meta_.nkvh * meta_.dh);
@@ -63,7 +63,7 @@ void DecoderModel::register_slots(const DecoderKind &kind) {
         slots.add_linear("attn_v_w", &weights_.attn_v_w, {kv_size, hidden}, &Layer::v, &Layer::qkv);
         slots.add("attn_v_b", &weights_.attn_v_b, {kv_size}, true);
         const bool has_row_norms = meta_.has_row_norms != 0;
-        const bool are_norms_optional = !kind.needs_head_norms && !has_row_norms;
+        const bool are_norms_optional = spec().type != LLAISYS_MODEL_TYPE_QWEN3 && !has_row_norms;
         const int64_t head = int64_t(meta_.dh);
         slots.add("attn_q_norm_w", &weights_.attn_q_norm_w, {has_row_norms ? q_size : head},
                   are_norms_optional);

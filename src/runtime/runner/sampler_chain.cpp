@@ -316,6 +316,10 @@ bool is_greedy_from(int32_t first, const RowParams &params) {
 
 Reduction reduction_of(const RowParams &params, int64_t k) {
     Reduction found;
+    const auto reduced_to = [&found](Reduction::Kind kind) {
+        found.kind = kind;
+        return found;
+    };
     if (params.post_sampling_probs != 0) { // the whole distribution after the chain
         return found;
     }
@@ -326,41 +330,33 @@ Reduction reduction_of(const RowParams &params, int64_t k) {
             continue;
         }
         if (is_greedy_from(i, params)) {
-            found.kind = Reduction::best;
-            return found;
+            return reduced_to(Reduction::best);
         }
         switch (processor.kind) {
         case LLAISYS_SAMPLER_PENALTIES: // applied before the reduction, at temperature 1 only
             if (found.temperature != 1) {
-                found.kind = Reduction::full_row;
-                return found;
+                return reduced_to(Reduction::full_row);
             }
             found.is_penalised = true;
             continue;
         case LLAISYS_SAMPLER_TEMPERATURE:
             if (params.dynatemp_range > 0) {
-                found.kind = Reduction::full_row;
-                return found;
+                return reduced_to(Reduction::full_row);
             }
             found.temperature = params.temperature;
             continue;
         case LLAISYS_SAMPLER_TOP_K:
-            found.kind = params.top_k <= k ? Reduction::top_k : Reduction::full_row;
-            return found;
+            return reduced_to(params.top_k <= k ? Reduction::top_k : Reduction::full_row);
         case LLAISYS_SAMPLER_TOP_P:
-            found.kind = Reduction::top_p;
-            return found;
+            return reduced_to(Reduction::top_p);
         case LLAISYS_SAMPLER_MIN_P:
-            found.kind = Reduction::min_p;
-            return found;
+            return reduced_to(Reduction::min_p);
         default:
-            found.kind = Reduction::full_row;
-            return found;
+            return reduced_to(Reduction::full_row);
         }
     }
     found.first = params.n_chain;
-    found.kind = Reduction::pick;
-    return found;
+    return reduced_to(Reduction::pick);
 }
 
 bool append_processors(const RowParams &params, const Reduction &reduction,
