@@ -1,7 +1,5 @@
 #include "capi/model_handle.hpp"
 
-#include "models/registry.hpp"
-
 #include <algorithm>
 #include <numeric>
 #include <set>

@@ -152,4 +152,9 @@ private:
     ModelSpec spec_;
 };
 
+// Throws for an unknown type or invalid hyper-parameters. `meta` is the struct of the type and
+// describes the unsharded model.
+std::unique_ptr<Model> create_model(LlaisysModelType type, const void *meta,
+                                    const ModelPlacement &placement);
+
 } // namespace llaisys::models

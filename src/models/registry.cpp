@@ -1,5 +1,4 @@
-#include "models/registry.hpp"
-
+// The model types.
 #include "models/decoder/decoder.hpp"
 #include "models/draft_head/draft_head.hpp"
 #include "models/mock/mock.hpp"

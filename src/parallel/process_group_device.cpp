@@ -20,17 +20,8 @@ constexpr milliseconds kAbortGracePeriod{2000};
 
 // Abort state of a group, shared with its Work objects.
 struct DeviceGroupState {
-    std::atomic<bool> is_aborted{false};
+    AbortReason aborted;
     std::atomic<int> calls{0}; // being enqueued
-    std::mutex mutex;
-    std::string reason; // valid once aborted
-
-    void throw_if_aborted() {
-        if (is_aborted.load()) {
-            std::lock_guard<std::mutex> lock(mutex);
-            fail(LLAISYS_ERROR_INTERNAL, reason);
-        }
-    }
 };
 
 class DeviceWork final : public Work {
@@ -56,21 +47,21 @@ public:
     }
     bool WaitNonBlocking() override {
         runtime_.wait_event(done_, stream_.native());
-        return !state_->is_aborted.load();
+        return !state_->aborted.is_set();
     }
     bool IsCompleted() const override {
-        return state_->is_aborted.load() || runtime_.query_event(done_);
+        return state_->aborted.is_set() || runtime_.query_event(done_);
     }
     bool IsSuccess() const override {
-        return !state_->is_aborted.load() && runtime_.query_event(done_);
+        return !state_->aborted.is_set() && runtime_.query_event(done_);
     }
     void Synchronize() const override {
         const_cast<DeviceWork *>(this)->WaitBlocking(milliseconds::zero());
-        state_->throw_if_aborted();
+        state_->aborted.throw_if_set();
     }
     std::exception_ptr exception() const override {
         try {
-            state_->throw_if_aborted();
+            state_->aborted.throw_if_set();
         } catch (...) {
             return std::current_exception();
         }
@@ -156,13 +147,8 @@ void ProcessGroupDevice::watch() {
 }
 
 void ProcessGroupDevice::Abort(const std::string &reason) const noexcept {
-    {
-        std::lock_guard<std::mutex> lock(state_->mutex);
-        if (is_aborted()) {
-            return;
-        }
-        state_->reason = reason;
-        state_->is_aborted.store(true); // later calls throw
+    if (!state_->aborted.set(reason)) { // later calls throw
+        return;
     }
     if (host_ != nullptr) {
         host_->Abort(reason);
@@ -174,9 +160,9 @@ void ProcessGroupDevice::Abort(const std::string &reason) const noexcept {
     abort_device();
 }
 
-bool ProcessGroupDevice::is_aborted() const { return state_->is_aborted.load(); }
+bool ProcessGroupDevice::is_aborted() const { return state_->aborted.is_set(); }
 
-void ProcessGroupDevice::CheckResults() const { state_->throw_if_aborted(); }
+void ProcessGroupDevice::CheckResults() const { state_->aborted.throw_if_set(); }
 
 WorkPtr ProcessGroupDevice::submit(const Collective &given, bool is_async) const {
     while (!pending_.empty() && pending_.front()->IsCompleted()) {
@@ -188,7 +174,7 @@ WorkPtr ProcessGroupDevice::submit(const Collective &given, bool is_async) const
     Collective call = given;
     state_->calls.fetch_add(1);
     try {
-        state_->throw_if_aborted();
+        state_->aborted.throw_if_set();
         if (is_async) {
             runtime_.record_event(work->ready_event(), stream.native());
             runtime_.wait_event(work->ready_event(), used.native());

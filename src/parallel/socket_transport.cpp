@@ -212,7 +212,7 @@ template <typename Waits> void SocketTransport::poll_while(const Waits &waits_fo
         if (awaited < 0) {
             return;
         }
-        throw_if_aborted();
+        aborted_.throw_if_set();
         if (timeout_.count() > 0 && Clock::now() - start > timeout_) {
             abort_and_throw(
                 text("rank ", awaited, " did not respond within ", timeout_.count(), " ms"));
@@ -245,7 +245,7 @@ const std::byte *SocketTransport::buffer_of(int index) const {
 
 void SocketTransport::exchange(const Fingerprint &fingerprint, int64_t bytes) {
     const std::lock_guard<std::mutex> lock(io_mutex_);
-    throw_if_aborted();
+    aborted_.throw_if_set();
     const uint32_t round = round_ + 1;
     const Frame frame{kMagic, kRound, bytes, fingerprint};
     for (const std::unique_ptr<Peer> &peer : peers_) {
@@ -269,7 +269,7 @@ void SocketTransport::exchange(const Fingerprint &fingerprint, int64_t bytes) {
 void SocketTransport::send_message(int to, const Fingerprint &fingerprint, const void *data,
                                    int64_t bytes) {
     const std::lock_guard<std::mutex> lock(io_mutex_);
-    throw_if_aborted();
+    aborted_.throw_if_set();
     const Frame frame{kMagic, kMessage, bytes, fingerprint};
     queue(peers_[size_t(to)].get(), frame, static_cast<const std::byte *>(data));
     poll_while([to](int i, const Peer &peer) {
@@ -280,7 +280,7 @@ void SocketTransport::send_message(int to, const Fingerprint &fingerprint, const
 void SocketTransport::recv_message(int from, const Fingerprint &fingerprint, void *data,
                                    int64_t bytes) {
     const std::lock_guard<std::mutex> lock(io_mutex_);
-    throw_if_aborted();
+    aborted_.throw_if_set();
     poll_while([from](int i, const Peer &peer) { return i == from && peer.messages.empty(); });
     Peer &peer = *peers_[size_t(from)];
     const auto [sent, values] = std::move(peer.messages.front());
@@ -298,7 +298,7 @@ void SocketTransport::recv_message(int from, const Fingerprint &fingerprint, voi
 
 void SocketTransport::check_peers() {
     const std::lock_guard<std::mutex> lock(io_mutex_);
-    throw_if_aborted();
+    aborted_.throw_if_set();
     for (int i = 0; i < world(); ++i) {
         Peer *peer = peers_[size_t(i)].get();
         if (peer == nullptr) {
@@ -312,22 +312,15 @@ void SocketTransport::check_peers() {
     }
 }
 
-void SocketTransport::throw_if_aborted() const {
-    if (is_aborted_.load()) {
-        const std::lock_guard<std::mutex> lock(reason_mutex_);
-        fail(LLAISYS_ERROR_INTERNAL, reason_);
-    }
-}
-
 void SocketTransport::abort_and_throw(const std::string &reason) {
-    if (set_aborted(reason)) {
+    if (aborted_.set(reason.substr(0, kReasonBytes))) {
         send_abort(reason);
     }
     fail(LLAISYS_ERROR_INTERNAL, reason);
 }
 
 void SocketTransport::abort(const std::string &reason) noexcept {
-    if (!set_aborted(reason)) {
+    if (!aborted_.set(reason.substr(0, kReasonBytes))) {
         return;
     }
     // While another thread sends a frame the reason cannot be sent: close the connections instead.
@@ -341,16 +334,6 @@ void SocketTransport::abort(const std::string &reason) noexcept {
             shutdown(peer->socket.fd(), SHUT_RDWR);
         }
     }
-}
-
-bool SocketTransport::set_aborted(const std::string &reason) noexcept {
-    const std::lock_guard<std::mutex> lock(reason_mutex_);
-    if (is_aborted_.load()) {
-        return false;
-    }
-    reason_ = reason.substr(0, kReasonBytes);
-    is_aborted_.store(true);
-    return true;
 }
 
 // Sends the reason without blocking. io_mutex_ must be held.

@@ -8,11 +8,9 @@
 #include "parallel/socket_connect.hpp"
 #include "parallel/transport.hpp"
 
-#include <atomic>
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <string>
 #include <vector>
 
 namespace llaisys::parallel {
@@ -46,9 +44,7 @@ private:
     // Reads and writes while waits_for(rank, peer) holds for any peer; throws when such a peer is
     // lost.
     template <typename Waits> void poll_while(const Waits &waits_for);
-    void throw_if_aborted() const;
     [[noreturn]] void abort_and_throw(const std::string &reason);
-    bool set_aborted(const std::string &reason) noexcept; // false: already aborted
     void send_abort(const std::string &reason) noexcept;
 
     std::vector<std::unique_ptr<Peer>> peers_; // [world]; null: this rank
@@ -57,9 +53,7 @@ private:
     uint32_t round_ = 0; // the last completed one; wraps
 
     std::mutex io_mutex_; // held by a call; only abort() may run beside it
-    mutable std::mutex reason_mutex_;
-    std::atomic<bool> is_aborted_{false};
-    std::string reason_;
+    AbortReason aborted_;
 };
 
 } // namespace llaisys::parallel

@@ -10,7 +10,9 @@
 #include "base/dtype.hpp"
 #include "parallel/reduce_op_type.hpp"
 
+#include <atomic>
 #include <cstddef>
+#include <mutex>
 #include <string>
 
 namespace llaisys::parallel {
@@ -39,6 +41,32 @@ struct Fingerprint {
 
     bool operator==(const Fingerprint &other) const;
     std::string text() const; // "AllReduce(sum, f32, 896 elements)"
+};
+
+// The first reason that a group was aborted with. Thread-safe.
+class AbortReason {
+public:
+    // False: aborted before.
+    bool set(const std::string &reason) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        if (!is_set()) {
+            reason_ = reason;
+            return !is_set_.exchange(true);
+        }
+        return false;
+    }
+    bool is_set() const { return is_set_.load(); }
+    void throw_if_set() const {
+        if (is_set()) {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            fail(LLAISYS_ERROR_INTERNAL, reason_);
+        }
+    }
+
+private:
+    mutable std::mutex mutex_;
+    std::atomic<bool> is_set_{false};
+    std::string reason_;
 };
 
 class Transport {

@@ -14,7 +14,7 @@ const PreparedStep &InputPreparer::prepare(const LlaisysStepInput &input, const 
     prepare_pooled(input);
     prepare_lora(input);
     prepare_types(input);
-    if (limits_.is_bidirectional) {
+    if (spec_.is_bidirectional) {
         check_whole_sequences();
     }
     return step_;
@@ -23,13 +23,13 @@ const PreparedStep &InputPreparer::prepare(const LlaisysStepInput &input, const 
 void InputPreparer::prepare_tokens(const LlaisysStepInput &input) {
     step_.token_ids = nullptr;
     step_.embd = input.embd;
-    const bool is_head = limits_.feature_size > 0;
+    const bool is_head = spec_.feature_size > 0;
     if (input.embd != nullptr) {
-        step_.embd_size = input.embd_size != 0 ? input.embd_size : limits_.hidden_size;
-        require(step_.embd_size == limits_.hidden_size ||
-                    (is_head && step_.embd_size == limits_.feature_size),
-                "embd_size must be ", limits_.hidden_size,
-                is_head ? text(" or ", limits_.feature_size) : std::string(), ", got ",
+        step_.embd_size = input.embd_size != 0 ? input.embd_size : spec_.hidden_size;
+        require(step_.embd_size == spec_.hidden_size ||
+                    (is_head && step_.embd_size == spec_.feature_size),
+                "embd_size must be ", spec_.hidden_size,
+                is_head ? text(" or ", spec_.feature_size) : std::string(), ", got ",
                 step_.embd_size);
     }
     require(!is_head || (input.token_ids != nullptr && input.embd != nullptr),
@@ -40,8 +40,8 @@ void InputPreparer::prepare_tokens(const LlaisysStepInput &input) {
     require(input.token_ids != nullptr, "token_ids and embd are both NULL");
     for (int32_t i = 0; i < input.n_tokens; ++i) {
         const int64_t id = input.token_ids[i];
-        require(id >= 0 && id < limits_.vocabulary, "token_ids[", i, "] must be in [0, ",
-                limits_.vocabulary, "), got ", id);
+        require(id >= 0 && id < spec_.input_vocabulary, "token_ids[", i, "] must be in [0, ",
+                spec_.input_vocabulary, "), got ", id);
     }
     step_.token_ids = input.token_ids;
 }
@@ -103,8 +103,8 @@ void InputPreparer::prepare_positions(const LlaisysStepInput &input, const KvCac
             last = std::max(last, before);
         }
         const int64_t position = input.positions != nullptr ? input.positions[i] : last + 1;
-        require(position >= 0 && position < limits_.max_positions, "positions[", i,
-                "] must be in [0, ", limits_.max_positions, "), got ", position);
+        require(position >= 0 && position < max_positions_, "positions[", i, "] must be in [0, ",
+                max_positions_, "), got ", position);
         require(position > last, "positions[", i, "] must be above ", last,
                 ", the last position of its sequences, got ", position);
         step_.positions[size_t(i)] = position;
@@ -157,7 +157,7 @@ void InputPreparer::prepare_lora(const LlaisysStepInput &input) {
 
 void InputPreparer::prepare_types(const LlaisysStepInput &input) {
     step_.token_types = input.token_types;
-    const int64_t limit = std::max<int64_t>(1, limits_.token_types);
+    const int64_t limit = std::max<int64_t>(1, spec_.token_types);
     for (int32_t i = 0; input.token_types != nullptr && i < input.n_tokens; ++i) {
         require(input.token_types[i] < limit, "token_types[", i, "] must be in [0, ", limit,
                 "), got ", int(input.token_types[i]));
@@ -177,14 +177,14 @@ void InputPreparer::check_whole_sequences() {
 }
 
 int32_t InputPreparer::end_of_ubatch(const PreparedStep &step, int32_t first) const {
-    int32_t end = first + std::min(limits_.max_ubatch, step.n_tokens - first);
-    if (!limits_.is_bidirectional || end == step.n_tokens) {
+    int32_t end = first + std::min(max_ubatch_, step.n_tokens - first);
+    if (!spec_.is_bidirectional || end == step.n_tokens) {
         return end;
     }
     while (end > first && step.positions[size_t(end)] != 0) { // the next one begins a sequence
         --end;
     }
-    require(end > first, "a sequence of a bidirectional model has at most ", limits_.max_ubatch,
+    require(end > first, "a sequence of a bidirectional model has at most ", max_ubatch_,
             " tokens (max_batch_tokens); that of token ", first, " has more");
     return end;
 }

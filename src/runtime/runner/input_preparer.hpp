@@ -3,6 +3,7 @@
 #pragma once
 
 #include "llaisys/runtime/infer_types.h"
+#include "models/model.hpp"
 #include "runtime/kv_cache/kv_cache.hpp"
 
 #include <unordered_map>
@@ -39,17 +40,9 @@ struct UbatchRange {
 
 class InputPreparer {
 public:
-    struct Limits {
-        int64_t vocabulary; // of input tokens
-        int64_t max_positions;
-        int32_t max_ubatch; // tokens
-        int64_t hidden_size;
-        int64_t feature_size;  // as Model::feature_size
-        int64_t token_types;   // as Model::token_types
-        bool is_bidirectional; // a step and a micro-batch have whole sequences
-    };
-
-    explicit InputPreparer(const Limits &limits) : limits_(limits) {}
+    // max_ubatch: tokens of a micro-batch.
+    InputPreparer(const models::ModelSpec &spec, int64_t max_positions, int32_t max_ubatch)
+        : spec_(spec), max_positions_(max_positions), max_ubatch_(max_ubatch) {}
 
     // Throws INVALID with field, index, value and limit. `cells`: the SLOT metadata, from which
     // missing positions are derived; a token must follow all cells of its sequences. Null in the
@@ -76,7 +69,9 @@ private:
     // End of the micro-batch that begins at `first`.
     int32_t end_of_ubatch(const PreparedStep &step, int32_t first) const;
 
-    Limits limits_;
+    const models::ModelSpec &spec_;
+    int64_t max_positions_;
+    int32_t max_ubatch_;
     int64_t n_lora_slots_ = 0;
     PreparedStep step_;
     std::vector<UbatchRange> ranges_;

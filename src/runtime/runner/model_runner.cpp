@@ -26,9 +26,7 @@ int64_t sequence_of(const PreparedStep &step, int32_t token) {
 ModelRunner::ModelRunner(const device::Stream &stream, models::Model &model,
                          const RunnerOptions &options)
     : stream_(stream), model_(model), options_(options),
-      preparer_({model.spec().input_vocabulary, options.max_positions, options.max_ubatch,
-                 model.spec().hidden_size, model.spec().feature_size, model.spec().token_types,
-                 model.spec().is_bidirectional}),
+      preparer_(model.spec(), options.max_positions, options.max_ubatch),
       metadata_(model.spec().windows, model.spec().is_bidirectional),
       storage_(make_storage(stream, model.spec().kv, options)),
       workspace_(stream.type(), stream.device_id()),

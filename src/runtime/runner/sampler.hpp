@@ -7,7 +7,6 @@
 
 #include "device/runtime.hpp"
 #include "llaisys/runtime/infer_types.h"
-#include "runtime/runner/sampler_history.hpp"
 #include "runtime/runner/sampler_row.hpp"
 #include "runtime/runner/sampling_plan.hpp"
 
@@ -94,12 +93,5 @@ private:
     std::vector<int32_t> logprob_ids_;
     std::vector<float> logprobs_;
 };
-
-// Throws INVALID unless every field of sampling meets infer_types.h; returns its numbers by field.
-NumberColumns check_sampling(const LlaisysSamplingMetadata &sampling, int32_t n_outputs,
-                             int64_t vocab);
-
-// The part of check_sampling that needs the number of outputs.
-void check_output_rows(const LlaisysSamplingMetadata &sampling, int32_t n_outputs);
 
 } // namespace llaisys::runtime

@@ -1,13 +1,15 @@
-// Sampling parameters of one row, and the table of numeric parameters.
+// Sampling parameters: the table of numeric parameters, checks, the parameters of one row and the
+// token histories that penalties use.
 #pragma once
 
 #include "llaisys/runtime/infer_types.h"
-#include "runtime/runner/sampler_history.hpp"
 
 #include <array>
 #include <cstdint>
 #include <iterator>
 #include <limits>
+#include <unordered_map>
+#include <vector>
 
 namespace llaisys::runtime {
 
@@ -99,6 +101,41 @@ public:
 
 private:
     std::array<const double *, std::size(kNumberFields)> values_{}; // null: neutral
+};
+
+// Throws INVALID unless every field of sampling meets infer_types.h; returns its numbers by field.
+NumberColumns check_sampling(const LlaisysSamplingMetadata &sampling, int32_t n_outputs,
+                             int64_t vocab);
+
+// The part of check_sampling that needs the number of outputs.
+void check_output_rows(const LlaisysSamplingMetadata &sampling, int32_t n_outputs);
+
+// Token history of each sequence, for penalties.
+class SamplerHistory {
+public:
+    // A token of the sequence and how often it was sampled (0: in the prompt only).
+    struct Entry {
+        int32_t token;
+        int32_t sampled;
+    };
+    using Entries = std::vector<Entry>; // sorted by token, distinct
+
+    explicit SamplerHistory(int64_t vocab) : vocab_(vocab) {}
+
+    // Throw INVALID and change nothing for a negative sequence, a negative n, a missing array or a
+    // token outside [0, vocab).
+    void reset(int64_t seq, const int64_t *prompt, int32_t n);
+    void accept(int64_t seq, const int64_t *tokens, int32_t n);
+    void forget(int64_t seq);
+
+    // null: the sequence has no history.
+    const Entries *find(int64_t seq) const;
+
+private:
+    void check(int64_t seq, const char *field, const int64_t *tokens, int32_t n) const;
+
+    int64_t vocab_;
+    std::unordered_map<int64_t, Entries> sequences_;
 };
 
 // All sampling parameters of a row, validated. Pointers are views.

@@ -14,17 +14,35 @@ public:
 
     // A workspace without memory: allocate() returns tensors without storage and counts their
     // bytes.
-    static Workspace measuring();
+    static Workspace measuring() {
+        Workspace workspace(LLAISYS_DEVICE_CPU, 0);
+        workspace.is_measuring_ = true;
+        return workspace;
+    }
 
     // Grows to at least `bytes`. Existing tensors stay valid (they share the old arena).
-    void reserve(int64_t bytes);
+    void reserve(int64_t bytes) {
+        if (bytes > capacity()) {
+            arena_ = std::make_shared<Storage>(device_, device_id_, bytes);
+            used_ = 0;
+            ++allocations_;
+        }
+    }
 
     // Releases all allocations; the next one starts at offset 0.
     void begin() { used_ = 0; }
 
     // Contiguous, 64-byte aligned, uninitialized. Throws when the arena is too small: reserve()
     // first.
-    Tensor allocate(const Shape &shape, DType dtype);
+    Tensor allocate(const Shape &shape, DType dtype) {
+        const int64_t first = used_;
+        const int64_t bytes = aligned(bytes_of(dtype, shape.elements()));
+        ensure(is_measuring_ || (arena_ && bytes <= capacity() - first), "workspace of ",
+               capacity(), " bytes has ", capacity() - first, " left, ", bytes, " are needed");
+        used_ += bytes;
+        return is_measuring_ ? Tensor::described(shape, dtype)
+                             : Tensor::on(arena_, first, shape, dtype);
+    }
 
     // Bytes that allocate() uses for a tensor of so many bytes.
     static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
