@@ -139,12 +139,12 @@ void SharedMemoryTransport::wait_for_all() const {
     const auto start = steady_clock::now();
     std::atomic<uint32_t> &joined = header().joined;
     for (uint32_t seen; (seen = joined.load()) != uint32_t(world());) {
-        sleep_on(joined, seen, kPollInterval);
         throw_if_aborted();
         for (int peer = 0; peer < world(); ++peer) {
             check_alive(peer);
         }
         check_time(start, text(world() - int(seen), " of ", world(), " ranks"));
+        sleep_on(joined, seen, kPollInterval); // last: a rank may die after all have joined
     }
 }
 
