@@ -53,6 +53,16 @@ void *map_aligned(size_t bytes, size_t alignment) {
     return memory;
 }
 
+// madvise for the whole pages inside a block.
+void advise(void *memory, size_t bytes, int advice) {
+    const uintptr_t address = reinterpret_cast<uintptr_t>(memory);
+    const uintptr_t first = round_up(address, page_bytes());
+    const uintptr_t last = (address + bytes) / page_bytes() * page_bytes();
+    if (first < last) {
+        madvise(reinterpret_cast<void *>(first), last - first, advice);
+    }
+}
+
 void *allocate_in_slab(size_t bytes) {
     const std::lock_guard<std::mutex> lock(mutex);
     if (current == nullptr || kSlab - current->used < bytes) {
@@ -77,11 +87,7 @@ void release_in_slab(void *memory, size_t bytes) {
         munmap(slab, kSlab);
         return;
     }
-    const uintptr_t first = round_up(address, page_bytes());
-    const uintptr_t last = (address + bytes) / page_bytes() * page_bytes();
-    if (first < last) {
-        madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
-    }
+    advise(memory, bytes, MADV_DONTNEED);
 }
 
 } // namespace
@@ -105,13 +111,10 @@ void release_huge(void *memory, size_t bytes) {
 }
 
 void use_small_pages(void *memory, size_t bytes) {
-    const uintptr_t address = reinterpret_cast<uintptr_t>(memory);
-    const uintptr_t first = round_up(address, page_bytes());
-    const uintptr_t last = (address + bytes) / page_bytes() * page_bytes();
-    if (bytes >= kHugeMemoryFrom && first < last) {
-        madvise(reinterpret_cast<void *>(first), last - first, MADV_NOHUGEPAGE);
+    if (bytes >= kHugeMemoryFrom) {
+        advise(memory, bytes, MADV_NOHUGEPAGE);
         // Drop what an adjacent block on the same huge page has committed here.
-        madvise(reinterpret_cast<void *>(first), last - first, MADV_DONTNEED);
+        advise(memory, bytes, MADV_DONTNEED);
     }
 }
 

@@ -12,25 +12,19 @@
 
 namespace llaisys {
 
-// Each is defined in the file of its instruction set.
+// Each is defined in the file of its instruction set, where the build has it.
 namespace cpu_portable {
 extern const device::ProbeKernels probe_kernels;
 }
-#if defined(LLAISYS_HAVE_AVX2)
 namespace cpu_avx2 {
 extern const device::ProbeKernels probe_kernels;
 }
-#endif
-#if defined(LLAISYS_HAVE_AVX512)
 namespace cpu_avx512 {
 extern const device::ProbeKernels probe_kernels;
 }
-#endif
-#if defined(LLAISYS_HAVE_NEON)
 namespace cpu_neon {
 extern const device::ProbeKernels probe_kernels;
 }
-#endif
 
 } // namespace llaisys
 

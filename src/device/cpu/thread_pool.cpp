@@ -37,23 +37,16 @@ uint64_t range_of(uint64_t first, uint64_t end) { return end << 32 | first; }
 uint32_t first_of(uint64_t range) { return uint32_t(range); }
 uint32_t end_of(uint64_t range) { return uint32_t(range >> 32); }
 
-// Take one chunk off either end of a range; -1 when it is empty.
-int64_t take_front(std::atomic<uint64_t> &range) {
+enum class End { front, back };
+
+// Take one chunk off an end of a range; -1 when it is empty.
+template <End end> int64_t take(std::atomic<uint64_t> &range) {
     uint64_t seen = range.load(std::memory_order_relaxed);
     while (first_of(seen) < end_of(seen)) {
-        if (range.compare_exchange_weak(seen, range_of(first_of(seen) + 1, end_of(seen)),
-                                        std::memory_order_relaxed)) {
-            return first_of(seen);
-        }
-    }
-    return -1;
-}
-int64_t take_back(std::atomic<uint64_t> &range) {
-    uint64_t seen = range.load(std::memory_order_relaxed);
-    while (first_of(seen) < end_of(seen)) {
-        if (range.compare_exchange_weak(seen, range_of(first_of(seen), end_of(seen) - 1),
-                                        std::memory_order_relaxed)) {
-            return end_of(seen) - 1;
+        const uint64_t rest = end == End::front ? range_of(first_of(seen) + 1, end_of(seen))
+                                                : range_of(first_of(seen), end_of(seen) - 1);
+        if (range.compare_exchange_weak(seen, rest, std::memory_order_relaxed)) {
+            return end == End::front ? first_of(seen) : end_of(seen) - 1;
         }
     }
     return -1;
@@ -132,13 +125,13 @@ void ThreadPool::share_out(int64_t n_chunks) {
 }
 
 void ThreadPool::take_chunks(int thread) {
-    for (int64_t chunk; (chunk = take_front(shares_[size_t(thread)].range)) >= 0;) {
+    for (int64_t chunk; (chunk = take<End::front>(shares_[size_t(thread)].range)) >= 0;) {
         invoke_(context_, chunk, thread);
     }
     const int n = size();
     for (int i = 1; i < n; ++i) {
         Share &other = shares_[size_t((thread + i) % n)];
-        for (int64_t chunk; (chunk = take_back(other.range)) >= 0;) {
+        for (int64_t chunk; (chunk = take<End::back>(other.range)) >= 0;) {
             invoke_(context_, chunk, thread);
         }
     }
