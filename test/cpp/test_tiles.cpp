@@ -12,7 +12,7 @@
 
 #include "ops_reference.hpp"
 
-#include "ops/linear/quantised.hpp"
+#include "ops/linear/op.hpp"
 
 #include <vector>
 

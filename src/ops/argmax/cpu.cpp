@@ -9,14 +9,14 @@ namespace llaisys::ops {
 namespace {
 
 // Largest value of one row of n values and its first index; index 0 for a row of NaN.
-int64_t argmax_row(const cpu::Kernels &kernels, const std::byte *row, DType dtype, int64_t n) {
+int64_t argmax_row(const cpu::Kernels &kernels, cpu::Values row, int64_t n) {
     float buffer[cpu::kPiece];
-    const int64_t step = dtype == LLAISYS_DTYPE_F32 ? n : cpu::kPiece;
+    const int64_t step = row.dtype == LLAISYS_DTYPE_F32 ? n : cpu::kPiece;
     float best = -std::numeric_limits<float>::infinity();
     int64_t best_at = n; // start of the chunk with the largest value
     for (int64_t i = 0; i < n; i += step) {
         const int64_t piece = std::min(step, n - i);
-        const float *values = cpu::read(kernels, cpu::at(row, dtype, i), dtype, buffer, piece);
+        const float *values = cpu::read(kernels, row.from(i), buffer, piece);
         const float largest = kernels.max(values, piece);
         const bool found = largest > best || best_at == n;
         const int64_t place = found ? kernels.find_equal(values, largest, piece) : piece;
@@ -35,18 +35,15 @@ void argmax_cpu(const device::Stream &stream, const Tensor &max_index, const Ten
     const int64_t rows = values.size(0);
     const int64_t n = values.size(1);
     const cpu::Kernels &kernels = cpu::kernels();
-    const DType dtype = values.dtype();
     cpu::for_rows(stream, rows, n, [&](int64_t first, int64_t last) {
         for (int64_t r = first; r < last; ++r) {
-            const std::byte *row = cpu::at(values.data(), dtype, r * n);
-            const int64_t index = argmax_row(kernels, row, dtype, n);
+            const cpu::Values row = cpu::values_of(values, r * n);
+            const int64_t index = argmax_row(kernels, row, n);
             max_index.as<int64_t>()[r] = index;
-            cpu::convert(kernels, cpu::at(max_value.data(), dtype, r), dtype,
-                         cpu::at(row, dtype, index), dtype, 1);
+            cpu::convert(kernels, cpu::values_of(max_value, r), row.from(index), 1);
             if (host.index != nullptr) {
                 host.index[r] = index;
-                cpu::convert(kernels, reinterpret_cast<std::byte *>(host.value + r),
-                             LLAISYS_DTYPE_F32, cpu::at(row, dtype, index), dtype, 1);
+                cpu::convert(kernels, cpu::values_of(host.value + r), row.from(index), 1);
             }
         }
     });

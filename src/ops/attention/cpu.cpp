@@ -128,8 +128,8 @@ AttentionState state_at(const Call &call, float *memory) {
 }
 
 // Row t * group + g of KV head h, in a tensor of query heads.
-std::byte *head_row(const Call &call, const Tensor &tensor, const Block &block, int64_t t,
-                    int64_t h, int64_t g) {
+cpu::Values head_row(const Call &call, const Tensor &tensor, const Block &block, int64_t t,
+                     int64_t h, int64_t g) {
     return cpu::row_of(tensor, block.first_token + t, h * call.group + g);
 }
 
@@ -142,8 +142,8 @@ AttentionTask make_task(const cpu::Kernels &kernels, const Call &call, const Blo
     for (int64_t h = first_head; h < first_head + n_heads; ++h) {
         for (int64_t t = 0; t < block.n_tokens; ++t) {
             for (int64_t g = 0; g < call.group; ++g, row += q_stride(call)) {
-                cpu::convert(kernels, reinterpret_cast<std::byte *>(row), LLAISYS_DTYPE_F32,
-                             head_row(call, call.q, block, t, h, g), call.q.dtype(), call.d);
+                cpu::convert(kernels, cpu::values_of(row), head_row(call, call.q, block, t, h, g),
+                             call.d);
                 kernels.scale_in_place(row, call.scale, call.d);
                 if (call.bytes != nullptr) {
                     call.bytes->prepare(row, call.d);
@@ -165,8 +165,8 @@ AttentionTask make_task(const cpu::Kernels &kernels, const Call &call, const Blo
     task.end = call.lists.end.as<int32_t>() + block.first_token;
     task.head_stride = call.head_stride;
     const int64_t skipped = first_head * call.head_stride;
-    task.k_cache = cpu::at(call.k_cache.data(), call.k_cache.dtype(), skipped);
-    task.v_cache = cpu::at(call.v_cache.data(), call.v_cache.dtype(), skipped);
+    task.k_cache = cpu::values_of(call.k_cache, skipped).data;
+    task.v_cache = cpu::values_of(call.v_cache, skipped).data;
     task.k_dtype = call.k_cache.dtype();
     task.v_dtype = call.v_cache.dtype();
     task.slot_stride = call.slot_stride;
@@ -200,8 +200,8 @@ void write_row(const cpu::Kernels &kernels, const Call &call, const Block &block
         l += std::exp(call.sinks[head * call.group + r % call.group] - m);
     }
     kernels.scale_in_place(o, l == 0.0f ? 0.0f : 1.0f / l, call.value_dim);
-    cpu::finish(kernels, head_row(call, call.out, block, r / call.group, head, r % call.group),
-                call.out.dtype(), o, call.value_dim);
+    cpu::finish(kernels, head_row(call, call.out, block, r / call.group, head, r % call.group), o,
+                call.value_dim);
 }
 
 void write_out(const cpu::Kernels &kernels, const Call &call, const Block &block, int64_t item,

@@ -33,15 +33,9 @@ constexpr ops::cpu::Kernels make_table() {
     table.find_greater = find_greater;
     table.angles = angles;
     table.rotate = rotate;
-    table.linear_f32 = linear<float>;
-    table.linear_f16 = linear<f16_t>;
-    table.linear_bf16 = linear<bf16_t>;
-    table.lora_shrink_f32 = lora_shrink<float>;
-    table.lora_shrink_f16 = lora_shrink<f16_t>;
-    table.lora_shrink_bf16 = lora_shrink<bf16_t>;
-    table.lora_expand_f32 = lora_expand<float>;
-    table.lora_expand_f16 = lora_expand<f16_t>;
-    table.lora_expand_bf16 = lora_expand<bf16_t>;
+    table.linear = {linear<float>, linear<f16_t>, linear<bf16_t>};
+    table.lora_shrink = {lora_shrink<float>, lora_shrink<f16_t>, lora_shrink<bf16_t>};
+    table.lora_expand = {lora_expand<float>, lora_expand<f16_t>, lora_expand<bf16_t>};
     table.attention_span = attention_span;
     table.attention_merge = attention_merge;
     return table;

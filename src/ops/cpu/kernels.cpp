@@ -1,28 +1,44 @@
+// Selection of the kernel tables: those of the instruction set, and of byte products and tile
+// registers within it.
 #include "ops/cpu/kernels.hpp"
+
+#include "device/cpu/amx.hpp"
+#include "device/cpu/probes.hpp"
+#include "ops/cpu/byte_attention.hpp"
+#include "ops/cpu/quant_kernels.hpp"
+#include "ops/cpu/tile_kernels.hpp"
 
 #include <atomic>
 
 namespace llaisys {
 
-// Each is defined in the file of its instruction set.
+// Each is defined in the file of its instruction set, where the build has it.
 namespace cpu_portable {
 extern const ops::cpu::Kernels kernels;
-}
-#if defined(LLAISYS_HAVE_AVX2)
+extern const ops::cpu::QuantKernels quant_kernels;
+} // namespace cpu_portable
 namespace cpu_avx2 {
 extern const ops::cpu::Kernels kernels;
-}
-#endif
-#if defined(LLAISYS_HAVE_AVX512)
+extern const ops::cpu::QuantKernels quant_kernels;
+} // namespace cpu_avx2
 namespace cpu_avx512 {
 extern const ops::cpu::Kernels kernels;
 }
-#endif
-#if defined(LLAISYS_HAVE_NEON)
+namespace cpu_avx512vnni {
+extern const ops::cpu::QuantKernels quant_kernels;
+extern const ops::cpu::ByteAttention byte_attention;
+} // namespace cpu_avx512vnni
+namespace cpu_amx {
+extern const ops::cpu::QuantKernels quant_kernels;
+extern const ops::cpu::TileKernels tile_kernels;
+} // namespace cpu_amx
 namespace cpu_neon {
 extern const ops::cpu::Kernels kernels;
+extern const ops::cpu::QuantKernels quant_kernels;
+} // namespace cpu_neon
+namespace cpu_neon_dotprod {
+extern const ops::cpu::QuantKernels quant_kernels;
 }
-#endif
 
 } // namespace llaisys
 
@@ -30,7 +46,21 @@ namespace llaisys::ops::cpu {
 
 namespace {
 
+constexpr const Kernels *kTables[] = {
+    &cpu_portable::kernels,
+#if defined(LLAISYS_HAVE_AVX2)
+    &cpu_avx2::kernels,
+#endif
+#if defined(LLAISYS_HAVE_AVX512)
+    &cpu_avx512::kernels,
+#endif
+#if defined(LLAISYS_HAVE_NEON)
+    &cpu_neon::kernels,
+#endif
+};
+
 std::atomic<const Kernels *> chosen{nullptr};
+std::atomic<bool> is_byte_attention_allowed{true};
 
 } // namespace
 
@@ -39,27 +69,12 @@ void no_rows(DType dtype) {
 }
 
 const Kernels *kernels_of(device::Isa isa) {
-    if (!device::has_isa(isa)) {
-        return nullptr;
+    for (const Kernels *table : kTables) {
+        if (table->isa == isa && device::has_isa(isa)) {
+            return table;
+        }
     }
-    switch (isa) {
-    case device::Isa::portable:
-        return &cpu_portable::kernels;
-#if defined(LLAISYS_HAVE_AVX2)
-    case device::Isa::avx2:
-        return &cpu_avx2::kernels;
-#endif
-#if defined(LLAISYS_HAVE_AVX512)
-    case device::Isa::avx512:
-        return &cpu_avx512::kernels;
-#endif
-#if defined(LLAISYS_HAVE_NEON)
-    case device::Isa::neon:
-        return &cpu_neon::kernels;
-#endif
-    default:
-        return nullptr;
-    }
+    return nullptr;
 }
 
 const Kernels &kernels() {
@@ -78,6 +93,64 @@ bool use_kernels_of(device::Isa isa) {
         chosen.store(table, std::memory_order_relaxed);
     }
     return table != nullptr;
+}
+
+// has_i8: the machine has the dot product instructions of its architecture.
+const QuantKernels *quant_kernels_of(device::Isa isa) {
+    switch (isa) {
+#if defined(LLAISYS_HAVE_AVX512VNNI)
+    case device::Isa::avx512:
+#if defined(LLAISYS_HAVE_AMX)
+        if (device::uses_amx()) {
+            return &cpu_amx::quant_kernels;
+        }
+#endif
+        if (device::probes::has_i8()) {
+            return &cpu_avx512vnni::quant_kernels;
+        }
+        return &cpu_avx2::quant_kernels;
+#endif
+#if defined(LLAISYS_HAVE_AVX2)
+    case device::Isa::avx2:
+        return &cpu_avx2::quant_kernels;
+#endif
+#if defined(LLAISYS_HAVE_NEON)
+    case device::Isa::neon:
+#if defined(LLAISYS_HAVE_NEON_DOTPROD)
+        if (device::probes::has_i8()) {
+            return &cpu_neon_dotprod::quant_kernels;
+        }
+#endif
+        return &cpu_neon::quant_kernels;
+#endif
+    default:
+        return &cpu_portable::quant_kernels;
+    }
+}
+
+const QuantKernels &quant_kernels() { return *quant_kernels_of(kernels().isa); }
+
+const TileKernels *tile_kernels() {
+#if defined(LLAISYS_HAVE_AMX)
+    if (kernels().isa == device::Isa::avx512 && device::uses_amx()) {
+        return &cpu_amx::tile_kernels;
+    }
+#endif
+    return nullptr;
+}
+
+const ByteAttention *byte_attention() {
+#if defined(LLAISYS_HAVE_AVX512VNNI)
+    if (is_byte_attention_allowed.load(std::memory_order_relaxed) &&
+        kernels().isa == device::Isa::avx512 && device::probes::has_i8()) {
+        return &cpu_avx512vnni::byte_attention;
+    }
+#endif
+    return nullptr;
+}
+
+void allow_byte_attention(bool allowed) {
+    is_byte_attention_allowed.store(allowed, std::memory_order_relaxed);
 }
 
 } // namespace llaisys::ops::cpu

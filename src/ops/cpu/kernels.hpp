@@ -116,6 +116,30 @@ constexpr int64_t attention_scratch(int64_t rows, int64_t d) {
            rows * 16;
 }
 
+// Throws for a dtype without a kernel. Not inline: a file of an instruction set must not hold shared
+// functions.
+[[noreturn]] void no_rows(DType dtype);
+
+// One kernel per dtype of its weights.
+template <typename Task> struct RealKernels {
+    void (*f32)(const Task &task);
+    void (*f16)(const Task &task);
+    void (*bf16)(const Task &task);
+
+    void run(DType dtype, const Task &task) const {
+        switch (dtype) {
+        case LLAISYS_DTYPE_F32:
+            return f32(task);
+        case LLAISYS_DTYPE_F16:
+            return f16(task);
+        case LLAISYS_DTYPE_BF16:
+            return bf16(task);
+        default:
+            no_rows(dtype);
+        }
+    }
+};
+
 struct Kernels {
     device::Isa isa;
 
@@ -157,16 +181,9 @@ struct Kernels {
     void (*rotate)(float *out_low, float *out_high, const float *low, const float *high,
                    const float *cos, const float *sin, int64_t n);
 
-    void (*linear_f32)(const LinearTask &task);
-    void (*linear_f16)(const LinearTask &task);
-    void (*linear_bf16)(const LinearTask &task);
-
-    void (*lora_shrink_f32)(const LoraTask &task);
-    void (*lora_shrink_f16)(const LoraTask &task);
-    void (*lora_shrink_bf16)(const LoraTask &task);
-    void (*lora_expand_f32)(const LoraTask &task);
-    void (*lora_expand_f16)(const LoraTask &task);
-    void (*lora_expand_bf16)(const LoraTask &task);
+    RealKernels<LinearTask> linear;
+    RealKernels<LoraTask> lora_shrink;
+    RealKernels<LoraTask> lora_expand;
 
     // Tiles of the entries [first, last), which lie in one span: overwrites the states of all
     // heads; `state` is that of the first.
@@ -179,10 +196,6 @@ struct Kernels {
 
 // The table of device::cpu_isa().
 const Kernels &kernels();
-
-// Throws for a dtype without a kernel. Defined here because a file of an instruction set must not
-// hold shared functions.
-[[noreturn]] void no_rows(DType dtype);
 
 // The table of one instruction set; null when the build or the machine lacks it.
 const Kernels *kernels_of(device::Isa isa);

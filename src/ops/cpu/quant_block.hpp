@@ -65,13 +65,14 @@ struct BlockScales {
 template <int c, int zero, typename Groups>
 inline void unpack_pair(std::byte *out, const Groups &groups, int64_t group, int vector) {
     BytePair pair = groups.template pair<c>(group, vector);
-    if constexpr (!kUnsignedWeights && zero != 0) {
+    if constexpr (zero != 0) {
         pair = {sub_bytes<zero>(pair.low), sub_bytes<zero>(pair.high)};
     }
     store_bytes(out + c * 128 + vector * kLanes * 4, pair.low);
     store_bytes(out + (c + 4) * 128 + vector * kLanes * 4, pair.high);
 }
 
+// The q of n groups as bytes, less `zero`.
 template <int zero, typename Groups>
 void unpack_groups(std::byte *out, const Groups &groups, int64_t n_groups) {
     for (int64_t g = 0; g < n_groups; ++g, out += kGroupBytes) {

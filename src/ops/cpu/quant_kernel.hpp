@@ -331,7 +331,7 @@ template <typename Format> void quant_linear(const QuantTask &task) {
             const PackedGroups<layout.bits> packed = {header + layout.group_header(),
                                                       layout.group_bytes()};
             if (unpack) {
-                unpack_groups<layout.zero>(bytes, packed, n);
+                unpack_groups<kUnsignedWeights ? 0 : layout.zero>(bytes, packed, n);
                 const PackedGroups<8> wide = {bytes, kGroupBytes};
                 quant_block<Format>(task, group, n, wide, scales, ends, next, end);
             } else {

@@ -162,31 +162,12 @@ void quant_tiles(const QuantTask &task, int64_t group, int64_t n_groups, const s
     }
 }
 
-// The q of n groups as signed bytes with the zero point subtracted.
-template <typename Format, typename Groups>
-void unpack_signed(std::byte *out, const Groups &groups, int64_t n_groups) {
-    constexpr QuantLayout layout = Format::layout;
-    constexpr int kTaken = layout.bits == 8 ? -kByteOffset : layout.zero; // 128 is -128 in a byte
-    const auto unpack = [&](auto c, int64_t g, int v) {
-        const BytePair pair = groups.template pair<decltype(c)::value>(g, v);
-        std::byte *to = out + g * kGroupBytes + decltype(c)::value * 128 + v * kLanes * 4;
-        store_bytes(to, sub_bytes<kTaken>(pair.low));
-        store_bytes(to + 4 * 128, sub_bytes<kTaken>(pair.high));
-    };
-    for (int64_t g = 0; g < n_groups; ++g) {
-        for (int v = 0; v < kPanelVectors; ++v) {
-            unpack(std::integral_constant<int, 0>(), g, v);
-            unpack(std::integral_constant<int, 1>(), g, v);
-            unpack(std::integral_constant<int, 2>(), g, v);
-            unpack(std::integral_constant<int, 3>(), g, v);
-        }
-    }
-}
-
 // quant_linear with tiles for min_tile_rows() rows and more. All 16 rows of the last block of x are
 // read.
 template <typename Tiles, typename Format> void quant_linear_tiles(const QuantTask &task) {
     constexpr QuantLayout layout = Format::layout;
+    // To signed bytes without the zero point; 128 is -128 in a byte.
+    constexpr int kTaken = layout.bits == 8 ? -kByteOffset : layout.zero;
     if (task.out.m < min_tile_rows(layout)) {
         return quant_linear<Format>(task);
     }
@@ -208,7 +189,7 @@ template <typename Tiles, typename Format> void quant_linear_tiles(const QuantTa
             read_scales<Format>(panel, header, group, n, &scales);
             const PackedGroups<layout.bits> packed = {header + layout.group_header(),
                                                       layout.group_bytes()};
-            unpack_signed<Format>(bytes, packed, n);
+            unpack_groups<kTaken>(bytes, packed, n);
             quant_tiles<Tiles, Format>(task, group, n, bytes, scales, acc, next,
                                        next + n * layout.group_bytes());
             header = next;

@@ -28,73 +28,76 @@ inline int64_t bytes_of_one(DType dtype) {
     }
 }
 
-inline const std::byte *at(const std::byte *p, DType dtype, int64_t offset) {
-    return p + offset * bytes_of_one(dtype);
-}
-inline std::byte *at(std::byte *p, DType dtype, int64_t offset) {
-    return p + offset * bytes_of_one(dtype);
-}
+// Values of one dtype in memory.
+struct Values {
+    std::byte *data;
+    DType dtype;
 
-// The start of row i (of the first dimension), or of head j of row i.
-inline std::byte *row_of(const Tensor &tensor, int64_t i) {
-    return at(tensor.data(), tensor.dtype(), i * tensor.stride(0));
+    float *floats() const { return reinterpret_cast<float *>(data); }
+    Values from(int64_t i) const { return {data + i * bytes_of_one(dtype), dtype}; }
+};
+
+inline Values values_of(float *p) { return {reinterpret_cast<std::byte *>(p), LLAISYS_DTYPE_F32}; }
+// A dense tensor from element `first` on.
+inline Values values_of(const Tensor &tensor, int64_t first = 0) {
+    return Values{tensor.data(), tensor.dtype()}.from(first);
 }
-inline std::byte *row_of(const Tensor &tensor, int64_t i, int64_t j) {
-    return at(tensor.data(), tensor.dtype(), i * tensor.stride(0) + j * tensor.stride(1));
+// Row i (of the first dimension), or head j of row i.
+inline Values row_of(const Tensor &tensor, int64_t i) {
+    return values_of(tensor, i * tensor.stride(0));
+}
+inline Values row_of(const Tensor &tensor, int64_t i, int64_t j) {
+    return values_of(tensor, i * tensor.stride(0) + j * tensor.stride(1));
 }
 
 // n values as f32: in place when they are f32, else widened into buffer [n].
-inline const float *read(const Kernels &kernels, const std::byte *p, DType dtype, float *buffer,
-                         int64_t n) {
-    switch (dtype) {
+inline const float *read(const Kernels &kernels, Values in, float *buffer, int64_t n) {
+    switch (in.dtype) {
     case LLAISYS_DTYPE_F16:
-        kernels.widen_f16(buffer, reinterpret_cast<const f16_t *>(p), n);
+        kernels.widen_f16(buffer, reinterpret_cast<const f16_t *>(in.data), n);
         return buffer;
     case LLAISYS_DTYPE_BF16:
-        kernels.widen_bf16(buffer, reinterpret_cast<const bf16_t *>(p), n);
+        kernels.widen_bf16(buffer, reinterpret_cast<const bf16_t *>(in.data), n);
         return buffer;
     case LLAISYS_DTYPE_F32:
-        return reinterpret_cast<const float *>(p);
+        return in.floats();
     default:
-        no_rows(dtype);
+        no_rows(in.dtype);
     }
 }
 
-// Where a kernel writes n values of p: p itself if it is f32, else the buffer, which `finish` then
-// narrows into p.
-inline float *target(std::byte *p, DType dtype, float *buffer) {
-    return dtype == LLAISYS_DTYPE_F32 ? reinterpret_cast<float *>(p) : buffer;
+// Where a kernel writes values of `out`: in place if they are f32, else to the buffer, which
+// `finish` then narrows.
+inline float *target(Values out, float *buffer) {
+    return out.dtype == LLAISYS_DTYPE_F32 ? out.floats() : buffer;
 }
-inline void finish(const Kernels &kernels, std::byte *p, DType dtype, const float *values,
-                   int64_t n) {
-    switch (dtype) {
+inline void finish(const Kernels &kernels, Values out, const float *values, int64_t n) {
+    switch (out.dtype) {
     case LLAISYS_DTYPE_F16:
-        return kernels.narrow_f16(reinterpret_cast<f16_t *>(p), values, n);
+        return kernels.narrow_f16(reinterpret_cast<f16_t *>(out.data), values, n);
     case LLAISYS_DTYPE_BF16:
-        return kernels.narrow_bf16(reinterpret_cast<bf16_t *>(p), values, n);
+        return kernels.narrow_bf16(reinterpret_cast<bf16_t *>(out.data), values, n);
     case LLAISYS_DTYPE_F32:
-        if (reinterpret_cast<float *>(p) != values) {
-            std::memcpy(p, values, size_t(n) * sizeof(float));
+        if (out.floats() != values) {
+            std::memcpy(out.data, values, size_t(n) * sizeof(float));
         }
         return;
     default:
-        no_rows(dtype);
+        no_rows(out.dtype);
     }
 }
 
 // out = in over n values of any real dtypes; a plain copy when they are the same.
-inline void convert(const Kernels &kernels, std::byte *out, DType out_dtype, const std::byte *in,
-                    DType in_dtype, int64_t n) {
-    if (out_dtype == in_dtype) {
-        std::memcpy(out, in, size_t(n * bytes_of_one(out_dtype)));
+inline void convert(const Kernels &kernels, Values out, Values in, int64_t n) {
+    if (out.dtype == in.dtype) {
+        std::memcpy(out.data, in.data, size_t(n * bytes_of_one(out.dtype)));
         return;
     }
     float buffer[kPiece];
     for (int64_t i = 0; i < n; i += kPiece) {
         const int64_t piece = std::min(kPiece, n - i);
-        const float *values = read(kernels, at(in, in_dtype, i), in_dtype,
-                                   target(at(out, out_dtype, i), out_dtype, buffer), piece);
-        finish(kernels, at(out, out_dtype, i), out_dtype, values, piece);
+        const Values to = out.from(i);
+        finish(kernels, to, read(kernels, in.from(i), target(to, buffer), piece), piece);
     }
 }
 
@@ -114,6 +117,20 @@ void for_rows(const device::Stream &stream, int64_t n, int64_t work, const Body 
     }
     pool.run(chunks,
              [&](int64_t chunk, int) { body(n * chunk / chunks, n * (chunk + 1) / chunks); });
+}
+
+// Splits rows of `columns` values, `work` element steps each, into pieces of up to kPiece: calls
+// body(i, c, n) for the values [c, c + n) of row i. Several threads may share a row.
+template <typename Body>
+void for_pieces(const device::Stream &stream, int64_t rows, int64_t columns, int64_t work,
+                const Body &body) {
+    const int64_t pieces = (columns + kPiece - 1) / kPiece;
+    for_rows(stream, rows * pieces, work * kPiece, [&](int64_t first, int64_t last) {
+        for (int64_t item = first; item < last; ++item) {
+            const int64_t c = item % pieces * kPiece;
+            body(item / pieces, c, std::min(kPiece, columns - c));
+        }
+    });
 }
 
 // Memory that the calling thread keeps between calls: grows, never shrinks. Workers use slices of

@@ -11,9 +11,8 @@ void embedding_cpu(const device::Stream &stream, const Tensor &out, const Tensor
     const cpu::Kernels &kernels = cpu::kernels();
     cpu::for_rows(stream, n, d, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) {
-            const int64_t row = index.as<int64_t>()[i];
-            cpu::convert(kernels, cpu::at(out.data(), out.dtype(), i * d), out.dtype(),
-                         cpu::at(table.data(), table.dtype(), row * d), table.dtype(), d);
+            cpu::convert(kernels, cpu::values_of(out, i * d),
+                         cpu::values_of(table, index.as<int64_t>()[i] * d), d);
         }
     });
 }

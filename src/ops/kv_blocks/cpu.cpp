@@ -16,7 +16,7 @@ void kv_blocks_cpu(const device::Stream &stream, KvDirection direction, const Kv
                 if (!cache->defined()) {
                     continue; // the keys contain the values
                 }
-                std::byte *block = cpu::row_of(*cache, blocks[i] * block_size);
+                std::byte *block = cpu::row_of(*cache, blocks[i] * block_size).data;
                 if (direction == KvDirection::to_host) {
                     std::memcpy(slot, block, bytes);
                 } else {

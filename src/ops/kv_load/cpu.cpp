@@ -19,10 +19,10 @@ void load_quantised(const device::Stream &stream, const Tensor &rows, const Tens
             for (int64_t h = 0; h < heads; ++h, from += cache.stride(1)) {
                 float scale;
                 std::memcpy(&scale, from + d, sizeof scale);
-                std::byte *to = cpu::row_of(rows, i, h);
-                float *values = cpu::target(to, rows.dtype(), buffer);
+                const cpu::Values to = cpu::row_of(rows, i, h);
+                float *values = cpu::target(to, buffer);
                 kernels.dequantise(values, from, scale, d);
-                cpu::finish(kernels, to, rows.dtype(), values, d);
+                cpu::finish(kernels, to, values, d);
             }
         }
     });
@@ -37,8 +37,8 @@ void load(const device::Stream &stream, const Tensor &rows, const Tensor &cache,
     const cpu::Kernels &kernels = cpu::kernels();
     cpu::for_rows(stream, rows.size(0), width, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) {
-            cpu::convert(kernels, cpu::row_of(rows, i), rows.dtype(),
-                         cpu::row_of(cache, slots.as<int32_t>()[i]), cache.dtype(), width);
+            cpu::convert(kernels, cpu::row_of(rows, i), cpu::row_of(cache, slots.as<int32_t>()[i]),
+                         width);
         }
     });
 }

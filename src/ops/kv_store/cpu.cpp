@@ -17,8 +17,7 @@ void store_quantised(const device::Stream &stream, const Tensor &cache, const Te
         for (int64_t i = first; i < last; ++i) {
             int8_t *to = cache.as<int8_t>() + slots.as<int32_t>()[i] * cache.stride(0);
             for (int64_t h = 0; h < heads; ++h, to += cache.stride(1)) {
-                const float *row =
-                    cpu::read(kernels, cpu::row_of(values, i, h), values.dtype(), buffer, d);
+                const float *row = cpu::read(kernels, cpu::row_of(values, i, h), buffer, d);
                 const float scale = kernels.quantise(to, row, d);
                 std::memcpy(to + d, &scale, sizeof scale);
             }
@@ -39,10 +38,10 @@ void store(const device::Stream &stream, const Tensor &cache, const Tensor &valu
     cpu::for_rows(stream, n, heads * d, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) {
             const int64_t slot = slots.as<int32_t>()[i];
-            std::byte *to = cpu::at(cache.data(), cache.dtype(), slot * heads * d);
+            const cpu::Values to = cpu::values_of(cache, slot * heads * d);
             for (int64_t h = 0; h < (dense ? 1 : heads); ++h) {
-                cpu::convert(kernels, cpu::at(to, cache.dtype(), h * d), cache.dtype(),
-                             cpu::row_of(values, i, h), values.dtype(), dense ? heads * d : d);
+                cpu::convert(kernels, to.from(h * d), cpu::row_of(values, i, h),
+                             dense ? heads * d : d);
             }
         }
     });

@@ -1,4 +1,4 @@
-#include "ops/linear/bf16_tiles.hpp"
+#include "ops/linear/cpu.hpp"
 
 #include "ops/cpu/rows.hpp"
 #include "ops/cpu/tile_kernels.hpp"
@@ -100,9 +100,9 @@ void run_bf16_tiles(const device::Stream &stream, const Tensor &in, const int32_
     }
     const std::vector<cpu::TileRows> &placed = inputs; // of the calling thread
     const cpu::Kernels &kernels = cpu::kernels();
-    const auto place = [&](int64_t g, int64_t i, const std::byte *row) {
+    const auto place = [&](int64_t g, int64_t i, cpu::Values row) {
         float *buffer = is_wide ? nullptr : wide + (groups[g].first + i) * k;
-        tiles->place_row(placed[size_t(g)], i, cpu::read(kernels, row, in.dtype(), buffer, k), k);
+        tiles->place_row(placed[size_t(g)], i, cpu::read(kernels, row, buffer, k), k);
     };
     for_group_rows(stream, in, rows, groups, n_groups, k, place);
     const int64_t fair =

@@ -1,10 +1,9 @@
 #include "ops/linear/cpu.hpp"
 
+#include "ops/cpu/quant_panels.hpp"
 #include "ops/cpu/rows.hpp"
 #include "ops/cpu/tile_kernels.hpp"
-#include "ops/linear/bf16_tiles.hpp"
 #include "ops/linear/groups.hpp"
-#include "ops/linear/quantised.hpp"
 
 #include <iterator>
 
@@ -49,19 +48,6 @@ GroupChunkSize chunk_size(int64_t k, int64_t m) {
     return {(kChunkSteps + steps - 1) / steps, row_groups < 2 ? m : even};
 }
 
-void run_task(const cpu::Kernels &kernels, DType dtype, const cpu::LinearTask &task) {
-    switch (dtype) {
-    case LLAISYS_DTYPE_F16:
-        return kernels.linear_f16(task);
-    case LLAISYS_DTYPE_BF16:
-        return kernels.linear_bf16(task);
-    case LLAISYS_DTYPE_F32:
-        return kernels.linear_f32(task);
-    default:
-        fail(LLAISYS_ERROR_INTERNAL, "linear: no kernel for panels of ", name_of(dtype));
-    }
-}
-
 void pack_panels(const device::Stream &stream, const Tensor &weight, LinearWeight *result) {
     const int64_t n = weight.size(0);
     const int64_t k = weight.size(1);
@@ -96,10 +82,9 @@ void run_panels(const device::Stream &stream, const Tensor &in, const int32_t *r
     }
     float *x = scratch.floats(end * ldx);
     const cpu::Kernels &kernels = cpu::kernels();
-    const auto copy = [&](int64_t g, int64_t i, const std::byte *row) {
+    const auto copy = [&](int64_t g, int64_t i, cpu::Values row) {
         if (!is_in_place(groups[g])) {
-            cpu::convert(kernels, reinterpret_cast<std::byte *>(x + (groups[g].first + i) * ldx),
-                         LLAISYS_DTYPE_F32, row, in.dtype(), k);
+            cpu::convert(kernels, cpu::values_of(x + (groups[g].first + i) * ldx), row, k);
         }
     };
     if (end > 0) {
@@ -118,8 +103,8 @@ void run_panels(const device::Stream &stream, const Tensor &in, const int32_t *r
             task.ldx = ldx;
         }
         task.k = k;
-        task.w = cpu::at(weight.bytes.data(), weight.bytes.dtype(), chunk.first_panel * kPanel * k);
-        run_task(kernels, weight.bytes.dtype(), task);
+        task.w = cpu::values_of(weight.bytes, chunk.first_panel * kPanel * k).data;
+        kernels.linear.run(weight.bytes.dtype(), task);
     };
     for_group_chunks(
         stream, groups, n_groups, first_part, n_parts, kPanel,
@@ -150,30 +135,15 @@ void rows_of_panels(const device::Stream &stream, const Tensor &out, const Tenso
     });
 }
 
-constexpr LinearFormat plain(const char *name, DType dtype) {
-    LinearFormat format{};
-    format.name = name;
-    format.dtype = dtype;
-    format.pack = pack_panels;
-    format.run_groups = run_panels;
-    format.rows = rows_of_panels;
-    return format;
+constexpr LinearFormat kBf16Tiles = {
+    LLAISYS_DTYPE_BF16, nullptr, pack_bf16_tiles, nullptr, run_bf16_tiles, rows_of_bf16_tiles};
+
+constexpr LinearFormat plain(DType dtype) {
+    return {dtype, nullptr, pack_panels, nullptr, run_panels, rows_of_panels};
 }
 
-constexpr LinearFormat bf16_tiles() {
-    LinearFormat format = plain("bf16 tiles", LLAISYS_DTYPE_BF16);
-    format.pack = pack_bf16_tiles;
-    format.run_groups = run_bf16_tiles;
-    format.rows = rows_of_bf16_tiles;
-    return format;
-}
-
-constexpr LinearFormat quantised(const char *name, DType dtype) {
-    LinearFormat format = plain(name, dtype);
-    format.pack = pack_quantised;
-    format.run_groups = run_quantised;
-    format.rows = rows_of_quantised;
-    return format;
+constexpr LinearFormat quantised(DType dtype) {
+    return {dtype, nullptr, pack_quantised, nullptr, run_quantised, rows_of_quantised};
 }
 
 } // namespace
@@ -183,32 +153,32 @@ int64_t linear_bytes_cpu(DType dtype, int64_t out_features, int64_t in_features)
         return bf16_tile_bytes(out_features, in_features);
     }
     const int64_t panels = (out_features + kPanel - 1) / kPanel;
-    return panels * (is_quantised(dtype) ? quantised_panel_bytes(dtype, in_features)
+    return panels * (is_quantised(dtype) ? cpu::quant_layout_of(dtype).panel_bytes(in_features)
                                          : bytes_of(dtype, kPanel * in_features));
 }
 
 LinearFormats linear_formats_cpu() {
     static constexpr LinearFormat kFormats[] = {
         // Before the other row of its dtype; absent without tile registers.
-        bf16_tiles(),
-        plain("f32 panels", LLAISYS_DTYPE_F32),
-        plain("f16 panels", LLAISYS_DTYPE_F16),
-        plain("bf16 panels", LLAISYS_DTYPE_BF16),
-        quantised("q8_0 panels", LLAISYS_DTYPE_Q8_0),
-        quantised("q4_0 panels", LLAISYS_DTYPE_Q4_0),
-        quantised("q4_1 panels", LLAISYS_DTYPE_Q4_1),
-        quantised("q5_0 panels", LLAISYS_DTYPE_Q5_0),
-        quantised("q5_1 panels", LLAISYS_DTYPE_Q5_1),
-        quantised("q4_k panels", LLAISYS_DTYPE_Q4_K),
-        quantised("q5_k panels", LLAISYS_DTYPE_Q5_K),
-        quantised("q6_k panels", LLAISYS_DTYPE_Q6_K),
-        quantised("q2_k panels", LLAISYS_DTYPE_Q2_K),
-        quantised("q3_k panels", LLAISYS_DTYPE_Q3_K),
-        quantised("iq4_nl panels", LLAISYS_DTYPE_IQ4_NL),
-        quantised("i4_g32 panels", LLAISYS_DTYPE_I4_G32),
-        quantised("i4_g128 panels", LLAISYS_DTYPE_I4_G128),
-        quantised("i8_g32 panels", LLAISYS_DTYPE_I8_G32),
-        quantised("i8_g128 panels", LLAISYS_DTYPE_I8_G128),
+        kBf16Tiles,
+        plain(LLAISYS_DTYPE_F32),
+        plain(LLAISYS_DTYPE_F16),
+        plain(LLAISYS_DTYPE_BF16),
+        quantised(LLAISYS_DTYPE_Q8_0),
+        quantised(LLAISYS_DTYPE_Q4_0),
+        quantised(LLAISYS_DTYPE_Q4_1),
+        quantised(LLAISYS_DTYPE_Q5_0),
+        quantised(LLAISYS_DTYPE_Q5_1),
+        quantised(LLAISYS_DTYPE_Q4_K),
+        quantised(LLAISYS_DTYPE_Q5_K),
+        quantised(LLAISYS_DTYPE_Q6_K),
+        quantised(LLAISYS_DTYPE_Q2_K),
+        quantised(LLAISYS_DTYPE_Q3_K),
+        quantised(LLAISYS_DTYPE_IQ4_NL),
+        quantised(LLAISYS_DTYPE_I4_G32),
+        quantised(LLAISYS_DTYPE_I4_G128),
+        quantised(LLAISYS_DTYPE_I8_G32),
+        quantised(LLAISYS_DTYPE_I8_G128),
     };
     const int left_out = cpu::tile_kernels() != nullptr ? 0 : 1;
     return {kFormats + left_out, int(std::size(kFormats)) - left_out};

@@ -309,40 +309,26 @@ void rows_of(const device::Stream &stream, const Tensor &out, const Tensor &inde
 
 LinearRowLayout plain_rows(const Tensor &weight) { return {weight.dtype(), weight.size(1), false}; }
 
-constexpr LinearFormat plain(const char *name, DType dtype) {
-    return {name, dtype, plain_rows, pack, run_parts, nullptr, rows_of};
+constexpr LinearFormat plain(DType dtype) {
+    return {dtype, plain_rows, pack, run_parts, nullptr, rows_of};
 }
 
-constexpr LinearFormat quantised(const char *name, DType dtype) {
-    return {name,
-            dtype,
-            quantised_rows_cuda,
-            pack_quantised_cuda,
-            run_quantised_cuda,
-            nullptr,
-            rows_of_quantised_cuda};
+constexpr LinearFormat quantised(DType dtype) {
+    return {dtype,   quantised_rows_cuda,   pack_quantised_cuda, run_quantised_cuda,
+            nullptr, rows_of_quantised_cuda};
 }
 
 constexpr LinearFormat kFormats[] = {
-    plain("f32 rows", LLAISYS_DTYPE_F32),
-    plain("f16 rows", LLAISYS_DTYPE_F16),
-    plain("bf16 rows", LLAISYS_DTYPE_BF16),
-    quantised("q8_0 rows", LLAISYS_DTYPE_Q8_0),
-    quantised("q4_0 rows", LLAISYS_DTYPE_Q4_0),
-    quantised("q4_1 rows", LLAISYS_DTYPE_Q4_1),
-    quantised("q5_0 rows", LLAISYS_DTYPE_Q5_0),
-    quantised("q5_1 rows", LLAISYS_DTYPE_Q5_1),
-    quantised("q4_k rows", LLAISYS_DTYPE_Q4_K),
-    quantised("q5_k rows", LLAISYS_DTYPE_Q5_K),
-    quantised("q6_k rows", LLAISYS_DTYPE_Q6_K),
-    quantised("q2_k rows", LLAISYS_DTYPE_Q2_K),
-    quantised("q3_k rows", LLAISYS_DTYPE_Q3_K),
-    quantised("iq4_nl rows", LLAISYS_DTYPE_IQ4_NL),
-    quantised("i4_g32 rows", LLAISYS_DTYPE_I4_G32),
-    quantised("i4_g128 rows", LLAISYS_DTYPE_I4_G128),
-    quantised("i8_g32 rows", LLAISYS_DTYPE_I8_G32),
-    quantised("i8_g128 rows", LLAISYS_DTYPE_I8_G128),
-    quantised("f8_g128 rows", LLAISYS_DTYPE_F8_G128),
+    plain(LLAISYS_DTYPE_F32),         plain(LLAISYS_DTYPE_F16),
+    plain(LLAISYS_DTYPE_BF16),        quantised(LLAISYS_DTYPE_Q8_0),
+    quantised(LLAISYS_DTYPE_Q4_0),    quantised(LLAISYS_DTYPE_Q4_1),
+    quantised(LLAISYS_DTYPE_Q5_0),    quantised(LLAISYS_DTYPE_Q5_1),
+    quantised(LLAISYS_DTYPE_Q4_K),    quantised(LLAISYS_DTYPE_Q5_K),
+    quantised(LLAISYS_DTYPE_Q6_K),    quantised(LLAISYS_DTYPE_Q2_K),
+    quantised(LLAISYS_DTYPE_Q3_K),    quantised(LLAISYS_DTYPE_IQ4_NL),
+    quantised(LLAISYS_DTYPE_I4_G32),  quantised(LLAISYS_DTYPE_I4_G128),
+    quantised(LLAISYS_DTYPE_I8_G32),  quantised(LLAISYS_DTYPE_I8_G128),
+    quantised(LLAISYS_DTYPE_F8_G128),
 };
 
 } // namespace

@@ -12,8 +12,6 @@ LinearFormats linear_formats_cuda();
 // The row of f32, f16 or bf16.
 const LinearFormat &linear_format_cuda(DType dtype);
 
-// out += in * weight^T + bias; out f32 [m, n], bias may be null.
-void linear_add_cuda(const device::Stream &stream, const Tensor &out, const Tensor &in,
-                     const LinearWeight &weight, const Tensor *bias);
+decltype(linear_add) linear_add_cuda;
 
 } // namespace llaisys::ops

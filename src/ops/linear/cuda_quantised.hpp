@@ -14,13 +14,10 @@
 
 namespace llaisys::ops {
 
-LinearRowLayout quantised_rows_cuda(const Tensor &weight);
-void pack_quantised_cuda(const device::Stream &stream, const Tensor &weight, LinearWeight *packed);
-void run_quantised_cuda(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
-                        int n_parts, const Tensor *rows);
-void rows_of_quantised_cuda(const device::Stream &stream, const Tensor &out, const Tensor &index,
-                            const LinearWeight &weight);
-void linear_add_quantised_cuda(const device::Stream &stream, const Tensor &out, const Tensor &in,
-                               const LinearWeight &weight, const Tensor *bias);
+LinearFormat::RowLayout quantised_rows_cuda;
+LinearFormat::Pack pack_quantised_cuda;
+LinearFormat::Run run_quantised_cuda;
+LinearFormat::Rows rows_of_quantised_cuda;
+decltype(linear_add) linear_add_quantised_cuda;
 
 } // namespace llaisys::ops

@@ -14,24 +14,27 @@ struct LinearRowLayout {
 };
 
 struct LinearFormat {
-    const char *name;
     DType dtype; // of the tensors that are packed into it
 
     // Layout of this weight, whose values may decide; null: the format is not stored by rows.
-    LinearRowLayout (*row_layout)(const Tensor &weight);
+    using RowLayout = LinearRowLayout(const Tensor &weight);
+    RowLayout *row_layout;
     // Fill bytes and scales of *packed from a weight [out_features, in_features] with dense rows.
     // Both are allocated already when the format has row_layout.
-    void (*pack)(const device::Stream &stream, const Tensor &weight, LinearWeight *packed);
+    using Pack = void(const device::Stream &stream, const Tensor &weight, LinearWeight *packed);
+    Pack *pack;
     // linear() over parts whose formats all have this function. Null: run_groups, as one group.
-    void (*run)(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
-                int n_parts, const Tensor *rows);
+    using Run = void(const device::Stream &stream, const Tensor &in, const LinearPart *parts,
+                     int n_parts, const Tensor *rows);
+    Run *run;
     // linear_groups() over parts whose formats all have this function: parts [first_part,
     // first_part + n_parts) of every group. Null: not on this device.
-    void (*run_groups)(const device::Stream &stream, const Tensor &in, const int32_t *rows,
-                       const LinearGroup *groups, int64_t n_groups, int first_part, int n_parts);
-    // linear_rows().
-    void (*rows)(const device::Stream &stream, const Tensor &out, const Tensor &index,
-                 const LinearWeight &weight);
+    using RunGroups = void(const device::Stream &stream, const Tensor &in, const int32_t *rows,
+                           const LinearGroup *groups, int64_t n_groups, int first_part,
+                           int n_parts);
+    RunGroups *run_groups;
+    using Rows = decltype(linear_rows);
+    Rows *rows;
 };
 
 // The format table of a device.

@@ -61,16 +61,21 @@ void for_group_chunks(const device::Stream &stream, const LinearGroup *groups, i
         const int64_t all = (part.weight->out_features + panel_rows - 1) / panel_rows;
         return (all + panels - 1) / panels;
     };
+    const auto all_panel_chunks = [&](const LinearGroup &group, int64_t panels) {
+        int64_t chunks = 0;
+        for (int p = first_part; p < first_part + n_parts; ++p) {
+            chunks += panel_chunks(group.parts[p], panels);
+        }
+        return chunks;
+    };
     static thread_local std::vector<int64_t> starts; // first chunk of each group, and the end
     starts.assign(size_t(n_groups) + 1, 0);
     for (int64_t g = 0; g < n_groups; ++g) {
         int64_t chunks = 0;
         if (groups[g].count > 0) {
             const GroupChunkSize size = size_of(groups[g].count);
-            for (int p = 0; p < n_parts; ++p) {
-                chunks += panel_chunks(groups[g].parts[first_part + p], size.panels);
-            }
-            chunks *= (groups[g].count + size.rows - 1) / size.rows;
+            chunks = all_panel_chunks(groups[g], size.panels) *
+                     ((groups[g].count + size.rows - 1) / size.rows);
         }
         starts[size_t(g) + 1] = starts[size_t(g)] + chunks;
     }
@@ -80,10 +85,7 @@ void for_group_chunks(const device::Stream &stream, const LinearGroup *groups, i
         const int64_t g = int64_t(after - begin.begin()) - 1;
         const LinearGroup &group = groups[g];
         const GroupChunkSize size = size_of(group.count);
-        int64_t per_rows = 0;
-        for (int p = 0; p < n_parts; ++p) {
-            per_rows += panel_chunks(group.parts[first_part + p], size.panels);
-        }
+        const int64_t per_rows = all_panel_chunks(group, size.panels);
         const int64_t inside = chunk - begin[size_t(g)];
         const int64_t first_row = inside / per_rows * size.rows;
         int64_t number = inside % per_rows;
@@ -105,11 +107,10 @@ inline cpu::LinearTask group_task(const LinearGroup &group, const GroupChunk &ch
     cpu::LinearTask task{};
     task.m = chunk.m;
     task.n = std::min(chunk.panels * panel_rows, part.weight->out_features - first);
-    task.bias =
-        part.bias != nullptr ? cpu::at(part.bias->data(), part.bias->dtype(), first) : nullptr;
+    task.bias = part.bias != nullptr ? cpu::values_of(*part.bias, first).data : nullptr;
     task.bias_dtype = part.bias != nullptr ? part.bias->dtype() : LLAISYS_DTYPE_F32;
     const int64_t row = group.first - group.out_first + chunk.first_row;
-    task.out = cpu::at(cpu::row_of(*part.out, row), part.out->dtype(), first);
+    task.out = cpu::row_of(*part.out, row).from(first).data;
     task.out_dtype = part.out->dtype();
     task.ldo = part.out->stride(0);
     return task;

@@ -1,4 +1,4 @@
-#include "ops/linear/quantised.hpp"
+#include "ops/linear/cpu.hpp"
 
 #include "ops/cpu/quant_kernels.hpp"
 #include "ops/cpu/rows.hpp"
@@ -55,10 +55,9 @@ void run_quantised(const device::Stream &stream, const Tensor &in, const int32_t
     const std::vector<cpu::QuantRows> &quantised_rows = inputs; // of the calling thread
     const cpu::Kernels &kernels = cpu::kernels();
     const cpu::QuantKernels &bytes = cpu::quant_kernels();
-    const auto quantise = [&](int64_t g, int64_t i, const std::byte *row) {
+    const auto quantise = [&](int64_t g, int64_t i, cpu::Values row) {
         float *buffer = is_wide ? nullptr : wide + (groups[g].first + i) * k;
-        bytes.quantise(quantised_rows[size_t(g)], i,
-                       cpu::read(kernels, row, in.dtype(), buffer, k));
+        bytes.quantise(quantised_rows[size_t(g)], i, cpu::read(kernels, row, buffer, k));
     };
     for_group_rows(stream, in, rows, groups, n_groups, 2 * k, quantise);
     const int64_t together = rows_together(k);

@@ -1,4 +1,4 @@
-#include "ops/linear/quantised.hpp"
+#include "ops/linear/cpu.hpp"
 
 #include "ops/cpu/quant_kernels.hpp"
 #include "ops/cpu/rows.hpp"
@@ -172,10 +172,6 @@ void read_row(const LinearWeight &weight, int64_t row, float *out) {
 
 } // namespace
 
-int64_t quantised_panel_bytes(DType dtype, int64_t k) {
-    return cpu::quant_layout_of(dtype).panel_bytes(k);
-}
-
 void pack_quantised(const device::Stream &stream, const Tensor &weight, LinearWeight *packed) {
     const QuantLayout &layout = cpu::quant_layout_of(weight.dtype());
     const int64_t n = weight.size(0);
@@ -203,9 +199,9 @@ void rows_of_quantised(const device::Stream &stream, const Tensor &out, const Te
     float *wide = scratch.floats(out.size(0) * k);
     cpu::for_rows(stream, out.size(0), 4 * k, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) {
-            float *values = cpu::target(cpu::row_of(out, i), out.dtype(), wide + i * k);
+            float *values = cpu::target(cpu::row_of(out, i), wide + i * k);
             read_row(weight, index.as<int64_t>()[i], values);
-            cpu::finish(cpu::kernels(), cpu::row_of(out, i), out.dtype(), values, k);
+            cpu::finish(cpu::kernels(), cpu::row_of(out, i), values, k);
         }
     });
 }

@@ -13,32 +13,6 @@ using cpu::LoraTask;
 constexpr int64_t kRankBlock = 16; // ranks of a shrink task
 constexpr int64_t kColumns = 512;  // outputs of an expand task
 
-void run_shrink(const cpu::Kernels &kernels, DType dtype, const LoraTask &task) {
-    switch (dtype) {
-    case LLAISYS_DTYPE_F16:
-        return kernels.lora_shrink_f16(task);
-    case LLAISYS_DTYPE_BF16:
-        return kernels.lora_shrink_bf16(task);
-    case LLAISYS_DTYPE_F32:
-        return kernels.lora_shrink_f32(task);
-    default:
-        cpu::no_rows(dtype);
-    }
-}
-
-void run_expand(const cpu::Kernels &kernels, DType dtype, const LoraTask &task) {
-    switch (dtype) {
-    case LLAISYS_DTYPE_F16:
-        return kernels.lora_expand_f16(task);
-    case LLAISYS_DTYPE_BF16:
-        return kernels.lora_expand_bf16(task);
-    case LLAISYS_DTYPE_F32:
-        return kernels.lora_expand_f32(task);
-    default:
-        cpu::no_rows(dtype);
-    }
-}
-
 // Adds to columns [first, first + task.n) of 16-bit rows: one row at a time, widened.
 void expand_narrow(const cpu::Kernels &kernels, DType dtype, const Tensor &out, int64_t first,
                    LoraTask task) {
@@ -51,10 +25,10 @@ void expand_narrow(const cpu::Kernels &kernels, DType dtype, const Tensor &out, 
     task.out = wide;
     task.ldo = kColumns;
     for (int64_t i = 0; i < m; ++i, task.t += task.ldt) {
-        std::byte *row = cpu::at(cpu::row_of(out, rows[i]), out.dtype(), first);
-        cpu::read(kernels, row, out.dtype(), wide, task.n);
-        run_expand(kernels, dtype, task);
-        cpu::finish(kernels, row, out.dtype(), wide, task.n);
+        const cpu::Values row = cpu::row_of(out, rows[i]).from(first);
+        cpu::read(kernels, row, wide, task.n);
+        kernels.lora_expand.run(dtype, task);
+        cpu::finish(kernels, row, wide, task.n);
     }
 }
 
@@ -82,8 +56,7 @@ void lora_cpu(const device::Stream &stream, const Tensor &in, const LoraPart *pa
         float *values = wide.floats(m * k);
         cpu::for_rows(stream, m, k, [&](int64_t first, int64_t last) {
             for (int64_t i = first; i < last; ++i) {
-                cpu::convert(kernels, reinterpret_cast<std::byte *>(values + i * k),
-                             LLAISYS_DTYPE_F32, cpu::row_of(in, i), in.dtype(), k);
+                cpu::convert(kernels, cpu::values_of(values + i * k), cpu::row_of(in, i), k);
             }
         });
         x = values;
@@ -118,11 +91,11 @@ void lora_cpu(const device::Stream &stream, const Tensor &in, const LoraPart *pa
                           task.n = k;
                           task.x = x;
                           task.ldx = ldx;
-                          task.w = cpu::at(parts[part].weight->a.data(), dtype,
-                                           (slot * max_rank + r) * k);
+                          task.w =
+                              cpu::values_of(parts[part].weight->a, (slot * max_rank + r) * k).data;
                           task.ldw = k;
                           task.t += r;
-                          run_shrink(kernels, dtype, task);
+                          kernels.lora_shrink.run(dtype, task);
                       }
                   });
     int64_t ends[kMaxLoraParts]; // of the column blocks of each part
@@ -147,8 +120,9 @@ void lora_cpu(const device::Stream &stream, const Tensor &in, const LoraPart *pa
                           }
                           const int64_t first = block * kColumns;
                           task.n = std::min(kColumns, out.size(1) - first);
-                          task.w = cpu::at(parts[part].weight->b.data(), dtype,
-                                           slot * max_rank * out.size(1) + first);
+                          task.w = cpu::values_of(parts[part].weight->b,
+                                                  slot * max_rank * out.size(1) + first)
+                                       .data;
                           task.ldw = out.size(1);
                           if (out.dtype() != LLAISYS_DTYPE_F32) {
                               expand_narrow(kernels, dtype, out, first, task);
@@ -156,7 +130,7 @@ void lora_cpu(const device::Stream &stream, const Tensor &in, const LoraPart *pa
                           }
                           task.out = out.as<float>() + first;
                           task.ldo = out.stride(0);
-                          run_expand(kernels, dtype, task);
+                          kernels.lora_expand.run(dtype, task);
                       }
                   });
 }

@@ -236,18 +236,18 @@ void moe_mlp_cpu(const device::Stream &stream, const Tensor &out, bool adds, con
                 const float weight = weights.as<float>()[t * k + j];
                 const float *row =
                     cpu::read(kernels, cpu::row_of(buffers.out, positions[size_t(t * k + j)]),
-                              buffers.out.dtype(), buffer, hidden);
+                              buffer, hidden);
                 for (int64_t i = 0; i < hidden; ++i) {
                     sum[i] += weight * row[i];
                 }
             }
-            std::byte *to = cpu::row_of(out, t);
+            const cpu::Values to = cpu::row_of(out, t);
             if (adds) {
                 for (int64_t i = 0; i < hidden; ++i) {
-                    sum[i] += reinterpret_cast<const float *>(to)[i];
+                    sum[i] += to.floats()[i];
                 }
             }
-            cpu::finish(kernels, to, out.dtype(), sum, hidden);
+            cpu::finish(kernels, to, sum, hidden);
         }
     });
 }

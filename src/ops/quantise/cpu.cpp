@@ -179,8 +179,7 @@ void quantise_f8(const device::Stream &stream, const Tensor &out, const Tensor &
     cpu::for_rows(stream, in.size(0), 16 * k, [&](int64_t first, int64_t last) {
         std::vector<float> wide(size_t(k), 0.0f);
         for (int64_t i = first; i < last; ++i) {
-            const std::byte *row = cpu::row_of(in, i);
-            const float *x = cpu::read(cpu::kernels(), row, in.dtype(), wide.data(), k);
+            const float *x = cpu::read(cpu::kernels(), cpu::row_of(in, i), wide.data(), k);
             quantise_f8_row(x, k, out.data() + i * row_bytes);
         }
     });
@@ -220,8 +219,7 @@ void quantise_cpu(const device::Stream &stream, const Tensor &out, const Tensor 
             std::byte *to = out.data() + i * row_bytes;
             for (int64_t c = 0; c < k; c += cpu::kPiece) {
                 const int64_t n = std::min(cpu::kPiece, k - c);
-                const std::byte *from = cpu::at(cpu::row_of(in, i), in.dtype(), c);
-                const float *x = cpu::read(kernels, from, in.dtype(), buffer, n);
+                const float *x = cpu::read(kernels, cpu::row_of(in, i).from(c), buffer, n);
                 for (int64_t b = 0; b < n; b += kBlock, to += block_bytes) {
                     quantise_block(x + b, to);
                 }

@@ -9,44 +9,40 @@ namespace llaisys::ops {
 namespace {
 
 using cpu::kPiece;
+using cpu::Values;
 
-struct Row {
-    std::byte *data;
-    DType dtype;
-    std::byte *at(int64_t i) const { return cpu::at(data, dtype, i); }
-};
-
-float sum_squares(const cpu::Kernels &kernels, Row x, int64_t d) {
+float sum_squares(const cpu::Kernels &kernels, Values x, int64_t d) {
     float buffer[kPiece];
     float sum = 0.0f;
     for (int64_t i = 0; i < d; i += kPiece) {
         const int64_t n = std::min(kPiece, d - i);
-        sum += kernels.sum_squares(cpu::read(kernels, x.at(i), x.dtype, buffer, n), n);
+        sum += kernels.sum_squares(cpu::read(kernels, x.from(i), buffer, n), n);
     }
     return sum;
 }
 
-void norm_row(const cpu::Kernels &kernels, Row out, Row in, Row weight, int64_t d, float epsilon) {
+void norm_row(const cpu::Kernels &kernels, Values out, Values in, Values weight, int64_t d,
+              float epsilon) {
     float buffers[2][kPiece];
     const float mean = sum_squares(kernels, in, d) / float(d);
     const float factor = 1.0f / std::sqrt(mean + epsilon);
     for (int64_t i = 0; i < d; i += kPiece) {
         const int64_t n = std::min(kPiece, d - i);
-        float *to = cpu::target(out.at(i), out.dtype, buffers[0]);
-        kernels.scale(to, cpu::read(kernels, in.at(i), in.dtype, buffers[0], n), factor,
-                      cpu::read(kernels, weight.at(i), weight.dtype, buffers[1], n), n);
-        cpu::finish(kernels, out.at(i), out.dtype, to, n);
+        float *to = cpu::target(out.from(i), buffers[0]);
+        kernels.scale(to, cpu::read(kernels, in.from(i), buffers[0], n), factor,
+                      cpu::read(kernels, weight.from(i), buffers[1], n), n);
+        cpu::finish(kernels, out.from(i), to, n);
     }
 }
 
-void add_row(const cpu::Kernels &kernels, Row residual, Row in, int64_t d) {
+void add_row(const cpu::Kernels &kernels, Values residual, Values in, int64_t d) {
     float buffers[2][kPiece];
     for (int64_t i = 0; i < d; i += kPiece) {
         const int64_t n = std::min(kPiece, d - i);
-        float *to = cpu::target(residual.at(i), residual.dtype, buffers[0]);
-        kernels.add(to, cpu::read(kernels, residual.at(i), residual.dtype, buffers[0], n),
-                    cpu::read(kernels, in.at(i), in.dtype, buffers[1], n), n);
-        cpu::finish(kernels, residual.at(i), residual.dtype, to, n);
+        float *to = cpu::target(residual.from(i), buffers[0]);
+        kernels.add(to, cpu::read(kernels, residual.from(i), buffers[0], n),
+                    cpu::read(kernels, in.from(i), buffers[1], n), n);
+        cpu::finish(kernels, residual.from(i), to, n);
     }
 }
 
@@ -59,8 +55,8 @@ void rms_norm_cpu(const device::Stream &stream, const Tensor &out, const Tensor 
     const cpu::Kernels &kernels = cpu::kernels();
     cpu::for_rows(stream, n, 2 * d, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) {
-            norm_row(kernels, {cpu::row_of(out, i), out.dtype()}, {cpu::row_of(in, i), in.dtype()},
-                     {weight.data(), weight.dtype()}, d, epsilon);
+            norm_row(kernels, cpu::row_of(out, i), cpu::row_of(in, i), cpu::values_of(weight), d,
+                     epsilon);
         }
     });
 }
@@ -72,10 +68,9 @@ void add_rms_norm_cpu(const device::Stream &stream, const Tensor &out, const Ten
     const cpu::Kernels &kernels = cpu::kernels();
     cpu::for_rows(stream, n, 3 * d, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) {
-            const Row sum = {cpu::row_of(residual, i), residual.dtype()};
-            add_row(kernels, sum, {cpu::row_of(in, i), in.dtype()}, d);
-            norm_row(kernels, {cpu::row_of(out, i), out.dtype()}, sum,
-                     {weight.data(), weight.dtype()}, d, epsilon);
+            const Values sum = cpu::row_of(residual, i);
+            add_row(kernels, sum, cpu::row_of(in, i), d);
+            norm_row(kernels, cpu::row_of(out, i), sum, cpu::values_of(weight), d, epsilon);
         }
     });
 }

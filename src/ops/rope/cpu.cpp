@@ -20,16 +20,15 @@ void rope_pairs(const cpu::Kernels &kernels, const Tensor &out, const Tensor &in
     float high[kAngles];
     const int64_t half = in.size(2) / 2;
     for (int64_t h = 0; h < in.size(1); ++h) {
-        const std::byte *from = cpu::at(cpu::row_of(in, i, h), in.dtype(), first);
-        std::byte *to = cpu::at(cpu::row_of(out, i, h), out.dtype(), first);
-        std::byte *to_high = cpu::at(to, out.dtype(), half);
-        const float *a = cpu::read(kernels, from, in.dtype(), low, n);
-        const float *b = cpu::read(kernels, cpu::at(from, in.dtype(), half), in.dtype(), high, n);
-        float *out_low = cpu::target(to, out.dtype(), low);
-        float *out_high = cpu::target(to_high, out.dtype(), high);
+        const cpu::Values from = cpu::row_of(in, i, h).from(first);
+        const cpu::Values to = cpu::row_of(out, i, h).from(first);
+        const float *a = cpu::read(kernels, from, low, n);
+        const float *b = cpu::read(kernels, from.from(half), high, n);
+        float *out_low = cpu::target(to, low);
+        float *out_high = cpu::target(to.from(half), high);
         kernels.rotate(out_low, out_high, a, b, cos, sin, n);
-        cpu::finish(kernels, to, out.dtype(), out_low, n);
-        cpu::finish(kernels, to_high, out.dtype(), out_high, n);
+        cpu::finish(kernels, to, out_low, n);
+        cpu::finish(kernels, to.from(half), out_high, n);
     }
 }
 

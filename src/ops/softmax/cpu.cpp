@@ -13,10 +13,9 @@ void softmax_cpu(const device::Stream &stream, const Tensor &out, const Tensor &
     cpu::for_rows(stream, rows, 4 * n, [&](int64_t first, int64_t last) {
         for (int64_t r = first; r < last; ++r) {
             float *row = out.as<float>() + r * n;
-            const std::byte *from = cpu::at(in.data(), in.dtype(), r * n);
-            if (reinterpret_cast<const std::byte *>(row) != from) {
-                cpu::convert(kernels, reinterpret_cast<std::byte *>(row), LLAISYS_DTYPE_F32, from,
-                             in.dtype(), n);
+            const cpu::Values from = cpu::values_of(in, r * n);
+            if (from.floats() != row) {
+                cpu::convert(kernels, cpu::values_of(row), from, n);
             }
             const float max = kernels.max(row, n);
             if (max == -std::numeric_limits<float>::infinity()) {
