@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -81,21 +82,17 @@ def run_simulated(
         raise invalid_value("simulate", rate, "a probability from 0 to 1")
     given = {"num_speculative_tokens": 4, **(options.pop("speculative_config", None) or {})}
     given |= {"method": "ngram", "disable_by_batch_size": 1 << 16}
-    config = EngineConfig.of(model=model, **options)
     plain: dict[int, Decoding] = {}
     prompts: dict[int, list[list[int]]] = {}
-    engine = LLMEngine(config)
-    try:
+    with closing(LLMEngine(EngineConfig.of(model=model, **options))) as engine:
         vocab_size, rng = engine.model_info.vocab_size, np.random.default_rng(0)
         for number, count in enumerate(concurrencies):
             report("measuring without drafts", number, len(concurrencies))
             prompts[count] = rng.integers(0, vocab_size, (count, prompt_tokens)).tolist()
             _timed(engine, prompts[count], 8)  # warm-up for this batch size
             plain[count] = _timed(engine, prompts[count], new_tokens)
-    finally:
-        engine.close()
-    engine = LLMEngine(EngineConfig.of(model=model, speculative_config=given, **options))
-    try:
+    options["speculative_config"] = given
+    with closing(LLMEngine(EngineConfig.of(model=model, **options))) as engine:
         speculative = engine.core.speculator
         assert speculative is not None
         drafts = speculative.config.num_speculative_tokens
@@ -115,8 +112,6 @@ def run_simulated(
             drafted = _timed(engine, prompts[count], new_tokens)
             results.append(_summary(count, drafts, plain[count], drafted, every))
         return results
-    finally:
-        engine.close()
 
 
 def _timed(engine: LLMEngine, prompts: list[list[int]], new_tokens: int) -> Decoding:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 
 from llaisys.common.options import (
     Choice,
@@ -18,6 +19,7 @@ from llaisys.common.validation import check_int, invalid_count, invalid_value
 
 MAX_RANKS = 64  # limit of the native library
 EXECUTOR_BACKENDS = ("uni", "mp", "ray")
+_option = partial(option, group="parallel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,58 +27,40 @@ class ParallelConfig:
     """The fields of the seeds, then further ones; `normalize_parallel_config` fills the derived
     ones."""
 
-    pipeline_parallel_size: int = option(
+    pipeline_parallel_size: int = _option(
         1, Integer(1, MAX_RANKS), "Pipeline stages, each with a part of the layers",
-        group="parallel", aliases=("-pp",),
-        more="Stages are processes: the backend `uni` becomes `mp`.",
+        aliases=("-pp",), more="Stages are processes: the backend `uni` becomes `mp`.",
     )  # fmt: skip
-    tensor_parallel_size: int = option(
-        1, Integer(1, MAX_RANKS), "Tensor-parallel ranks",
-        group="parallel", common=True, aliases=("-tp",),
-    )  # fmt: skip
-    distributed_executor_backend: str = option(
-        "uni", Choice(EXECUTOR_BACKENDS), "Where ranks run", group="parallel",
+    tensor_parallel_size: int = _option(
+        1, Integer(1, MAX_RANKS), "Tensor-parallel ranks", common=True, aliases=("-tp",)
+    )
+    distributed_executor_backend: str = _option(
+        "uni", Choice(EXECUTOR_BACKENDS), "Where ranks run",
         more="`uni`: threads; `mp`: processes; `ray`: actors of a Ray cluster.",
     )  # fmt: skip
-    master_addr: str = option(
-        "127.0.0.1", Text(), "Rendezvous address", flag=None, group="parallel"
-    )
-    master_port: int = option(
-        29501, Integer(1, 65535), "Rendezvous port", flag=None, group="parallel"
-    )
-    node_rank: int = option(0, Integer(0), "Index of this node", flag=None, group="parallel")
-    nnodes: int = option(1, Integer(1), "Nodes; only 1", flag=None, group="parallel")
+    master_addr: str = _option("127.0.0.1", Text(), "Rendezvous address", flag=None)
+    master_port: int = _option(29501, Integer(1, 65535), "Rendezvous port", flag=None)
+    node_rank: int = _option(0, Integer(0), "Index of this node", flag=None)
+    nnodes: int = _option(1, Integer(1), "Nodes; only 1", flag=None)
     world_size: int = 1  # derived
     rank: int = 0  # derived
     local_rank: int = 0  # derived
-    distributed_backend: str = option(
-        "nccl", Text(), "Backend of the collectives", flag=None, group="parallel"
-    )
-    init_method: str = option(
-        "", Text(may_be_empty=True), "Rendezvous URL", flag=None, group="parallel",
+    distributed_backend: str = _option("nccl", Text(), "Backend of the collectives", flag=None)
+    init_method: str = _option(
+        "", Text(may_be_empty=True), "Rendezvous URL", flag=None,
         default_text="tcp://MASTER_ADDR:MASTER_PORT",
     )  # fmt: skip
-    tp_group_name: str = option(
-        "TP0", Text(), "Name of the process group", flag=None, group="parallel"
-    )
+    tp_group_name: str = _option("TP0", Text(), "Name of the process group", flag=None)
     use_single_process_tp: bool = True  # derived
-    tensor_parallel_device_ids: tuple[int, ...] | list[int] | None = option(
-        None,
-        Integers(),
-        "Device of each rank",
-        group="parallel",
-        default_text="0,1,2,...",
+    tensor_parallel_device_ids: tuple[int, ...] | list[int] | None = _option(
+        None, Integers(), "Device of each rank", default_text="0,1,2,...",
         more="Ranks with the same GPU need the backend `mp`.",
+    )  # fmt: skip
+    vocab_parallel_head: bool = _option(True, Switch(), "Shard the LM head over the ranks")
+    replicate_kv_heads: bool = _option(
+        False, Switch(), "Allow more ranks than KV heads; ranks share copies"
     )
-    vocab_parallel_head: bool = option(
-        True, Switch(), "Shard the LM head over the ranks", group="parallel"
-    )
-    replicate_kv_heads: bool = option(
-        False, Switch(), "Allow more ranks than KV heads; ranks share copies", group="parallel"
-    )
-    numa: bool = option(
-        False, Switch(), "Bind CPU ranks to NUMA nodes and their cores", group="parallel"
-    )
+    numa: bool = _option(False, Switch(), "Bind CPU ranks to NUMA nodes and their cores")
 
     @property
     def stage(self) -> int:
