@@ -35,6 +35,21 @@ GROUPS = {
     "soak": ("engine/test_engine_soak.py", "tooling/test_soak.py"),
     "ray": ("engine/test_ray.py", "server/test_ray_replicas.py"),
 }
+# The longest of the other files: they start first, so that none is left to one worker at the end.
+LONGEST = (
+    "tokenization/test_tokenization.py",
+    "server/test_route.py",
+    "server/test_several_models.py",
+    "server/test_online_schema.py",
+    "models/test_answers.py",
+    "models/test_infer.py",
+    "server/test_online_structured.py",
+    "server/test_online_faults.py",
+    "server/test_online_replicas.py",
+    "models/test_load_interrupted.py",
+    "engine/test_pipeline_parallel.py",
+    "engine/test_tensor_parallel.py",
+)
 SLOW = ("browsers", "clients", "attack", "soak", "ray")  # what `quick` leaves out
 SUITES = sorted({path.parent.name for path in TEST_DIR.glob("*/test_*.py")} | set(GROUPS))
 WHEN = ("auto", "always", "never")
@@ -47,7 +62,8 @@ def files_of(suite: str) -> list[Path]:
     if suite in ("all", "quick"):
         slow = [path for name in SLOW for path in files_of(name)]
         rest = set(TEST_DIR.glob("*/test_*.py")) - set(slow)
-        return [*(slow if suite == "all" else []), *sorted(rest)]
+        first = [path for name in LONGEST if (path := TEST_DIR / name) in rest]
+        return [*(slow if suite == "all" else []), *first, *sorted(rest - set(first))]
     patterns = GROUPS.get(suite, (f"{suite}/test_*.py",))
     return sorted(path for pattern in patterns for path in TEST_DIR.glob(pattern))
 

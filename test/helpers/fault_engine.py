@@ -22,11 +22,13 @@ CONTEXT = 2048
 
 class FaultAdapter(FakeAdapter):
     """`FakeAdapter` that does what the fault file says: `raise`, `raise once`, `hang`, `exit`,
-    `wait` for as long as it says so, or `prefill N`: wait where a prompt is not complete. What it
-    is waiting for then stands in the file `*.held`. `load DONE TOTAL`: stand there with loading.
-    See `server_helpers.Gate`."""
+    `wait` for as long as it says so, `prefill N`: wait where a prompt is not complete, `steps COUNT
+    N`: wait after so many. What it is waiting for then stands in the file `*.held`. `load DONE
+    TOTAL`: stand there with loading. See `server_helpers.Gate`."""
 
     max_len = CONTEXT
+    _steps_order = ""
+    _steps_left = 0
 
     @classmethod
     def load(cls, checkpoint: Any, options: AdapterOptions) -> FakeAdapter:
@@ -42,7 +44,11 @@ class FaultAdapter(FakeAdapter):
             time.sleep(pause)
         halves = len(set(step.seq_ids.tolist())) > int(step.logits_mask.sum())
         held = ""
-        while (fault := self.fault()) == "wait" or (halves and fault.startswith("prefill")):
+        while (
+            (fault := self.fault()) == "wait"
+            or (halves and fault.startswith("prefill"))
+            or (fault.startswith("steps") and not self._may_step(fault))
+        ):
             if held and fault != held:
                 break  # another order: for the next step
             held = fault
@@ -57,6 +63,12 @@ class FaultAdapter(FakeAdapter):
         if fault == "exit":
             os._exit(17)
         return super().forward(step, attention)
+
+    def _may_step(self, order: str) -> bool:
+        if order != self._steps_order:
+            self._steps_order, self._steps_left = order, int(order.split()[1])
+        self._steps_left -= 1
+        return self._steps_left >= 0
 
     @staticmethod
     def fault() -> str:

@@ -61,6 +61,11 @@ class Gate:
         self._number += 1
         self._hold(f"prefill {self._number}")
 
+    def run_steps(self, count: int) -> None:
+        """Release the engine and wait until it stops again after `count` steps."""
+        self._number += 1
+        self._hold(f"steps {count} {self._number}")
+
     def _hold(self, order: str) -> None:
         self._held.unlink(missing_ok=True)
         self.order(order)

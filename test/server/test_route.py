@@ -10,13 +10,14 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from http_helpers import reply
-from server_helpers import PACKAGE, ServerProcess, wait_for
+from server_helpers import PACKAGE, Gate, ServerProcess, wait_for
 from wire_helpers import sse_events
 
 from llaisys.common.errors import InvalidInputError
@@ -24,7 +25,7 @@ from llaisys.server.replicas.router import PrefixRouter
 from llaisys.server.route.config import RouteConfig
 from llaisys.server.route.prompts import prompt_of
 
-STEP = {"LLAISYS_TEST_STEP_SECONDS": "0.02"}
+LONG = 100  # tokens
 
 
 class Router:
@@ -60,13 +61,21 @@ class Router:
 
     def metric(self, name: str) -> float:
         """The sum over replicas; with several routers on the port, of any of them."""
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        lines = httpx.get(f"{self.url}/metrics", verify=False).text.splitlines()
         found = [line for line in lines if line.startswith(f"llaisys:{name}")]
         return sum(float(line.split()[-1]) for line in found)
 
 
-def ask(url: str, prompt: str, max_tokens: int, **options: Any) -> list[int] | str:
-    """Return the tokens of an answer on a new connection, or its error."""
+def wait_both_up(router: Router) -> None:
+    """Until two routers on one port see two replicas; a connection reaches one of the two."""
+    wait_for(lambda: all(router.metric("route_replica_up") == 2 for _ in range(16)), "both")
+
+
+def ask(
+    url: str, prompt: str, max_tokens: int, begun: set[str] | None = None, **options: Any
+) -> list[int] | str:
+    """Return the tokens of an answer on a new connection, or its error. The prompt is added to
+    `begun` with the first token."""
     body = {
         "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True,
         "return_token_ids": True,
@@ -74,7 +83,7 @@ def ask(url: str, prompt: str, max_tokens: int, **options: Any) -> list[int] | s
     tokens: list[int] = []
     try:
         with httpx.stream(
-            "POST", f"{url}/v1/completions", json=body, timeout=60, **options
+            "POST", f"{url}/v1/completions", json=body, timeout=60, verify=False, **options
         ) as response:
             if response.status_code != 200:
                 return str(response.read())
@@ -85,16 +94,63 @@ def ask(url: str, prompt: str, max_tokens: int, **options: Any) -> list[int] | s
                 if "error" in data:
                     return str(data["error"]["code"])
                 tokens += data["choices"][0].get("token_ids") or []
+                if begun is not None and tokens:
+                    begun.add(prompt)
     except httpx.HTTPError as error:
         return type(error).__name__
     return "ended early"
 
 
-@pytest.fixture(scope="module")
-def servers() -> Iterator[list[ServerProcess]]:
+@contextlib.contextmanager
+def gated_servers(folder: Path, count: int) -> Iterator[tuple[list[ServerProcess], list[Gate]]]:
     with contextlib.ExitStack() as stack:
-        started = [stack.enter_context(ServerProcess(env=STEP)) for _ in range(2)]
-        yield [server.wait_ready() for server in started]
+        gates = []
+        for number in range(count):
+            (folder / str(number)).mkdir()
+            gates.append(Gate(folder / str(number)))
+        started = [stack.enter_context(ServerProcess(env=gate.env)) for gate in gates]
+        yield [server.wait_ready() for server in started], gates
+
+
+@pytest.fixture(scope="module")
+def scene(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[list[ServerProcess], list[Gate]]]:
+    with gated_servers(tmp_path_factory.mktemp("route"), 2) as found:
+        yield found
+
+
+@pytest.fixture
+def servers(scene: tuple[list[ServerProcess], list[Gate]]) -> list[ServerProcess]:
+    return scene[0]
+
+
+@pytest.fixture
+def gates(scene: tuple[list[ServerProcess], list[Gate]]) -> Iterator[list[Gate]]:
+    yield scene[1]
+    for gate in scene[1]:
+        gate.open()
+
+
+def begin(
+    pool: ThreadPoolExecutor, gates: list[Gate], servers: list[ServerProcess], url: str
+) -> dict[str, Future[list[int] | str]]:
+    """12 requests that have received tokens and go on when the gates are opened."""
+    begun: set[str] = set()
+    for gate in gates:
+        gate.order("wait")
+    prompts = [f"long {number}" for number in range(12)]
+    answers = {prompt: pool.submit(ask, url, prompt, LONG, begun) for prompt in prompts}
+    wait_for(lambda: sum(s.load for s in servers) == 12, "12 requests")
+    assert min(server.load for server in servers) > 0
+
+    def all_have_begun() -> bool:
+        for gate in gates:
+            gate.run_steps(1)
+        return len(begun) == 12
+
+    wait_for(all_have_begun, "the first token of each")
+    return answers
 
 
 def served(servers: list[ServerProcess]) -> list[float]:
@@ -102,35 +158,29 @@ def served(servers: list[ServerProcess]) -> list[float]:
 
 
 def test_two_routers_share_an_address_and_one_survives_kill_9(
-    servers: list[ServerProcess],
+    servers: list[ServerProcess], gates: list[Gate]
 ) -> None:
     urls = [server.url for server in servers]
     with Router(*urls) as first, Router(*urls, port=first.port) as second:
-        # Each connection reaches one of the two.
-        wait_for(
-            lambda: all(first.metric("route_replica_up") == 2 for _ in range(16)), "both routers"
-        )
+        wait_both_up(first)
         with ThreadPoolExecutor(16) as pool:
-            open_requests = {
-                f"stream {i}": pool.submit(ask, first.url, f"stream {i}", 150) for i in range(12)
-            }
-            wait_for(
-                lambda: sum(s.metric("num_requests_running") for s in servers) == 12, "12 requests"
-            )
+            open_requests = begin(pool, gates, servers, first.url)
             second.process.kill()
             second.process.wait()
+            for gate in gates:
+                gate.open()
             # New connections work at once, without a retry.
             for number in range(20):
                 prompt = f"after the death {number}"
                 assert ask(first.url, prompt, 3) == reply(prompt, 3)
             results = {prompt: answer.result() for prompt, answer in open_requests.items()}
-        right = [p for p, tokens in results.items() if tokens == reply(p, 150)]
+        right = [p for p, tokens in results.items() if tokens == reply(p, LONG)]
         assert 0 < len(right) < 12  # the streams of the survivor go on, the others have ended
         assert {results[p] for p in results if p not in right} <= {"RemoteProtocolError"}
         for server in servers:  # the requests of the dead router were cancelled
             server.wait_idle()
         with Router(*urls, port=first.port) as third:  # a new one takes its part
-            third.wait_up(2)
+            wait_both_up(third)
             prompts = [f"again {i}" for i in range(10)]
             assert [ask(third.url, p, 3) for p in prompts] == [reply(p, 3) for p in prompts]
 
@@ -159,23 +209,23 @@ def test_turns_of_a_conversation_go_to_one_replica_through_any_router(
             assert len(used) == 1, used
 
 
-def test_dead_and_draining_replicas_get_no_requests(tmp_path: Any) -> None:
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(ServerProcess(env=STEP)) for _ in range(3)]
-        urls = [server.wait_ready().url for server in servers]
-        router = stack.enter_context(Router(*urls)).wait_up(3)
-        pool = stack.enter_context(ThreadPoolExecutor(12))
-        answers = {f"long {i}": pool.submit(ask, router.url, f"long {i}", 100) for i in range(12)}
-        wait_for(
-            lambda: min(s.metric("num_requests_running") for s in servers) > 0, "requests on all"
-        )
+def test_dead_and_draining_replicas_get_no_requests(tmp_path: Path) -> None:
+    with (
+        gated_servers(tmp_path, 3) as (servers, gates),
+        Router(*[server.url for server in servers]) as router,
+        ThreadPoolExecutor(12) as pool,
+    ):
+        router.wait_up(3)
+        answers = begin(pool, gates, servers, router.url)
         servers[0].process.send_signal(signal.SIGTERM)  # drains: its requests are completed
         os.kill(servers[1].process.pid, signal.SIGKILL)
+        for gate in gates:
+            gate.open()
         for number in range(8):
             prompt = f"meanwhile {number}"
             assert ask(router.url, prompt, 3) == reply(prompt, 3)
         results = {prompt: answer.result() for prompt, answer in answers.items()}
-        wrong = [text for prompt, text in results.items() if text != reply(prompt, 100)]
+        wrong = [text for prompt, text in results.items() if text != reply(prompt, LONG)]
         assert 0 < len(wrong) < 12 and set(wrong) == {"replica_lost"}
         assert servers[0].process.wait(30) == 0
         health = httpx.get(f"{router.url}/health").json()
@@ -186,14 +236,20 @@ def test_dead_and_draining_replicas_get_no_requests(tmp_path: Any) -> None:
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "no_replica"
 
 
-def test_disconnect_ends_the_request_on_its_replica(servers: list[ServerProcess]) -> None:
+def test_disconnect_ends_the_request_on_its_replica(
+    servers: list[ServerProcess], gates: list[Gate]
+) -> None:
     with Router(*[server.url for server in servers]) as router:
         router.wait_up(2)
-        body = {"prompt": "long", "max_tokens": 500, "stream": True, "ignore_eos": True}
+        body = {"prompt": "long", "max_tokens": 2000, "stream": True, "ignore_eos": True}
         with httpx.stream("POST", f"{router.url}/v1/completions", json=body) as response:
             next(sse_events(response))
-        for server in servers:
-            server.wait_idle()
+            for gate in gates:
+                gate.order("wait")
+        for server in servers:  # whose engine stands still
+            server.wait_for(lambda server=server: server.load == 0, "the end of the request")
+        for gate in gates:
+            gate.open()
         wait_for(lambda: router.metric("route_replica_load") == 0, "no open work")
 
 
@@ -219,12 +275,16 @@ def test_everything_else_is_passed_on(servers: list[ServerProcess]) -> None:
         assert httpx.get(f"{router.url}/v1/sessions/{session['id']}").status_code == 200
 
 
-def test_sigterm_completes_open_requests(servers: list[ServerProcess]) -> None:
+def test_sigterm_completes_open_requests(servers: list[ServerProcess], gates: list[Gate]) -> None:
     with Router(*[server.url for server in servers]) as router, ThreadPoolExecutor(1) as pool:
         router.wait_up(2)
+        for gate in gates:
+            gate.order("wait")
         answer = pool.submit(ask, router.url, "to the end", 60)
-        wait_for(lambda: sum(s.metric("num_requests_running") for s in servers) == 1, "a request")
+        wait_for(lambda: sum(s.load for s in servers) == 1, "a request")
         router.process.terminate()
+        for gate in gates:
+            gate.open()
         assert answer.result() == reply("to the end", 60)
         assert router.process.wait(30) == 0
 

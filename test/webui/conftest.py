@@ -1,27 +1,43 @@
-"""Fixtures per test file: a browser, the fake server and a driver of the page."""
+"""Fixtures: a browser for all files, and per file the fake server and a driver of the page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import pytest
 from webui_fake_server import FakeServer
 from webui_page import ARGUMENTS, PageDriver, find_browser
 
+opened = ExitStack()
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
+
+@cache
+def open_browser() -> Any:
+    """Closed by `opened`, after which the next call opens another one."""
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
         pytest.fail("playwright is missing: pip install 'llaisys[test]'", pytrace=False)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=find_browser(playwright), args=ARGUMENTS
-        )
-        yield browser
-        browser.close()
+    opened.callback(open_browser.cache_clear)
+    playwright = opened.enter_context(sync_playwright())
+    browser = playwright.chromium.launch(executable_path=find_browser(playwright), args=ARGUMENTS)
+    opened.callback(browser.close)
+    return browser
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Playwright leaves an event loop running, with which tests of other folders would fail."""
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Any:
+    return open_browser()
 
 
 @pytest.fixture(scope="module")
