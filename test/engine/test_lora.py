@@ -15,6 +15,7 @@ import pytest
 from lora_files import ALL, ATTENTION, MLP, Lora
 from model_files import tiny_config, write_hf_model, write_safetensors
 from native_helpers import is_sanitized, resident_bytes
+from nightly import NIGHTLY
 
 from llaisys import LLM, SamplingParams
 from llaisys.common.errors import InvalidInputError, ModelLoadError
@@ -320,8 +321,8 @@ def test_adapters_are_reloaded_under_load(base: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_reloads_under_load(base: Path, tmp_path: Path) -> None:
-    cycles(base, tmp_path, 1000)
+def test_many_reloads_under_load(base: Path, tmp_path: Path) -> None:
+    cycles(base, tmp_path, 1000 if NIGHTLY else 250)
 
 
 # ---- together with other features ----------------------------------------------------------------

@@ -44,7 +44,7 @@ def test_interrupt_during_the_start_prints_no_traceback(
     def restore() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
 
-    for number in range(6):
+    for number in range(6) if program == "llaisys" else (1, 4):
         with subprocess.Popen(
             command,
             stderr=subprocess.PIPE,

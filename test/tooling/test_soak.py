@@ -1,4 +1,4 @@
-"""A nine-second run of scripts/soak.py."""
+"""A six-second run of scripts/soak.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_short_soak_passes(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    words = ["--minutes", "0.15", "--pause", "0.5", "--fault-every", "2", "--without-default-model"]
+    words = ["--minutes", "0.1", "--pause", "0.5", "--fault-every", "2", "--without-default-model"]
     done = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "soak.py"), *words, "--report", str(report)],
         capture_output=True,
@@ -21,5 +21,5 @@ def test_short_soak_passes(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     found = json.loads(report.read_text())
-    assert sum(found["faults"].values()) >= 2
+    assert sum(found["faults"].values()) >= 1
     assert found["seen"]["compared"] and not found["seen"]["mismatches"]
