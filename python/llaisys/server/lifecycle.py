@@ -185,7 +185,6 @@ class Lifecycle:
 
     @property
     def _open(self) -> int:
-        """Open sequences of all models."""
         return sum(service.admission.open for service in self.models.services)
 
     def _close_admission(self, reason: str) -> None:

@@ -259,7 +259,6 @@ REASONING_EFFORTS = {"max": "high", "xhigh": "high"}
 
 
 def thinking_fields(thinking: Thinking) -> dict[str, Any]:
-    """Return the chat's reasoning fields."""
     if thinking.type == "disabled":
         return {"thinking": False}
     fields: dict[str, Any] = {"thinking": True} if thinking.type == "enabled" else {}

@@ -121,7 +121,6 @@ class AsyncLLMEngine:
 
     @property
     def problem(self) -> str | None:
-        """Why the engine is unhealthy; None if it is healthy."""
         return self._link.problem
 
     @property
@@ -145,7 +144,6 @@ class AsyncLLMEngine:
 
     @property
     def degraded(self) -> list[int]:
-        """Indices of the replicas that are down."""
         return self._link.degraded if isinstance(self._link, ReplicaSet) else []
 
     @property

@@ -24,7 +24,6 @@ async def search_beams(
     visible_ids: frozenset[int],
     lora: str | None,
 ) -> list[RequestOutput]:
-    """Return the results of a beam search per prompt."""
     engine, name, started = generation.engine, generation.public_ids[0], time.monotonic()
     stops = frozenset(params.stop_token_ids or ())
     if not params.ignore_eos:

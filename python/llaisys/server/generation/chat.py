@@ -273,7 +273,6 @@ async def _keep_system(
 async def chat_prompt(
     job: Job, body: ChatCompletionRequest, history: list[Message], options: dict[str, Any]
 ) -> list[int]:
-    """Return the token ids of a chat."""
     given = (body.kv_transfer_params or {}).get(PROMPT_IDS)
     if given is not None:
         job.prompt_limit.check_tokens(len(given))

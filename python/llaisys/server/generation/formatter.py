@@ -158,7 +158,6 @@ class BlockFormatter(AnswerFormatter):
         return found
 
     def end_block(self) -> Iterator[bytes]:
-        """Close the open block, if there is one."""
         if self.block is not None:
             yield from self.close_block(self.block)
             self.block, self.call, self.text = None, None, ""

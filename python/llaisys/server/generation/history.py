@@ -99,7 +99,6 @@ class Recent:
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the length of the common prefix."""
     for index, (a, b) in enumerate(zip(one, other, strict=False)):
         if a != b:
             return index

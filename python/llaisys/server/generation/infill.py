@@ -42,7 +42,6 @@ class Infill:
     ends: tuple[int, ...]  # stop tokens
 
     def with_stop_tokens(self, params: SamplingParams) -> SamplingParams:
-        """Return the parameters with the additional stop tokens."""
         if params.ignore_eos:
             return params
         return params.clone(stop_token_ids=(*(params.stop_token_ids or ()), *self.ends))

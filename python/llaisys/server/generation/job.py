@@ -83,7 +83,6 @@ class Job:
 
     @property
     def notes(self) -> FieldNotes:
-        """The request's ignored fields."""
         found: FieldNotes = self.request.scope["state"]["field_notes"]
         return found
 
@@ -106,7 +105,6 @@ class Job:
 
     @property
     def max_logprobs(self) -> int:
-        """The largest number of logprobs of a token."""
         most = self.service.config.limits.max_logprobs
         return self.service.info.vocab_size if most == ALL_LOGPROBS else most
 
@@ -378,7 +376,6 @@ def add_usage(usages: Sequence[Usage]) -> Usage:
 
 
 def num_prompt_logprobs(params: SamplingParams, num_tokens: int) -> int:
-    """Return the number of prompt logprobs for `num_tokens` prompt tokens."""
     return 0 if params.prompt_logprobs is None else num_tokens * (params.prompt_logprobs + 1)
 
 

@@ -30,7 +30,6 @@ def predicted_object(count: int, milliseconds: float) -> dict[str, Any]:
 
 
 def rate_object(name: str, count: int, milliseconds: float) -> dict[str, Any]:
-    """Return count, time and rates."""
     spent = round(milliseconds, 3)
     return {
         f"{name}_n": count,
@@ -49,7 +48,6 @@ class StreamTimings:
         self._started = self._first = time.monotonic()
 
     def add(self, num_tokens: int) -> None:
-        """Count new tokens."""
         if not self._tokens and num_tokens:
             self._first = time.monotonic()
         self._tokens += num_tokens

@@ -71,7 +71,6 @@ class Admission:
         return max(1, min(MAX_RETRY_AFTER, math.ceil(self._mean_seconds)))
 
     def record_duration(self, seconds: float) -> None:
-        """Record the duration of a finished request."""
         self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
 
 

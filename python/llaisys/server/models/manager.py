@@ -108,7 +108,6 @@ class ModelManager:
 
     @property
     def reserved(self) -> int:
-        """Reserved bytes of the budget."""
         return sum(model.reserved for model in self.models)
 
     def has_model(self, name: str) -> bool:

@@ -63,7 +63,6 @@ class ServedModel:
 
     @property
     def resident(self) -> int:
-        """Resident bytes of the engine process."""
         engine = self.service.engine_or_none
         return engine.usage[1] if engine is not None else 0
 
@@ -119,10 +118,6 @@ class ServedModel:
         return card
 
 
-def nothing() -> None:
-    pass
-
-
 class SingleModel:
     """The interface of `ModelManager` for one model."""
 
@@ -143,10 +138,9 @@ class SingleModel:
 
     async def lease(self, name: str | None) -> tuple[Service, Callable[[], None]]:
         self.first.check_model(name)
-        return self.first, nothing
+        return self.first, lambda: None
 
     def cards(self) -> list[dict[str, Any]]:
-        """Return a model object for every served name."""
         return [self.card(name) for name in self.first.all_names]
 
     def card(self, name: str) -> dict[str, Any]:

@@ -51,7 +51,6 @@ def message_object(answer: ChatAnswer, uses_functions: bool = False) -> dict[str
 
 
 def delta_object(event: AnswerEvent, uses_functions: bool = False) -> dict[str, Any]:
-    """Return the delta of a chunk for a parsed event."""
     if isinstance(event, ContentText):
         return {"content": event.text}
     if uses_functions and isinstance(event, CallStart):

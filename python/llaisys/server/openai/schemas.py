@@ -228,7 +228,6 @@ class ChatCompletionRequest(SamplingFields):
 
     @property
     def budget(self) -> tuple[str, int] | None:
-        """Name and value of the field that limits reasoning tokens."""
         if self.thinking_budget is not None:
             return self.own_name("thinking_budget"), self.thinking_budget
         if self.reasoning is not None and self.reasoning.max_tokens is not None:

@@ -111,7 +111,6 @@ def without_gauges(stats: EngineStats) -> EngineStats:
 
 
 def total(parts: Sequence[EngineStats]) -> EngineStats:
-    """Return the stats of several engines combined."""
     summed = EngineStats()
     drafts = sum(part.spec_decode_num_drafts for part in parts)
     for name in EngineStats.__struct_fields__:

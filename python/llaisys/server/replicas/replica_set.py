@@ -351,7 +351,6 @@ class ReplicaSet:
         log_event(logger, logging.INFO, "replica up", replica=replica.index, pid=pid)
 
     def _on_replica_death(self, replica: Replica, reason: str) -> None:
-        """Handle the death of a replica: move its requests and restart it."""
         was_up, replica.is_up = replica.is_up, False
         log_event(logger, logging.ERROR, "replica down", replica=replica.index, reason=reason)
         if self._info is None:
@@ -403,7 +402,6 @@ class ReplicaSet:
         replica.link.start()
 
     def declare_dead(self, reason: str) -> None:
-        """End the whole set."""
         if self.dead is not None or self._closing:
             return
         self.dead = reason

@@ -58,7 +58,6 @@ class BatchChatRequest(ChatCompletionRequest):
         return super().prepare(data, notes)
 
     def chats(self) -> Iterator[ChatCompletionRequest]:
-        """Yield a request for each conversation."""
         for messages in self.messages:
             yield self.model_copy(update={"messages": messages})
 
