@@ -5,6 +5,7 @@
 #include "ops/cpu/rows.hpp"
 #include "ops/linear/format.hpp"
 
+#include <iterator>
 #include <vector>
 
 namespace llaisys::ops {
@@ -61,41 +62,45 @@ void for_group_chunks(const device::Stream &stream, const LinearGroup *groups, i
         const int64_t all = (part.weight->out_features + panel_rows - 1) / panel_rows;
         return (all + panels - 1) / panels;
     };
-    const auto all_panel_chunks = [&](const LinearGroup &group, int64_t panels) {
-        int64_t chunks = 0;
-        for (int p = first_part; p < first_part + n_parts; ++p) {
-            chunks += panel_chunks(group.parts[p], panels);
-        }
-        return chunks;
+    struct Plan {
+        int64_t group;
+        int64_t first_chunk;
+        GroupChunkSize size;
+        int64_t panel_chunks; // of all parts
     };
-    static thread_local std::vector<int64_t> starts; // first chunk of each group, and the end
-    starts.assign(size_t(n_groups) + 1, 0);
+    static thread_local std::vector<Plan> kept; // of the groups that have rows
+    kept.clear();
+    int64_t n_chunks = 0;
     for (int64_t g = 0; g < n_groups; ++g) {
-        int64_t chunks = 0;
-        if (groups[g].count > 0) {
-            const GroupChunkSize size = size_of(groups[g].count);
-            chunks = all_panel_chunks(groups[g], size.panels) *
-                     ((groups[g].count + size.rows - 1) / size.rows);
+        if (groups[g].count == 0) {
+            continue;
         }
-        starts[size_t(g) + 1] = starts[size_t(g)] + chunks;
+        Plan plan{g, n_chunks, size_of(groups[g].count), 0};
+        for (int p = first_part; p < first_part + n_parts; ++p) {
+            plan.panel_chunks += panel_chunks(groups[g].parts[p], plan.size.panels);
+        }
+        kept.push_back(plan);
+        n_chunks += plan.panel_chunks * ((groups[g].count + plan.size.rows - 1) / plan.size.rows);
     }
-    const std::vector<int64_t> &begin = starts; // of the calling thread
-    device::pool_of(stream).run(begin.back(), [&](int64_t chunk, int) {
-        const auto after = std::upper_bound(begin.begin(), begin.end(), chunk);
-        const int64_t g = int64_t(after - begin.begin()) - 1;
-        const LinearGroup &group = groups[g];
-        const GroupChunkSize size = size_of(group.count);
-        const int64_t per_rows = all_panel_chunks(group, size.panels);
-        const int64_t inside = chunk - begin[size_t(g)];
-        const int64_t first_row = inside / per_rows * size.rows;
-        int64_t number = inside % per_rows;
+    const std::vector<Plan> &plans = kept; // of the calling thread
+    device::pool_of(stream).run(n_chunks, [&](int64_t chunk, int) {
+        const auto is_before = [](int64_t at, const Plan &plan) { return at < plan.first_chunk; };
+        const Plan &plan =
+            *std::prev(std::upper_bound(plans.begin(), plans.end(), chunk, is_before));
+        const LinearGroup &group = groups[plan.group];
+        const int64_t inside = chunk - plan.first_chunk;
+        const int64_t first_row = inside / plan.panel_chunks * plan.size.rows;
+        int64_t number = inside % plan.panel_chunks;
         int part = first_part;
-        while (number >= panel_chunks(group.parts[part], size.panels)) {
-            number -= panel_chunks(group.parts[part], size.panels);
-            ++part;
+        for (; part + 1 < first_part + n_parts; ++part) { // the last one has the rest
+            const int64_t chunks = panel_chunks(group.parts[part], plan.size.panels);
+            if (number < chunks) {
+                break;
+            }
+            number -= chunks;
         }
-        body(GroupChunk{g, part, number * size.panels, size.panels, first_row,
-                        std::min(size.rows, group.count - first_row)});
+        body(GroupChunk{plan.group, part, number * plan.size.panels, plan.size.panels, first_row,
+                        std::min(plan.size.rows, group.count - first_row)});
     });
 }
 
