@@ -24,71 +24,6 @@
 
 namespace llaisys::ops::cuda {
 
-enum class SmallX { own, kept, streamed };
-constexpr int64_t kSmallOwnValues = 16384; // of x that a block quantises, or one row
-
-// scratch: sums of squares of the warps, for each row of an own x.
-struct SmallConfig : QuantStages {
-    SmallX x;
-    int group_shift; // of the rows of x: groups of the weights, at most a slice
-    uint32_t scales_at;
-};
-
-inline SmallConfig small_config(const device::CudaStream &stream, const GemmInput &in,
-                                const QuantRowLayout &layout, int items, int most_units, SmallX x,
-                                int group_shift) {
-    const int64_t segment = quant_segment(layout.codes);
-    const auto bytes = [&](int64_t values) {
-        return uint32_t(SmallRows::values_bytes(in.m, values) +
-                        SmallRows::scales_bytes(in.m, values, group_shift));
-    };
-    SmallConfig s{};
-    s.x = x;
-    s.group_shift = group_shift;
-    const bool is_streamed = x == SmallX::streamed;
-    // Reads of 4 bytes by 8 rows of 4 lanes (int4), 8 bytes by 4 rows (int8), 16 bytes by 2 rows.
-    set_quant_stages(s, stream, in, layout, items, most_units,
-                     layout.codes == QuantCodes::int4   ? 16
-                     : layout.codes == QuantCodes::int8 ? 32
-                                                        : 64,
-                     is_streamed ? bytes(segment) : 0, is_streamed ? 0 : bytes(in.k),
-                     kQuantWarps * kQuantMaxM * 4);
-    s.scales_at = s.x_at + uint32_t(SmallRows::values_bytes(in.m, in.k));
-    return s;
-}
-
-// Lane 16 of a producer warp copies a streamed x.
-struct StreamedX {
-    SmallRows rows;
-    int segment_values, k;
-    bool is_used;
-
-    __device__ __forceinline__ int values(int segment) const {
-        return min(segment_values, k - segment * segment_values);
-    }
-    __device__ __forceinline__ uint32_t values_bytes(int n) const {
-        return uint32_t(rows.m * n * 2);
-    }
-    __device__ __forceinline__ uint32_t scales_bytes(int n) const {
-        return uint32_t(((rows.m * n >> rows.group_shift) * 8 + 15) / 16 * 16);
-    }
-    __device__ __forceinline__ uint32_t bytes(int segment) const {
-        const int n = values(segment);
-        return is_used ? values_bytes(n) + scales_bytes(n) : 0;
-    }
-    __device__ __forceinline__ void copy(int segment, uint32_t to, uint32_t barrier) const {
-        if (!is_used || threadIdx.x % kWarpSize != 16) {
-            return;
-        }
-        const int n = values(segment);
-        const int64_t before = int64_t(segment) * segment_values * rows.m;
-        const uint64_t policy = l2_evict_last_policy();
-        cp_async_bulk(to, rows.values + before * 2, values_bytes(n), barrier, policy);
-        cp_async_bulk(to + values_bytes(segment_values), rows.scales + (before >> rows.group_shift),
-                      scales_bytes(n), barrier, policy);
-    }
-};
-
 template <typename T, QuantCodes Codes, typename Epilogue>
 __global__ void __launch_bounds__(kQuantThreads, 1)
     gemm_small_m_quant_kernel(GemmInput in, SmallRows rows, QuantMatrix w, Epilogue epilogue,
@@ -107,7 +42,10 @@ __global__ void __launch_bounds__(kQuantThreads, 1)
 
     launch_dependents();
     if (warp == kQuantWarps && lane == 0) {
-        init_quant_barriers(shape, full, empty);
+        for (int i = 0; i < shape.n_stages; ++i) {
+            mbarrier_init(full + uint32_t(i) * 8, 1);
+            mbarrier_init(empty + uint32_t(i) * 8, kQuantWarps);
+        }
         mbarrier_init(x_full, 1);
         fence_mbarrier_init();
     }
@@ -230,8 +168,19 @@ __global__ void __launch_bounds__(kQuantThreads, 1)
         // The double buffer of the next but one unit is free when all warps arrive here again.
         named_barrier_sync<kQuantBarrier, kQuantConsumers>();
         if (stores) {
-            store_quant_unit(epilogue, unit, sums, shape.sums_pitch, buffer, low_scale, high_scale,
-                             operands);
+            const int i = threadIdx.x % 8;
+            const int row = threadIdx.x / 8;
+            float low_sum = 0;
+            float high_sum = 0;
+#pragma unroll
+            for (int of = 0; of < kQuantWarps; ++of) {
+                const float *of_warp =
+                    sums + ((buffer * kQuantWarps + of) * 16 + i) * shape.sums_pitch + row;
+                low_sum += of_warp[0];
+                high_sum += of_warp[8 * shape.sums_pitch];
+            }
+            epilogue.store(unit, i, row, low_sum * low_scale, high_sum * high_scale,
+                           epilogue.prepare(unit, i, operands));
         }
         buffer ^= 1;
     }

@@ -19,9 +19,6 @@ __device__ __forceinline__ void mma_m16n8k32_s8(int (&d)[4], const uint32_t (&a)
           "r"(c[2]), "r"(c[3]));
 }
 
-constexpr int kMagicBits = 0x4b400000; // of kMagic
-constexpr float kMagic = 12582912;     // 1.5 * 2^23
-
 // What a consumer warp reads of a stage, and of x.
 struct QuantSlice {
     const unsigned char *low, *high;               // codes of the own row in both groups

@@ -7,6 +7,7 @@
 #include "ops/cuda/gemm_small_m_bulk_config.cuh"
 #include "ops/cuda/mbarrier.cuh"
 #include "ops/cuda/quant_decode.cuh"
+#include "ops/cuda/quant_small_rows.cuh"
 
 namespace llaisys::ops::cuda {
 
@@ -22,30 +23,50 @@ constexpr int kQuantMaxStages = 16;
 constexpr size_t kQuantSmemBytes = 150 * 1000;   // of a block
 constexpr size_t kQuantPrefetchBytes = 64 << 10; // loaded before grid_dependency_wait()
 
-// Shared memory layout: stages, x, sums of the warps, scratch, mbarriers.
-struct QuantStages {
+enum class SmallX { own, kept, streamed };
+constexpr int64_t kSmallOwnValues = 16384; // of x that a block quantises, or one row
+
+// Shared memory layout: stages, x, sums of the warps, scratch, mbarriers. scratch: sums of squares of
+// the warps, for each row of an own x.
+struct SmallConfig {
     int n_stages, prefetch_stages, segments;
     uint32_t segment_bytes, last_segment_bytes, row_pitch, stage_bytes;
     uint32_t x_at, sums_at, sums_pitch, scratch_at, barriers_at, bytes;
+    SmallX x;
+    int group_shift; // of the rows of x: groups of the weights, at most a slice
+    uint32_t scales_at;
 };
 
-// x_stage: bytes of x per stage; x_bytes: of x that is kept, a multiple of 16. pitch: bytes from a
-// row of a stage to the next, modulo 128, so that the reads of the lanes hit different banks.
-inline void set_quant_stages(QuantStages &s, const device::CudaStream &stream, const GemmInput &in,
-                             const QuantRowLayout &layout, int items, int most_units,
-                             uint32_t pitch, uint32_t x_stage, uint32_t x_bytes,
-                             uint32_t scratch_bytes) {
+inline SmallConfig small_config(const device::CudaStream &stream, const GemmInput &in,
+                                const QuantRowLayout &layout, int items, int most_units, SmallX x,
+                                int group_shift) {
     const int64_t segment = quant_segment(layout.codes);
     const auto m = uint32_t(in.m);
+    const auto x_bytes_of = [&](int64_t values) {
+        return uint32_t(SmallRows::values_bytes(in.m, values) +
+                        SmallRows::scales_bytes(in.m, values, group_shift));
+    };
+    const bool is_streamed = x == SmallX::streamed;
+    const uint32_t x_bytes = is_streamed ? 0 : x_bytes_of(in.k);
+    // Bytes from a row of a stage to the next, modulo 128, so that the reads of the lanes hit
+    // different banks: 4 bytes by 8 rows of 4 lanes (int4), 8 bytes by 4 rows (int8), 16 bytes by 2
+    // rows.
+    const uint32_t pitch = layout.codes == QuantCodes::int4   ? 16
+                           : layout.codes == QuantCodes::int8 ? 32
+                                                              : 64;
+    SmallConfig s{};
+    s.x = x;
+    s.group_shift = group_shift;
     s.segments = int((in.k + segment - 1) / segment);
     s.segment_bytes = uint32_t(layout.segment_bytes(std::min<int64_t>(segment, in.k)));
     s.last_segment_bytes = uint32_t(layout.segment_bytes(in.k - (s.segments - 1) * segment));
     s.row_pitch = (s.segment_bytes + 127) / 128 * 128 + pitch;
-    s.stage_bytes = 2 * uint32_t(items) * s.row_pitch + x_stage;
+    s.stage_bytes = 2 * uint32_t(items) * s.row_pitch + (is_streamed ? x_bytes_of(segment) : 0);
     s.sums_pitch = m == 1 ? 1 : m + 1;
     const uint32_t sums_bytes = 2 * kQuantWarps * 16 * s.sums_pitch * 4;
+    constexpr uint32_t kScratchBytes = kQuantWarps * kQuantMaxM * 4;
     constexpr uint32_t kBarrierBytes = (2 * kQuantMaxStages + 1) * 8;
-    const uint32_t rest = x_bytes + sums_bytes + scratch_bytes + kBarrierBytes + 32;
+    const uint32_t rest = x_bytes + sums_bytes + kScratchBytes + kBarrierBytes + 32;
     const auto most = size_t(stream.max_shared_bytes);
     const auto stages_in = [&](size_t bytes) {
         return bytes > rest ? int((bytes - rest) / s.stage_bytes) : 0;
@@ -55,32 +76,53 @@ inline void set_quant_stages(QuantStages &s, const device::CudaStream &stream, c
     s.n_stages = std::max(1, std::min({room, most_units * s.segments, kQuantMaxStages}));
     s.prefetch_stages = std::clamp(int(kQuantPrefetchBytes / s.stage_bytes), 1, s.n_stages);
     s.x_at = uint32_t(s.n_stages) * s.stage_bytes;
+    s.scales_at = s.x_at + uint32_t(SmallRows::values_bytes(in.m, in.k));
     s.sums_at = s.x_at + x_bytes;
     s.scratch_at = s.sums_at + sums_bytes;
-    s.barriers_at = (s.scratch_at + scratch_bytes + 15) / 16 * 16;
+    s.barriers_at = (s.scratch_at + kScratchBytes + 15) / 16 * 16;
     // More than half: two blocks on one SM would leave another SM idle.
     s.bytes = std::max(s.barriers_at + kBarrierBytes, uint32_t(most / 2 + 1024));
+    return s;
 }
 
-// Initializes the mbarriers; by one thread.
-__device__ __forceinline__ void init_quant_barriers(const QuantStages &shape, uint32_t full,
-                                                    uint32_t empty) {
-    for (int stage = 0; stage < shape.n_stages; ++stage) {
-        mbarrier_init(full + uint32_t(stage) * 8, 1);
-        mbarrier_init(empty + uint32_t(stage) * 8, kQuantWarps);
+// Lane 16 of a producer warp copies a streamed x.
+struct StreamedX {
+    SmallRows rows;
+    int segment_values, k;
+    bool is_used;
+
+    __device__ __forceinline__ int values(int segment) const {
+        return min(segment_values, k - segment * segment_values);
     }
-}
-
-// Part of x that is copied with the weights.
-//   bytes(segment)               of all rows
-//   copy(segment, to, barrier)   called by the lanes 16 to 31
+    __device__ __forceinline__ uint32_t values_bytes(int n) const {
+        return uint32_t(rows.m * n * 2);
+    }
+    __device__ __forceinline__ uint32_t scales_bytes(int n) const {
+        return uint32_t(((rows.m * n >> rows.group_shift) * 8 + 15) / 16 * 16);
+    }
+    __device__ __forceinline__ uint32_t bytes(int segment) const {
+        const int n = values(segment);
+        return is_used ? values_bytes(n) + scales_bytes(n) : 0;
+    }
+    __device__ __forceinline__ void copy(int segment, uint32_t to, uint32_t barrier) const {
+        if (!is_used || threadIdx.x % kWarpSize != 16) {
+            return;
+        }
+        const int n = values(segment);
+        const int64_t before = int64_t(segment) * segment_values * rows.m;
+        const uint64_t policy = l2_evict_last_policy();
+        cp_async_bulk(to, rows.values + before * 2, values_bytes(n), barrier, policy);
+        cp_async_bulk(to + values_bytes(segment_values), rows.scales + (before >> rows.group_shift),
+                      scales_bytes(n), barrier, policy);
+    }
+};
 
 // Producer warp: fills every kBulkProducerWarps-th stage from stage `producer` on. Lanes 0 to 15
 // copy the weight rows, the others a streamed x.
-template <typename X, typename Epilogue>
+template <typename Epilogue>
 __device__ __forceinline__ void produce_quant_stages(const QuantMatrix &w, const Epilogue &epilogue,
-                                                     const X &x, int own_units,
-                                                     const QuantStages &shape, uint32_t stages,
+                                                     const StreamedX &x, int own_units,
+                                                     const SmallConfig &shape, uint32_t stages,
                                                      uint32_t full, uint32_t empty, int producer) {
     const int lane = threadIdx.x % kWarpSize;
     const int group = lane / 8;
@@ -147,26 +189,6 @@ __device__ __forceinline__ void produce_quant_stages(const QuantMatrix &w, const
     if (!has_input) {
         copy_early_x();
     }
-}
-
-// Adds the sums of the consumer warps, [2, kQuantWarps, 16, sums_pitch] floats, and stores outputs:
-// item threadIdx.x % 8 of row threadIdx.x / 8 of x.
-template <typename Epilogue>
-__device__ __forceinline__ void
-store_quant_unit(const Epilogue &epilogue, int unit, const float *sums, uint32_t pitch, int buffer,
-                 float low_scale, float high_scale, const typename Epilogue::Operands &operands) {
-    const int i = threadIdx.x % 8;
-    const int row = threadIdx.x / 8;
-    float low_sum = 0;
-    float high_sum = 0;
-#pragma unroll
-    for (int of = 0; of < kQuantWarps; ++of) {
-        const float *of_warp = sums + ((buffer * kQuantWarps + of) * 16 + i) * pitch + row;
-        low_sum += of_warp[0];
-        high_sum += of_warp[8 * pitch];
-    }
-    epilogue.store(unit, i, row, low_sum * low_scale, high_sum * high_scale,
-                   epilogue.prepare(unit, i, operands));
 }
 
 } // namespace llaisys::ops::cuda

@@ -20,11 +20,6 @@
 
 namespace llaisys::ops::cuda {
 
-// maps.w: [k, 8, gate and up, n / 8].
-struct SwigluM256Maps {
-    CUtensorMap w, x;
-};
-
 // 16 rows of a warp from `row` on, of units from first_unit on. acc[8 i] to acc[8 i + 7]: unit i, in
 // the layout of wgmma.cuh. A lane writes eight adjacent outputs where four units are left, else two.
 template <typename T, int Units>
@@ -65,9 +60,10 @@ store_swiglu_units(const float (&acc)[8 * Units], const SwigluGemm<T> &p, int fi
     }
 }
 
+// maps.w: [k, 8, gate and up, n / 8].
 template <typename T, int Halves, int Units>
 __global__ void __launch_bounds__(kSwigluM256Threads, 1)
-    gemm_swiglu_m256_kernel(const __grid_constant__ SwigluM256Maps maps, SwigluGemm<T> p) {
+    gemm_swiglu_m256_kernel(const __grid_constant__ GemmMaps maps, SwigluGemm<T> p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     constexpr uint32_t kXBytes = Halves * 128 * kTmaRowBytes;
     constexpr uint32_t kHalfBytes = 64 * kTmaRowBytes;
@@ -163,10 +159,10 @@ __global__ void __launch_bounds__(kSwigluM256Threads, 1)
 
 template <typename T, int Halves, int Units>
 void launch_gemm_swiglu_m256(const device::CudaStream &stream, const SwigluGemm<T> &p) {
-    const SwigluM256Maps maps{make_tensor_map<T, 5>(p.gate, {p.k, 8, 2, p.n / 8, 1},
-                                                    {p.k, p.up - p.gate, 8 * p.k, 8 * p.k},
-                                                    {8, 2, Units, 1}),
-                              make_tensor_map<T, 2>(p.x, {p.k, p.m}, {p.ldx}, {Halves * 64})};
+    const GemmMaps maps{make_tensor_map<T, 5>(p.gate, {p.k, 8, 2, p.n / 8, 1},
+                                              {p.k, p.up - p.gate, 8 * p.k, 8 * p.k},
+                                              {8, 2, Units, 1}),
+                        make_tensor_map<T, 2>(p.x, {p.k, p.m}, {p.ldx}, {Halves * 64})};
     const auto kernel = gemm_swiglu_m256_kernel<T, Halves, Units>;
     set_max_dynamic_smem(kernel, kSwigluM256Smem);
     const int64_t blocks = (p.n + 16 * Units - 1) / (16 * Units) * 2;

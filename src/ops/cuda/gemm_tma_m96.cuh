@@ -21,13 +21,9 @@
 
 namespace llaisys::ops::cuda {
 
-struct M96Maps {
-    CUtensorMap w, x;
-};
-
 template <typename T, int Columns, typename Epilogue>
 __global__ void __launch_bounds__(kM96Threads, 1)
-    gemm_tma_m96_kernel(const __grid_constant__ M96Maps maps, M96Config shape, int m,
+    gemm_tma_m96_kernel(const __grid_constant__ GemmMaps maps, M96Config shape, int m,
                         Epilogue epilogue) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -141,7 +137,7 @@ void launch_gemm_tma_m96(const device::CudaStream &stream, const GemmInput &in,
     const AtomLayout<T> layout = epilogue.atoms();
     const M96Config shape = m96_config(stream, layout, in.k, Columns, tuning);
     const int64_t heads = (layout.count + layout.atoms_per_head - 1) / layout.atoms_per_head;
-    const M96Maps maps{
+    const GemmMaps maps{
         make_tensor_map<T, 5>(layout.data, {in.k, 8, 2, layout.atoms_per_head, heads},
                               {in.k, layout.group_stride, layout.atom_stride, layout.head_stride},
                               {8, 2, uint32_t(shape.load_atoms), 1}),

@@ -42,10 +42,6 @@ struct SplitKProblem {
     bool adds;
 };
 
-struct SplitKMaps {
-    CUtensorMap w, x;
-};
-
 // Overrides for tuning runs; 0 selects the default.
 struct SplitKTuning {
     int cluster = 0;
@@ -109,7 +105,7 @@ inline SplitKConfig splitk_config(const device::CudaStream &stream, int n, int k
 
 template <typename T, int Columns>
 __global__ void __launch_bounds__(kSplitKThreads, 3)
-    gemm_tma_splitk_kernel(const __grid_constant__ SplitKMaps maps, SplitKProblem p,
+    gemm_tma_splitk_kernel(const __grid_constant__ GemmMaps maps, SplitKProblem p,
                            SplitKConfig shape) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -291,8 +287,8 @@ void launch_gemm_tma_splitk(const device::CudaStream &stream, const SplitKProble
                                      {step, kTmaTileK},
                                      {uint32_t(tile_rows), uint32_t(shape.k_tiles_per_stage)});
     };
-    const SplitKMaps maps{map_of(p.w, p.n, p.k, shape.atoms * kSplitKAtom),
-                          map_of(p.x, p.m, p.ldx, Columns)};
+    const GemmMaps maps{map_of(p.w, p.n, p.k, shape.atoms * kSplitKAtom),
+                        map_of(p.x, p.m, p.ldx, Columns)};
     const int clusters = (p.n / kSplitKAtom + shape.atoms - 1) / shape.atoms;
     const auto kernel = gemm_tma_splitk_kernel<T, Columns>;
     set_max_dynamic_smem(kernel, size_t(stream.max_shared_bytes));

@@ -14,9 +14,6 @@
 
 namespace llaisys::ops::cuda {
 
-constexpr int kGemvMagicBits = 0x4b400000; // of kGemvMagic
-constexpr float kGemvMagic = 12582912;     // 1.5 * 2^23
-
 LLAISYS_HOST_DEVICE constexpr int quant_chunk(QuantCodes codes) { // values in 16 bytes
     return codes == QuantCodes::int4 ? 32 : 16;
 }
@@ -153,7 +150,7 @@ template <QuantCodes Codes> struct GemvChunk {
                                          const QuantParams &params) const {
         const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
         if constexpr (Codes == QuantCodes::int4) {
-            int high[2] = {}, low[2] = {kGemvMagicBits, 0};
+            int high[2] = {}, low[2] = {kMagicBits, 0};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const int a = int(words[i] & 0x0f0f0f0fu), b = int(words[i] >> 4 & 0x0f0f0f0fu);
@@ -165,7 +162,7 @@ template <QuantCodes Codes> struct GemvChunk {
             }
             const int all = (high[0] + high[1]) * 64 + (low[0] + low[1]);
             sum = fmaf(params.m(), scale.y, sum);
-            return fmaf(__int_as_float(all) - kGemvMagic, scale.x * params.s(), sum);
+            return fmaf(__int_as_float(all) - kMagic, scale.x * params.s(), sum);
         } else {
             static_assert(Codes == QuantCodes::int8);
             const uint32_t h[4] = {arrays[0].x, arrays[0].y, arrays[0].z, arrays[0].w};

@@ -15,6 +15,9 @@ namespace llaisys::ops::cuda {
 
 constexpr int kSmallRowThreads = 512;
 constexpr float kSmallRowLargest = 8127;
+// An integer added to kMagicBits is the bits of the float kMagic plus that integer, within 2^22.
+constexpr int kMagicBits = 0x4b400000;
+constexpr float kMagic = 12582912; // 1.5 * 2^23
 
 struct SmallRows {
     unsigned char *values; // [k / 32, m, 2, 32]: high and low; int4: in the order of the codes

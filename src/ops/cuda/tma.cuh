@@ -84,6 +84,11 @@ CUtensorMap make_byte_map(const unsigned char *data, const int64_t (&sizes)[Rank
     return encode_map(CU_TENSOR_MAP_DATA_TYPE_UINT8, data, sizes, bytes, tile, swizzle);
 }
 
+// Operands of a GEMM: weights and rows of x.
+struct GemmMaps {
+    CUtensorMap w, x;
+};
+
 __device__ __forceinline__ void tma_load(uint32_t to, const CUtensorMap *map, int column, int row,
                                          int plane, uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
