@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from llaisys.tokenization.word_pattern import words_pattern
+from llaisys.tokenization.control_tokens import words_pattern
 
 
 def spans_of_all(words: list[str], text: str) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ import dataclasses
 import struct
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,9 @@ from llaisys.libllaisys.model import MODEL_TYPES, STAGES, LlaisysModelCreatePara
 from llaisys.libllaisys.model_handle import Model
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.interrupt_safe import InterruptSafeTask
-from llaisys.models.lora.weights import LoraWeights
+
+if TYPE_CHECKING:
+    from llaisys.models.lora.weights import LoraWeights
 
 _INT, _FLOAT = struct.Struct("i"), struct.Struct("f")
 

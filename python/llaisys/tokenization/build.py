@@ -82,29 +82,25 @@ PRE_TOKENIZERS = {
     "exaone4": "gpt2",
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r"), "digits"),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), "qwen2"),
-    "solar-open": "solar",
     "seed-coder": "seed",
     "exaone-moe": "exaone-moe",
     "deepseek-llm": "deepseek",
     **dict.fromkeys(("deepseek-v3", "joyai-llm"), "deepseek-v3"),
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"), "llama3"),
     **dict.fromkeys(("dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), "gpt4"),
-    "stablelm2": "stablelm2",
+    **dict.fromkeys(("stablelm2", "solar-open"), "stablelm2"),  # qwen2 without normalisation
     "tekken": "tekken",
     **dict.fromkeys(("gpt-4o", "llama4", "minimax-m2"), "gpt4o"),
     "kimi-k2": "kimi",
 }
-_PATTERNS: dict[str, str | tuple[str, ...]] = {
-    "qwen2": QWEN2_PATTERN,
-    "stablelm2": QWEN2_PATTERN,
-    "llama3": LLAMA3_PATTERN,
-    "gpt4": LLAMA3_PATTERN,
-    "tekken": TEKKEN_PATTERN,
-    "gpt4o": GPT4O_PATTERN,
-    "kimi": KIMI_PATTERN,
-    "solar": QWEN2_PATTERN,
-    "seed": SEED_PATTERN,
-    "exaone-moe": EXAONE_MOE_PATTERN,
+_PATTERNS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("qwen2", "stablelm2"), (QWEN2_PATTERN,)),
+    **dict.fromkeys(("llama3", "gpt4"), (LLAMA3_PATTERN,)),
+    "tekken": (TEKKEN_PATTERN,),
+    "gpt4o": (GPT4O_PATTERN,),
+    "kimi": (KIMI_PATTERN,),
+    "seed": (SEED_PATTERN,),
+    "exaone-moe": (EXAONE_MOE_PATTERN,),
     "deepseek": DEEPSEEK_PATTERNS,
     "deepseek-v3": DEEPSEEK_V3_PATTERNS,
 }
@@ -147,24 +143,15 @@ def check_added(contents: Collection[str], where: str) -> None:
         )
 
 
-def _split(*patterns: str) -> pre_tokenizers.PreTokenizer:
-    return pre_tokenizers.Sequence(
-        [
-            *(pre_tokenizers.Split(Regex(p), behavior="isolated", invert=False) for p in patterns),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-
-
 def _pre_tokenizer(kind: str) -> pre_tokenizers.PreTokenizer:
-    if kind in _PATTERNS:
-        found = _PATTERNS[kind]
-        return _split(found) if isinstance(found, str) else _split(*found)
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    patterns = _PATTERNS.get(kind, ())
+    parts: list[pre_tokenizers.PreTokenizer] = [
+        pre_tokenizers.Split(Regex(p), behavior="isolated", invert=False) for p in patterns
+    ]
     if kind == "digits":
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        return pre_tokenizers.Sequence([digits, byte_level])
-    return byte_level
+        parts = [pre_tokenizers.Digits(individual_digits=True)]
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not patterns)
+    return pre_tokenizers.Sequence([*parts, byte_level]) if parts else byte_level
 
 
 def byte_level_bpe(
@@ -241,10 +228,9 @@ def _post_processor(
             token_id = special_ids[name]
             template.insert(len(template) * end, name)
             specials.append({"id": name, "ids": [token_id], "tokens": [name]})
-    single = as_load_error(
+    return as_load_error(
         "tokenizer", lambda: processors.TemplateProcessing(" ".join(template), None, specials)
     )
-    return single
 
 
 def from_directory(directory: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:

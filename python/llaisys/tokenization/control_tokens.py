@@ -15,10 +15,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby, takewhile
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.tokenization.word_pattern import words_pattern
 
 # Unicode noncharacters, which do not occur in text for interchange; two unused ones are taken.
 _MARKERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
@@ -26,6 +26,8 @@ _MARKERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]
 KNOWN_ROLES = frozenset(
     ("system", "user", "assistant", "tool", "developer", "function", "ipython", "model")
 )
+
+_MAX_DEPTH = 40  # of groups; deeper words are listed as plain alternatives
 
 Span = tuple[int, int]  # [start, end) of a control token in the rendered text
 
@@ -139,3 +141,36 @@ def mark_strings(data: Any, apply: Callable[[str], str], key: str = "") -> Any:
     if isinstance(data, list):
         return [mark_strings(item, apply) for item in data]
     return data
+
+
+def words_pattern(words: Iterable[str]) -> str:
+    """A pattern that matches the longest of `words`; without words it matches nothing."""
+    ordered = sorted({word for word in words if word})
+    return _alternatives(ordered, 0) if ordered else r"(?!)"
+
+
+def _alternatives(words: list[str], depth: int) -> str:
+    """`words`: sorted and distinct; a leading empty word means that the match may end here."""
+    if depth > _MAX_DEPTH:
+        flat = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+        return f"(?:{flat})"
+    optional = words[0] == ""
+    parts: list[str] = []
+    singles: list[str] = []
+    for _, group in groupby(words[1:] if optional else words, key=lambda word: word[0]):
+        members = list(group)
+        if members == [members[0][0]]:
+            singles.append(members[0])
+            continue
+        shared = takewhile(
+            lambda pair: pair[0] == pair[1], zip(members[0], members[-1], strict=False)
+        )
+        prefix = "".join(a for a, _ in shared)
+        rest = [word[len(prefix) :] for word in members]
+        tail = _alternatives(rest, depth + 1) if len(rest) > 1 else ""
+        parts.append(re.escape(prefix) + tail)
+    if singles:
+        parts.append(f"[{''.join(map(re.escape, singles))}]")
+    if not parts:
+        return ""
+    return f"(?:{'|'.join(parts)})" + ("?" if optional else "")

@@ -50,6 +50,13 @@ _STR_METHODS = frozenset(
 _CONTAINER_METHODS = frozenset("copy count get index items keys values".split())
 
 
+def _step() -> Meter:
+    """The meter of the render, which has counted a step."""
+    meter = active_meter()
+    meter.touch()
+    return meter
+
+
 def _check_replace(meter: Meter, text: str, old: object, new: object) -> None:
     if isinstance(old, str) and isinstance(new, str):
         meter.size(len(text) + (text.count(old) if old else len(text) + 1) * len(new))
@@ -79,8 +86,7 @@ def guard_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        meter = active_meter()
-        meter.touch()
+        meter = _step()
         values = list(args)
         if name not in _SHALLOW_FILTERS:
             meter.measure(*values[first:], *kwargs.values())
@@ -120,8 +126,7 @@ def _sum_start(values: list[Any], kwargs: dict[str, Any]) -> Any:
 def guard_test(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> Any:
-        meter = active_meter()
-        meter.touch()
+        meter = _step()
         if len(args) > 1:
             meter.measure(*args)
         return function(*args, **kwargs)
@@ -202,13 +207,11 @@ class MeterExtension(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     def tick(self, literal_chars: int) -> None:
-        meter = active_meter()
-        meter.touch()
+        meter = _step()
         meter.output(literal_chars)
 
     def write(self, value: Any) -> Any:
-        meter = active_meter()
-        meter.touch()
+        meter = _step()
         if not isinstance(value, str):
             if isinstance(value, Undefined):
                 return value
@@ -218,26 +221,23 @@ class MeterExtension(Extension):
         return value
 
     def concat(self, *values: Any) -> str:
-        meter = active_meter()
-        meter.touch()
+        meter = _step()
         meter.measure(*values)
         return "".join(map(str, values))
 
     def compared(self, value: Any) -> Any:
-        meter = active_meter()
-        meter.touch()
+        meter = _step()
         if isinstance(value, (list, tuple, Mapping)):
             meter.measure(value)
         return value
 
     def hashed(self, value: Any) -> Any:
-        meter = active_meter()
-        meter.touch()
+        meter = _step()
         meter.measure(value)
         return value
 
     def touched(self, value: Any) -> Any:
-        active_meter().touch()
+        _step()
         return value
 
 
@@ -288,8 +288,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         return result
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        meter = active_meter()
-        meter.touch()
+        meter = _step()
         if operator == "*":
             _check_product(meter, left, right)
         elif operator == "+" and not isinstance(left, (int, float)):
@@ -306,8 +305,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Context, obj: Any, *args: Any, **kwargs: Any) -> Any:
-        meter = active_meter()
-        meter.touch()
+        meter = _step()
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, (str, list, tuple, dict)):
             name = getattr(obj, "__name__", "")
@@ -318,7 +316,7 @@ class MeteredEnvironment(ImmutableSandboxedEnvironment):
         return super().call(context, obj, *args, **kwargs)
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        active_meter().touch()
+        _step()
         return super().getitem(obj, argument)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:

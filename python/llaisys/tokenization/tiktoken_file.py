@@ -109,13 +109,9 @@ def _qwen(first: int) -> dict[int, str]:
     return dict(enumerate([*names, *(f"<|extra_{i}|>" for i in range(205))], first))
 
 
-def _none(first: int) -> dict[int, str]:
-    return {}
-
-
 # tokenizer_class -> (pre-tokenizer, special tokens without added_tokens_decoder)
 _KINDS: dict[str, tuple[str, Callable[[int], dict[int, str]]]] = {
     "": ("llama-bpe", _llama3),
     "QWenTokenizer": ("qwen2", _qwen),
-    "TikTokenTokenizer": ("kimi-k2", _none),
+    "TikTokenTokenizer": ("kimi-k2", lambda first: {}),
 }

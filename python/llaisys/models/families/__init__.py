@@ -8,44 +8,35 @@ from pathlib import Path
 from typing import Any
 
 from llaisys.common.model_registry import register_model
-from llaisys.models.families.cohere import COHERE, COHERE2
-from llaisys.models.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE, KIMI_K2
-from llaisys.models.families.encoder import BERT, ROBERTA, XLM_ROBERTA
-from llaisys.models.families.ernie import ERNIE4_5, ERNIE4_5_MOE
-from llaisys.models.families.exaone import EXAONE4, EXAONE_MOE
-from llaisys.models.families.gemma import GEMMA, GEMMA2, GEMMA3, VAULTGEMMA
-from llaisys.models.families.glm import DOTS1, GLM, GLM4, GLM4_MOE, SOLAR_OPEN
-from llaisys.models.families.granite import GRANITE, GRANITE_MOE
-from llaisys.models.families.llama import CWM, LLAMA, MINISTRAL, MISTRAL, MIXTRAL, SMOLLM3
-from llaisys.models.families.olmo import OLMO2, OLMO3, OLMOE
-from llaisys.models.families.other import (
-    GPT_OSS,
-    HELIUM,
-    MINIMAX_M2,
-    PHI3,
-    SEED_OSS,
-    STABLELM,
-    STARCODER2,
+from llaisys.models.families import (
+    cohere,
+    deepseek,
+    encoder,
+    ernie,
+    exaone,
+    gemma,
+    glm,
+    granite,
+    llama,
+    olmo,
+    other,
+    qwen,
 )
-from llaisys.models.families.qwen import MIMO, QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 from llaisys.models.loading import json_config
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.family import CheckpointConfig, Family, UnknownFamilyError
 from llaisys.models.loading.resolve import open_files
 
+_MODULES = (
+    *(qwen, llama, gemma, cohere, glm, olmo, granite, exaone, ernie, other, deepseek, encoder),
+)
+# Every record of a family in these modules.
 FAMILIES: dict[str, Family] = {
-    family.name: family
-    for family in (
-        *(QWEN2, LLAMA, QWEN3, MISTRAL, MIMO, PHI3, SMOLLM3, GRANITE, OLMO2, GLM, GLM4),
-        *(GEMMA, GEMMA2, GEMMA3, COHERE, COHERE2, STARCODER2, STABLELM),
-        *(QWEN3_MOE, QWEN2_MOE, MIXTRAL, OLMOE, GRANITE_MOE, GLM4_MOE, GPT_OSS),
-        *(EXAONE4, ERNIE4_5, SEED_OSS, HELIUM, OLMO3, MINISTRAL, VAULTGEMMA, CWM),
-        *(DOTS1, SOLAR_OPEN, MINIMAX_M2, EXAONE_MOE, ERNIE4_5_MOE),
-        *(BERT, ROBERTA, XLM_ROBERTA),
-        *(DEEPSEEK_V2, DEEPSEEK_V3, KIMI_K2, GLM4_MOE_LITE),
-    )
+    value.name: value
+    for module in _MODULES
+    for value in vars(module).values()
+    if isinstance(value, Family)
 }
-
 
 PLUGINS = "llaisys.families"  # entry points of installed packages: functions without arguments
 _loaded_plugins: set[str] = set()

@@ -183,34 +183,6 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
         return max(1, k // size)
 
     def _weight(self, module: str) -> GroupedWeight | F8Weight:
-        weight = self._stored_weight(module)
-        if isinstance(weight, F8Weight):
-            return weight
-        return replace(weight, order=self._order(module))
-
-    def _order(self, module: str) -> Array | None:
-        """Group of each column; None: they lie in group order."""
-        parts, (_, k) = self._parts(module)
-        if "order" not in parts:
-            return None
-        order, name = self._array(parts["order"]), parts["order"].name
-        group = min(self._scheme.group_size or k, k)
-        if np.array_equal(order, np.arange(k) // group):
-            return None
-        if order.min() < 0 or order.max() >= max(1, k // group):
-            raise ModelLoadError(
-                f"{self.where}: tensor {name!r} has groups from {order.min()} to {order.max()}; "
-                f"expected 0 to {max(1, k // group) - 1}"
-            )
-        if not self._scheme.is_reordered:
-            raise ModelLoadError(
-                f"{self.where}: tensor {name!r} of shape [{k}] reorders the columns of groups, "
-                "but the config sets no desc_act or actorder"
-            )
-        return order
-
-    def _stored_weight(self, module: str) -> GroupedWeight | F8Weight:
-        """The weight without regard to the order of columns."""
         scheme = self._scheme
         parts, (n, k) = self._parts(module)
         group = min(scheme.group_size or k, k)
@@ -219,17 +191,38 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
             what = f"{self.where}: tensor {parts['q'].name!r}"
             return f8_weight.from_scales(q, scales, scheme.block or (1, k), what)
         zeros = self._array(parts["zeros"]) if "zeros" in parts else None
-        if scheme.layout == "gptq":
+        if scheme.layout in ("gptq", "awq"):
             assert zeros is not None
-            bits, offset = scheme.bits, scheme.zero_offset
-            return grouped_weight.from_gptq(q, zeros, scales, bits, group, offset)
-        if scheme.layout == "awq":
-            assert zeros is not None
-            return grouped_weight.from_awq(q, zeros, scales, group)
-        scales = np.broadcast_to(scales.reshape(-1, k // group), (n, k // group))
-        if scheme.layout == "pack-quantized":
-            return grouped_weight.from_packed(q, zeros, scales, scheme.bits, group)
-        return grouped_weight.from_bytes(q, zeros, scales, group)
+            if scheme.layout == "awq":
+                weight = grouped_weight.from_awq(q, zeros, scales, group)
+            else:
+                bits, offset = scheme.bits, scheme.zero_offset
+                weight = grouped_weight.from_gptq(q, zeros, scales, bits, group, offset)
+        else:
+            scales = np.broadcast_to(scales.reshape(-1, k // group), (n, k // group))
+            if scheme.layout == "pack-quantized":
+                weight = grouped_weight.from_packed(q, zeros, scales, scheme.bits, group)
+            else:
+                weight = grouped_weight.from_bytes(q, zeros, scales, group)
+        return replace(weight, order=self._order(parts["order"], k)) if "order" in parts else weight
+
+    def _order(self, record: TensorRecord, k: int) -> Array | None:
+        """Group of each column; None: they lie in group order."""
+        order = record.read()
+        group = min(self._scheme.group_size or k, k)
+        if np.array_equal(order, np.arange(k) // group):
+            return None
+        if order.min() < 0 or order.max() >= max(1, k // group):
+            raise ModelLoadError(
+                f"{self.where}: tensor {record.name!r} has groups from {order.min()} to "
+                f"{order.max()}; expected 0 to {max(1, k // group) - 1}"
+            )
+        if not self._scheme.is_reordered:
+            raise ModelLoadError(
+                f"{self.where}: tensor {record.name!r} of shape [{k}] reorders the columns of "
+                "groups, but the config sets no desc_act or actorder"
+            )
+        return order
 
 
 def _two(record: TensorRecord) -> tuple[int, int]:
