@@ -158,9 +158,9 @@ class DecoderAdapter(NativeAdapter):
         read_ahead = _READ_AHEAD if options.quantization is None else 2  # plain tensors are large
         with ExitStack() as stack:
             pool = stack.enter_context(ThreadPoolExecutor(_READERS))
-            read: _TensorReader = _open_tensor
+            random = None
             if isinstance(checkpoint, RandomCheckpoint):
-                read = _random_reader(stack.enter_context(RandomTensors(_source_device(options))))
+                random = stack.enter_context(RandomTensors(_source_device(options)))
             stream = None
             if options.quantization is not None:
                 stream = stack.enter_context(Stream(n_threads=options.n_threads))
@@ -174,7 +174,8 @@ class DecoderAdapter(NativeAdapter):
                         if len(pending) > 1 and num_ahead > _READ_AHEAD_PART * total:
                             num_ahead -= sizes[index + len(pending)]
                             break
-                        pending.append(pool.submit(read, checkpoint, ahead, options))
+                        arguments = (checkpoint, ahead, options, random)
+                        pending.append(pool.submit(_open_tensor, *arguments))
                     report("loading weights", loaded, total)
                     tensor = pending.popleft().result()
                     num_ahead -= sizes[index]
@@ -289,10 +290,18 @@ def _report_dequantised(checkpoint: Checkpoint, options: AdapterOptions) -> None
         )
 
 
-def _open_tensor(checkpoint: Checkpoint, load: _TensorLoad, options: AdapterOptions) -> Tensor:
+def _open_tensor(
+    checkpoint: Checkpoint,
+    load: _TensorLoad,
+    options: AdapterOptions,
+    random: RandomTensors | None,
+) -> Tensor:
     """Read a tensor or its shard. A matrix is converted only if its dtype differs; vectors become
-    f32."""
+    f32. `random`: values of a checkpoint without weights."""
     name, shard = load.name, load.shard
+    if random is not None:
+        dtype = weight_dtype(checkpoint, name, options)
+        return random.tensor(name, load.shape_in(checkpoint), dtype)
     is_matrix = len(checkpoint.shape(name)) > 1
     if is_matrix and kept_dtype(checkpoint, name, options) is not None:
         blocks = checkpoint.read_blocks(name, shard)
@@ -392,19 +401,6 @@ def _source_device(options: AdapterOptions) -> str:
     """Where random weights are made: new tensors are on the first device of their kind."""
     is_first = options.parallel.world_size == 1 and options.device_ids[:1] in ((), (0,))
     return options.device if is_first else "cpu"
-
-
-_TensorReader = Callable[[Checkpoint, _TensorLoad, AdapterOptions], Tensor]
-
-
-def _random_reader(sources: RandomTensors) -> _TensorReader:
-    """`_open_tensor` of a checkpoint without weights."""
-
-    def read(checkpoint: Checkpoint, load: _TensorLoad, options: AdapterOptions) -> Tensor:
-        dtype = weight_dtype(checkpoint, load.name, options)
-        return sources.tensor(load.name, load.shape_in(checkpoint), dtype)
-
-    return read
 
 
 def _kv_copy_bytes(config: ModelConfig, options: AdapterOptions) -> int:

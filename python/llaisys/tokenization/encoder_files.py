@@ -14,6 +14,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from llaisys.common.errors import ModelLoadError
 from llaisys.tokenization.json_file import read_bytes
 from llaisys.tokenization.sentencepiece_file import read_unigram
+from llaisys.tokenization.settings import special_text
 from llaisys.tokenization.token_text import SPACE
 
 VOCAB_TXT, UNIGRAM = "vocab.txt", "sentencepiece.bpe.model"
@@ -39,9 +40,7 @@ def hide_special_pieces(text: bytes) -> bytes:
 
 def _name(settings: dict[str, Any], key: str, default: str) -> str:
     """The text of a special token."""
-    value = settings.get(key)
-    value = value.get("content") if isinstance(value, dict) else value
-    return value if isinstance(value, str) and value else default
+    return special_text(settings.get(key)) or default
 
 
 def word_piece(directory: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:

@@ -29,13 +29,14 @@ def read_settings(directory: Path) -> TokenizerSettings:
     special = read_optional_json_object(directory / "special_tokens_map.json")
     tokens = {}
     for name in _SPECIAL_NAMES:
-        text = _token_text(raw.get(name)) or _token_text(special.get(name))
+        text = special_text(raw.get(name)) or special_text(special.get(name))
         if text is not None:
             tokens[name] = text
     return TokenizerSettings(_templates(directory, raw.get("chat_template")), tokens, raw)
 
 
-def _token_text(value: object) -> str | None:
+def special_text(value: object) -> str | None:
+    """The text of a special token."""
     if isinstance(value, dict):  # a serialised AddedToken
         value = value.get("content")
     return clean_text(value) if isinstance(value, str) else None

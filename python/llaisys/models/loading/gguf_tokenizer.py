@@ -20,21 +20,16 @@ def tokenizer_from_gguf(
 ) -> TokenizerSource:
     """Type-checked tokenizer metadata, from which `Tokenizer` is built."""
     model = fields.string("tokenizer.ggml.model", None)
-    builders = {"llama": _sentencepiece, "bert": _word_piece}
-    if model != "gpt2" and model not in builders:
+    if model not in ("gpt2", "llama", "bert"):
         known = "gpt2 (byte-level BPE), llama (SentencePiece BPE), bert (WordPiece)"
         why = f"{fields.where}: tokenizer.ggml.model {model!r} is not supported; known: {known}"
         return TokenizerSource(missing=why)
-    if model == "gpt2":
-        vocabulary = _byte_level(fields, default_pre_tokenizer)
-    else:
-        vocabulary = builders[model](fields)
-    tokens = vocabulary.tokens
+    vocabulary = _vocabulary(fields, model, default_pre_tokenizer)
     kinds = (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
     special_ids = []
     for name, key in kinds:
         value = fields.integer(f"tokenizer.ggml.{key}_token_id", 0, MAX_VOCAB, None)
-        if value is not None and value < len(tokens):
+        if value is not None and value < len(vocabulary.tokens):
             special_ids.append((f"{name}_token", int(value)))
     return TokenizerSource(
         vocabulary=vocabulary,
@@ -44,38 +39,33 @@ def tokenizer_from_gguf(
     )
 
 
-def _byte_level(fields: Fields, default_pre_tokenizer: str) -> BpeVocabulary:
-    pre = fields.string("tokenizer.ggml.pre", default_pre_tokenizer)
+def _vocabulary(fields: Fields, model: str, default_pre_tokenizer: str) -> BpeVocabulary:
     tokens = _texts(fields, "tokenizer.ggml.tokens")
-    return BpeVocabulary(
-        tokens=tokens,
-        token_types=_array(fields, "tokenizer.ggml.token_type", int, len(tokens)),
-        merges=_texts(fields, "tokenizer.ggml.merges"),
-        pre_tokenizer=pre,
-        add_bos=fields.boolean("tokenizer.ggml.add_bos_token", pre in _BOS_BY_DEFAULT),
-        add_eos=fields.boolean("tokenizer.ggml.add_eos_token", False),
-    )
-
-
-def _sentencepiece(fields: Fields) -> BpeVocabulary:
-    tokens = _texts(fields, "tokenizer.ggml.tokens")
+    types = _array(fields, "tokenizer.ggml.token_type", int, len(tokens))
+    if model == "bert":
+        return BpeVocabulary(tokens=tokens, token_types=types, is_word_piece=True)
+    add_eos = fields.boolean("tokenizer.ggml.add_eos_token", False)
+    if model == "gpt2":
+        pre = fields.string("tokenizer.ggml.pre", default_pre_tokenizer)
+        return BpeVocabulary(
+            tokens=tokens,
+            token_types=types,
+            merges=_texts(fields, "tokenizer.ggml.merges"),
+            pre_tokenizer=pre,
+            add_bos=fields.boolean("tokenizer.ggml.add_bos_token", pre in _BOS_BY_DEFAULT),
+            add_eos=add_eos,
+        )
     scores = _array(fields, "tokenizer.ggml.scores", float, len(tokens))
     if not scores:
         raise fields.fail("tokenizer.ggml.scores", "is missing")
     return BpeVocabulary(
         tokens=tokens,
-        token_types=_array(fields, "tokenizer.ggml.token_type", int, len(tokens)),
+        token_types=types,
         scores=scores,
         add_bos=fields.boolean("tokenizer.ggml.add_bos_token", True),
-        add_eos=fields.boolean("tokenizer.ggml.add_eos_token", False),
+        add_eos=add_eos,
         add_space_prefix=fields.boolean("tokenizer.ggml.add_space_prefix", True),
     )
-
-
-def _word_piece(fields: Fields) -> BpeVocabulary:
-    tokens = _texts(fields, "tokenizer.ggml.tokens")
-    types = _array(fields, "tokenizer.ggml.token_type", int, len(tokens))
-    return BpeVocabulary(tokens=tokens, token_types=types, is_word_piece=True)
 
 
 def _texts(fields: Fields, key: str) -> PackedStrings:
