@@ -55,6 +55,10 @@ class _Job:
         """The priority after aging; lower values first."""
         return self.priority - self.num_passed // STARTS_PER_LEVEL
 
+    def sort_key(self, request: Request) -> SortKey:
+        """The starting order of its requests among those of other jobs."""
+        return self.owner.num_running, self.level, self.num_running, request.seq_id
+
     def in_order(self, limit: int) -> Iterator[Request]:
         """Yield from a copy: requests may leave during the iteration."""
         yield from [self.preempted[seq_id] for seq_id in sorted(self.preempted)]
@@ -129,28 +133,22 @@ class FairQueue:
         jobs = [job for owner in self._owners.values() for job in owner.jobs.values()]
         queues = {job: job.in_order(limit) for job in jobs if job.waiting or job.preempted}
         heads = {job: next(queue) for job, queue in queues.items()}
-
-        def sort_key(job: _Job) -> SortKey:
-            return job.owner.num_running, job.level, job.num_running, heads[job].seq_id
-
         for _ in range(limit):
             if not heads:
                 return
-            job = min(heads, key=sort_key) if len(heads) > 1 else next(iter(heads))
+            job = next(iter(heads))
+            if len(heads) > 1:
+                job = min(heads, key=lambda job: job.sort_key(heads[job]))
             request = heads.pop(job)
             yield request
             following = next(queues[job], None)
             if following is not None:
                 heads[job] = following
 
-    def sort_key(self, request: Request) -> SortKey:
-        job = self._job_of(request)
-        return job.owner.num_running, job.level, job.num_running, request.seq_id
-
     def largest(self, running: Iterable[Request]) -> Request:
         """Return the first request to preempt: of the owner with the most running sequences, the
         least urgent and largest job, the latest arrival."""
-        return max(running, key=self.sort_key)
+        return max(running, key=lambda request: self._job_of(request).sort_key(request))
 
     def victim_for(self, waiting: Request, running: Iterable[Request]) -> Request | None:
         """Return the running request to preempt for `waiting`, if any: of an owner with at least

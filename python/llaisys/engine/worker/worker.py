@@ -196,11 +196,9 @@ class Worker:
         self._open_adapter()
 
     def close(self) -> None:
-        adapter, self.adapter = self.adapter, None
-        opened, self._opened = self._opened, None
-        drafter, self._drafter = self._drafter, None
-        loras, self._loras = self._loras, None
-        for part in (opened, adapter, drafter, loras):
+        parts = (self._opened, self.adapter, self._drafter, self._loras)
+        self._opened = self.adapter = self._drafter = self._loras = None
+        for part in parts:
             if part is not None:
                 part.close()
         if self._host_file >= 0:
@@ -455,7 +453,8 @@ class Worker:
     def profile(self, reset: bool = False) -> dict[str, Any]:
         """Return StageTimers.report with the rank and the rows sampled per device, without the
         warm-up."""
-        native = {} if self.adapter is None else self.adapter.profile(reset)
-        counts = {} if self.adapter is None else self.adapter.sample_counts()
+        native, counts = {}, {}
+        if self.adapter is not None:
+            native, counts = self.adapter.profile(reset), self.adapter.sample_counts()
         counts = {where: n - self._warmup_samples.get(where, 0) for where, n in counts.items()}
         return {"rank": self.rank, "sample_counts": counts, **self._timers.report(native, reset)}
