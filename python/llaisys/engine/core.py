@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
-from llaisys.common.request import Request, RequestStatus
+from llaisys.common.request import FINISH_REASONS, Request, RequestStatus
 from llaisys.common.step import TokenMasks
 from llaisys.common.types import SchedulerOutputs, StepRecord, TokenUpdate
 from llaisys.engine.admission import Admission, Rejected
@@ -309,9 +309,11 @@ class EngineCore:
         self, request_id: str, status: RequestStatus = RequestStatus.FINISHED_ABORTED
     ) -> TokenUpdate | None:
         """End a request; None when it has already finished."""
-        for index, update in enumerate(self._updates):
-            if update.request_id == request_id:
-                return self._updates.pop(index)
+        undelivered = [update for update in self._updates if update.request_id == request_id]
+        for update in undelivered:
+            self._updates.remove(update)
+        if undelivered and undelivered[-1].status in FINISH_REASONS:
+            return undelivered[-1]
         if self.admission.cancel(request_id):
             return TokenUpdate(request_id, [], RequestStatus.FINISHED_ABORTED)
         finished = self.scheduler.finish(request_id, status)
