@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,9 +111,13 @@ class Scene:
 
 
 class SimulatedTime(asyncio.SelectorEventLoop):
-    """Time advances to the next timer when all tasks wait; threads do their work at once."""
+    """Time advances to the next timer when all tasks wait, or when the loop would run that timer
+    early, within its clock's resolution; threads do their work at once."""
 
     _now = 0.0
+    _clock_resolution: float
+    _ready: Sequence[asyncio.Handle]
+    _scheduled: Sequence[asyncio.TimerHandle]
 
     def time(self) -> float:
         return self._now
@@ -129,8 +133,10 @@ class SimulatedTime(asyncio.SelectorEventLoop):
         return future
 
     def _run_once(self) -> None:
-        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
-            self._now = max(self._now, self._scheduled[0].when())  # type: ignore[attr-defined]
+        if self._scheduled:
+            next_timer = self._scheduled[0].when()
+            if not self._ready or next_timer < self._now + self._clock_resolution:
+                self._now = max(self._now, next_timer)
         super()._run_once()  # type: ignore[misc]
 
 
