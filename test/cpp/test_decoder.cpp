@@ -3,6 +3,8 @@
 #include "models/decoder/decoder.hpp"
 
 #include <algorithm>
+#include <memory>
+#include <string>
 #include <thread>
 
 using namespace llaisys;
@@ -100,22 +102,32 @@ struct Fixture {
     ops::AttentionLists lists;
 };
 
+// A group of threads by rank. All have joined before one of them runs: messages of a rank that
+// leaves before the next one joins are lost with the memory of the group.
+std::vector<std::shared_ptr<parallel::ProcessGroup>> stage_groups(const std::string &init_method,
+                                                                  const std::vector<int> &ranks) {
+    std::vector<std::shared_ptr<parallel::ProcessGroup>> groups;
+    for (int rank : ranks) {
+        parallel::GroupOptions options;
+        options.name = "stages";
+        options.init_method = init_method;
+        options.ranks = ranks;
+        options.rank = rank;
+        groups.push_back(parallel::ProcessGroupFactory::Instance().GetOrCreate("threads", options));
+    }
+    return groups;
+}
+
 } // namespace
 
 TEST(stages_give_the_logits_of_one_model) {
     const std::vector<float> expected = Fixture().forward();
     std::vector<float> found;
+    const auto groups = stage_groups("decoder-stages", {0, 1, 2});
     std::vector<std::thread> threads;
     for (int rank = 0; rank < 3; ++rank) {
         threads.emplace_back([&, rank] {
-            parallel::GroupOptions options;
-            options.name = "stages";
-            options.init_method = "decoder-stages";
-            options.ranks = {0, 1, 2};
-            options.rank = rank;
-            auto &factory = parallel::ProcessGroupFactory::Instance();
-            // Rank 2 is the first stage.
-            Fixture stage(2 - rank, 1, factory.GetOrCreate("threads", options));
+            Fixture stage(2 - rank, 1, groups[size_t(rank)]); // rank 2 is the first stage
             const std::vector<float> logits = stage.forward();
             if (rank == 0) {
                 found = logits;
@@ -131,17 +143,11 @@ TEST(stages_give_the_logits_of_one_model) {
 
 TEST(failed_stage_ends_the_wait_of_the_next_one) {
     std::string errors[2];
+    const auto groups = stage_groups("failing-stages", {0, 1});
     std::vector<std::thread> threads;
     for (int rank = 0; rank < 2; ++rank) {
         threads.emplace_back([&, rank] {
-            parallel::GroupOptions options;
-            options.name = "stages";
-            options.init_method = "failing-stages";
-            options.ranks = {0, 1};
-            options.rank = rank;
-            auto &factory = parallel::ProcessGroupFactory::Instance();
-            Fixture stage(rank == 1 ? 0 : 1, rank == 1 ? 1 : 2,
-                          factory.GetOrCreate("threads", options));
+            Fixture stage(rank == 1 ? 0 : 1, rank == 1 ? 1 : 2, groups[size_t(rank)]);
             if (rank == 1) {
                 stage.kv[0] = ops::slot_major(Tensor::create({4, 1, 6}, LLAISYS_DTYPE_F32),
                                               Tensor::create({4, 1, 6}, LLAISYS_DTYPE_F32));
