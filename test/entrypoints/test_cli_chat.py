@@ -191,6 +191,7 @@ def test_lines_of_earlier_chats_are_recalled(model: str, tmp_path: Path) -> None
             terminal.read_until("> ")
             terminal.type(keys)
             terminal.read_until("system prompt: Be brief.")
+            terminal.read_until("> ")  # Ctrl-D before it may be lost with the terminal's mode
             terminal.type("\x04")
             assert terminal.wait() == 0
     assert (tmp_path / "chat_history").stat().st_mode & 0o077 == 0

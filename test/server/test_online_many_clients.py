@@ -15,7 +15,7 @@ from llaisys.entrypoints.llm import LLM
 
 CLIENTS = 500
 NEW_TOKENS = 24
-GROWTH = 6 << 20  # allowed growth of a process per wave, in bytes
+GROWTH = 12 << 20  # allowed growth of a process in two waves, in bytes: 1,000 leaks of 12 KiB
 
 
 def prompt_of(number: int) -> list[int]:
