@@ -4,7 +4,6 @@ default sampling about as many, and none that goes on looping."""
 from __future__ import annotations
 
 import pytest
-from nightly import NIGHTLY
 
 from llaisys.bench.questions import GREEDY, QUESTIONS, Score, is_right, run_questions
 from llaisys.entrypoints.llm import LLM
@@ -22,7 +21,6 @@ def scores() -> list[Score]:
         return run_questions(llm, [("greedy", GREEDY), defaults, defaults], MAX_TOKENS)
 
 
-@pytest.mark.skipif(not NIGHTLY, reason="make attack-nightly; test_infer compares single tokens")
 def test_greedy_score_in_f32_equals_transformers() -> None:
     with LLM(dtype="f32") as llm:
         [score] = run_questions(llm, [("greedy", GREEDY)], MAX_TOKENS)
