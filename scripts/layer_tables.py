@@ -22,7 +22,6 @@ PY_LAYERS: dict[str, list[str]] = {
     "engine/core":            ["engine", "common", "-engine/worker"],
     "engine/admission":       ["engine/scheduler", "engine/structured", "common"],
     "engine/llm_engine":      ["engine", "common", "-engine/worker"],
-    "engine/engine_client":   ["engine", "common", "-engine/worker"],
     "engine/input_processor":  ["engine/config", "tokenization", "common"],
     "engine/output_processor": ["engine/config", "engine/stop_strings", "tokenization", "common"],
     "engine/stop_strings":    [],

@@ -8,6 +8,7 @@ from typing import Any
 
 import chat_templates
 import pytest
+from error_helpers import invalid_input
 from model_files import CHATML, write_tiny_tokenizer
 
 from llaisys.chat.reasoning import REASONING_FORMATS
@@ -79,7 +80,7 @@ def test_named_parser_overrides_detection(tmp_path: Path) -> None:
     assert ChatStyle.of(tokenizer, "llama3").tool_format == "llama3_json"
     assert ChatStyle.of(tokenizer, reasoning_parser="none").markers is None
     assert ChatStyle.of(None, reasoning_parser="qwen3").markers == REASONING_FORMATS["think"]
-    with pytest.raises(InvalidInputError, match="tool_call_parser is 'x'"):
+    with invalid_input("tool_call_parser"):
         ChatStyle.of(tokenizer, "x")
 
 

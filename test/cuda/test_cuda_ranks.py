@@ -95,7 +95,7 @@ def test_two_ranks_with_other_options(directory: Path, changes: dict[str, Any]) 
 def test_killed_rank_ends_the_engine(directory: Path) -> None:
     with open_llm(directory, 2) as llm:
         tokens(llm)
-        executor: Any = llm._client.core.executor  # type: ignore[union-attr]
+        executor: Any = llm.llm_engine.core.executor
         executor._children[0].popen.kill()
         start = time.monotonic()
         with pytest.raises(LlaisysError, match=r"rank 1 .*status -9"):
@@ -114,7 +114,7 @@ def test_ray_actors_on_one_gpu_give_the_same_tokens(directory: Path) -> None:
             assert ray.available_resources().get("GPU", 0) == 0
             assert tokens(llm) == expected
             assert tokens(llm) == expected
-            executor: Any = llm._client.core.executor  # type: ignore[union-attr]
+            executor: Any = llm.llm_engine.core.executor
             ray.kill(executor._children[0].actor)
             start = time.monotonic()
             with pytest.raises(LlaisysError, match="rank"):
@@ -158,7 +158,7 @@ def test_stages_on_one_gpu_give_the_same_tokens(
 def test_killed_stage_ends_the_engine(directory: Path) -> None:
     with open_llm(directory, 1, **stage_options(2)) as llm:
         tokens(llm)
-        executor: Any = llm._client.core.executor  # type: ignore[union-attr]
+        executor: Any = llm.llm_engine.core.executor
         executor._children[0].popen.kill()
         start = time.monotonic()
         with pytest.raises(LlaisysError, match=r"rank 1 .*status -9"):

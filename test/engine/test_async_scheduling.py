@@ -18,6 +18,7 @@ from engine_fakes import (
     run_prompts,
     texts,
 )
+from error_helpers import invalid_input
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -317,5 +318,5 @@ def test_engine_with_a_step_timeout_stays_synchronous(caplog):
 
 def test_auto_is_off_on_devices_that_were_not_measured():
     assert not make_engine().core.is_async
-    with pytest.raises(InvalidInputError, match="async_scheduling"):
+    with invalid_input("async_scheduling"):
         make_engine(async_scheduling="maybe")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from error_helpers import invalid_input
 
 from llaisys import LLM, BeamSearchParams, SamplingParams
 from llaisys.common.errors import InvalidInputError
@@ -91,5 +92,5 @@ def test_limits(field, values):
 
 
 def test_prompt_must_leave_room(llm):
-    with pytest.raises(InvalidInputError, match="at most 256"):
+    with invalid_input("prompts"):
         llm.beam_search([[1] * 250], BeamSearchParams(2, 16))

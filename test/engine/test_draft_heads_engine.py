@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from draft_heads import head_tensors, write_head
 from engine_fakes import greedy, make_config, run_all
+from error_helpers import invalid_input
 from model_files import tiny_config, write_hf_model
 from test_speculative import COUNT, NothingCosts, answers, random_requests, run
 
-from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.common.errors import ModelLoadError
 from llaisys.common.step import ModelStepInput
 from llaisys.common.types import DraftRequest
 from llaisys.engine.config import EngineConfig
@@ -217,7 +218,7 @@ def test_draft_head_starts_after_a_cached_prefix(files: dict[str, Path]):
 
 
 def test_draft_head_requirements_are_checked_and_counted(files: dict[str, Path]):
-    with pytest.raises(InvalidInputError, match="of a model with files"):
+    with invalid_input("speculative_config.method"):
         LLMEngine(make_config(speculative_config=drafts_of("mtp", files)))
     with pytest.raises(ModelLoadError, match="no draft head"):
         plain = files["model"].parent / "plain"

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from engine_fakes import make_config
+from error_helpers import invalid_input
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.engine.config import EngineConfig
@@ -52,7 +53,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> FakeGpus:
 
 def test_auto_is_the_default_of_the_configuration() -> None:
     assert EngineConfig().device == "auto" and EngineConfig(device="nvidia").device == "cuda"
-    with pytest.raises(InvalidInputError, match="device is 'abacus'"):
+    with invalid_input("device"):
         EngineConfig(device="abacus")
 
 
@@ -111,7 +112,7 @@ def test_llaisys_device_replaces_auto(gpus: FakeGpus, monkeypatch: pytest.Monkey
     monkeypatch.setenv("LLAISYS_DEVICE", "cuda")
     assert resolve_device(EngineConfig()).device == "cuda"
     monkeypatch.setenv("LLAISYS_DEVICE", "cpu")
-    with pytest.raises(InvalidInputError, match="fp8"):
+    with invalid_input("kv_cache_dtype"):
         resolve_device(EngineConfig.of(kv_cache_dtype="fp8"))
 
 

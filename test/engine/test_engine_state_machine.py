@@ -13,6 +13,7 @@ from engine_fakes import (
     make_engine,
     run_all,
 )
+from error_helpers import invalid_input
 
 from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.common.request import TRANSITIONS, IllegalTransitionError, Request, RequestStatus
@@ -163,9 +164,9 @@ def test_rejected_input_leaves_no_state():
     ):
         with pytest.raises(InvalidInputError):
             engine.submit(prompt, params)
-    with pytest.raises(InvalidInputError, match="in use"):
+    with invalid_input("request_id"):
         engine.submit([1], request_id=good)
-    with pytest.raises(InvalidInputError, match="cache_salt"):
+    with invalid_input("cache_salt"):
         engine.submit([1], cache_salt="x" * 2000)
     assert run_all(engine)[good].token_ids == expected_tokens([3, 4], 4, stops=())
 
@@ -173,7 +174,7 @@ def test_rejected_input_leaves_no_state():
 def test_rejecting_one_choice_rejects_all():
     engine = make_engine()
     engine.submit([1], greedy(2), request_id="a#1")
-    with pytest.raises(InvalidInputError, match="in use"):
+    with invalid_input("request_id"):
         engine.submit([1], SamplingParams(n=3), request_id="a")
     assert list(engine.core.scheduler.requests) == ["a#1"]
     run_all(engine)

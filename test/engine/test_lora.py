@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_helpers import invalid_input
 from lora_files import ALL, ATTENTION, MLP, Lora
 from model_files import tiny_config, write_hf_model, write_safetensors
 from native_helpers import is_sanitized, resident_bytes
@@ -137,9 +138,9 @@ def test_answers_do_not_depend_on_the_batch(tmp_path: Path, base: Path) -> None:
 
 
 def test_requests_name_a_loaded_adapter(llm: LLM) -> None:
-    with pytest.raises(InvalidInputError, match="no LoRA adapter of that name"):
+    with invalid_input("lora"):
         llm.generate(PROMPT, GREEDY, lora="other")
-    with pytest.raises(InvalidInputError, match="one per prompt"):
+    with invalid_input("lora"):
         llm.generate([PROMPT, PROMPT], GREEDY, lora=["a0"])
     assert llm.loras == ("a0", "a1", "a2", "a3")
     assert not llm.has_unfinished()
@@ -147,9 +148,9 @@ def test_requests_name_a_loaded_adapter(llm: LLM) -> None:
 
 def test_adapters_are_off_by_default(base: Path, four: dict[str, str]) -> None:
     with LLM(str(base), **options()) as llm:
-        with pytest.raises(InvalidInputError, match="enable_lora"):
+        with invalid_input("lora"):
             llm.load_lora("a", four["a0"])
-        with pytest.raises(InvalidInputError, match="enable_lora"):
+        with invalid_input("lora"):
             llm.generate(PROMPT, GREEDY, lora="a")
 
 
@@ -161,7 +162,7 @@ def test_forms_of_lora_modules(base: Path, four: dict[str, str], given: Any) -> 
 
 
 def test_models_without_adapters_are_refused(four: dict[str, str]) -> None:
-    with pytest.raises(InvalidInputError, match="enable_lora"):
+    with invalid_input("enable_lora"):
         LLM("mock", lora_modules=four)
 
 
@@ -253,8 +254,8 @@ def test_reading_stalls_no_other_request(
 
     with LLM(str(base), enable_lora=True, **options()) as llm:
         monkeypatch.setattr(lora_store, "read_lora", slow_read)
-        assert llm._client is not None
-        core = llm._client.core  # type: ignore[attr-defined]
+        assert llm.llm_engine is not None
+        core = llm.llm_engine.core
         core.loras.load("a", four["a0"])
         assert reading.wait(60)
         assert core.loras.finished_loads() == []
@@ -309,7 +310,7 @@ def cycles(base: Path, folder: Path, count: int) -> None:
         stats = llm.stats()
         assert done + len(open_names) > 0 and stats["kv_blocks_used"] == 0
         assert stats["loras"] == 4 and stats["loras_in_host"] <= 3
-        core = llm._client.core  # type: ignore[union-attr]
+        core = llm.llm_engine.core
         core.scheduler.check_integrity()
         store = core.executor.worker._loras
         assert len(store._adapters) == 4  # nothing leaks

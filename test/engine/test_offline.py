@@ -7,9 +7,9 @@ import signal
 
 import pytest
 from engine_fakes import EOS, FakeAdapter, FakeTokenizer, expected_tokens, greedy
+from error_helpers import invalid_input
 
 from llaisys import LLM, SamplingParams
-from llaisys.common.errors import InvalidInputError
 
 
 def make_llm(**settings) -> LLM:
@@ -31,18 +31,18 @@ def llm():
 
 
 def adapter_of(llm: LLM) -> FakeAdapter:
-    return llm._client.core.executor.worker.adapter
+    return llm.llm_engine.core.executor.worker.adapter
 
 
 def is_idle(llm: LLM) -> bool:
     stats = llm.stats()
-    llm._client.core.scheduler.check_integrity()
+    llm.llm_engine.core.scheduler.check_integrity()
     return (
         stats["kv_blocks_used"] == stats["num_running"] == stats["num_waiting"] == 0
         and not llm._finished
         and not llm._streams
-        and not llm._client.output_processor._choices
-        and not llm._client._groups
+        and not llm.llm_engine.output_processor._choices
+        and not llm.llm_engine._groups
     )
 
 
@@ -164,7 +164,7 @@ def test_ctrl_c_waits_for_the_step_and_keeps_other_requests(llm):
 
 def test_a_bad_prompt_in_a_batch_cancels_the_batch_and_nothing_else(llm):
     other = llm.submit([5, 6], greedy(4, ignore_eos=True))
-    with pytest.raises(InvalidInputError, match=r"prompt\[1\] is 9999"):
+    with invalid_input("prompt[1]"):
         llm.generate([[1, 2], [3, 9999]], greedy(5))
     assert llm.stats()["num_waiting"] == 1
     while llm.has_unfinished():
@@ -216,7 +216,7 @@ def test_request_without_a_token_to_sample_fails_alone(settings):
 )
 def test_request_without_an_allowed_token_is_rejected(settings, fields):
     with make_llm(**settings) as llm:
-        with pytest.raises(InvalidInputError, match="allowed_token_ids has 1 ids; bad_words and"):
+        with invalid_input("allowed_token_ids"):
             llm.generate([[1, 2]], SamplingParams(**fields))
         assert is_idle(llm)
         assert len(llm.generate([[1, 2]], greedy(3, ignore_eos=True))[0].token_ids) == 3

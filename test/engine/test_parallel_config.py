@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 from engine_fakes import make_config
+from error_helpers import invalid_input
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.engine.config import (
@@ -55,13 +56,13 @@ def test_ranks_that_share_a_gpu_need_processes():
         model="mock", device="cuda", tensor_parallel_size=2, tensor_parallel_device_ids=(1, 1)
     )
     assert config.parallel.ranks_per_device == 2
-    with pytest.raises(InvalidInputError, match="without duplicates with the backend uni") as error:
+    with invalid_input("tensor_parallel_device_ids") as error:
         UniProcExecutor(config)
     assert (error.value.field, error.value.value) == ("tensor_parallel_device_ids", [1, 1])
 
 
 def test_numa_is_rejected_with_ray():
-    with pytest.raises(InvalidInputError, match="numa is True; it must be off with ray"):
+    with invalid_input("numa"):
         normalize_parallel_config(ParallelConfig(distributed_executor_backend="ray", numa=True))
 
 
@@ -100,7 +101,7 @@ def test_engine_config_normalises_and_picks_the_executor():
     processes = make_config(parallel=ParallelConfig(distributed_executor_backend="mp"))
     assert not processes.parallel.use_single_process_tp
     assert Executor.get_class(processes) is MultiprocExecutor
-    with pytest.raises(InvalidInputError, match="adapter_class"):
+    with invalid_input("adapter_class"):
         MultiprocExecutor(processes)  # a class of this process
 
 

@@ -74,7 +74,7 @@ def tokens_of(llm: LLM) -> list[list[int]]:
 
 
 def executor_of(llm: LLM) -> RayExecutor:
-    executor = llm._client.core.executor  # type: ignore[union-attr]
+    executor = llm.llm_engine.core.executor
     assert isinstance(executor, RayExecutor)
     return executor
 
@@ -200,7 +200,7 @@ def test_actors_end_with_their_driver(cluster: Any, model: Path) -> None:
         f"ray.init(address={cluster.address!r}, log_to_driver=False)\n"
         f"llm = LLM(model={str(model)!r}, tensor_parallel_size=2, n_threads=1,"
         " distributed_executor_backend='ray', num_kv_blocks=16)\n"
-        "actor = llm._client.core.executor._children[0].actor\n"
+        "actor = llm.llm_engine.core.executor._children[0].actor\n"
         "ping = actor.ping.options(concurrency_group='health')\n"
         "print('pid', ray.get(ping.remote()), flush=True)\n"
         "time.sleep(600)\n"

@@ -12,12 +12,12 @@ from typing import Any
 import jsonschema
 import pytest
 from chat_templates import QWEN_TOKENS
+from error_helpers import invalid_input
 from model_files import tiny_config, write_gguf, write_hf_model, write_tiny_tokenizer
 from schema_maker import SchemaMaker
 from test_speculative import NothingCosts
 
 from llaisys import LLM, SamplingParams
-from llaisys.common.errors import InvalidInputError
 
 COUNT = int(os.environ.get("LLAISYS_TEST_SCHEMAS", "100"))  # of random schemas
 PERSON = {
@@ -207,7 +207,7 @@ def test_small_chunks_change_nothing(model: Path, expected: list[list[int]]) -> 
 def test_drafts_change_nothing(model: Path, expected: list[list[int]]) -> None:
     drafts = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 6}
     with LLM(str(model), max_num_seqs=16, max_model_len=512, speculative_config=drafts) as llm:
-        llm._client.core.speculator.costs = NothingCosts()  # type: ignore[union-attr]
+        llm.llm_engine.core.speculator.costs = NothingCosts()
         pairs = zip(PROMPTS, MIXED, strict=True)
         assert [tokens(llm.generate([p], given))[0] for p, given in pairs] == expected
         repeating = params({"regex": "(ab){60}"}, max_tokens=200)
@@ -236,7 +236,7 @@ def test_gguf_vocabularies_work(tmp_path: Path) -> None:
 
 
 def test_model_without_tokenizer_reports_it() -> None:
-    with LLM("mock") as llm, pytest.raises(InvalidInputError, match="needs a tokenizer"):
+    with LLM("mock") as llm, invalid_input("structured_outputs"):
         llm.generate([[1, 2]], params({"regex": "a"}))
 
 
@@ -246,7 +246,7 @@ def test_vocabulary_without_bytes_is_rejected(tmp_path: Path) -> None:
     settings = json.loads((path / "tokenizer.json").read_text())
     settings["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
     (path / "tokenizer.json").write_text(json.dumps(settings))
-    with LLM(str(path)) as llm, pytest.raises(InvalidInputError, match="adjacent tokens"):
+    with LLM(str(path)) as llm, invalid_input("structured_outputs.regex"):
         llm.generate(["x"], params({"regex": "a"}))
 
 

@@ -86,7 +86,7 @@ def test_ranks_launch_ahead_and_give_the_same_tokens(
     if drafts:
         options["speculative_config"] = {"prompt_lookup_min": 1, "num_speculative_tokens": 3}
     with open_llm(model, 2, backend, **options) as llm:
-        core: Any = llm._client.core
+        core: Any = llm.llm_engine.core
         assert core.is_async
         assert tokens_of(llm) == expected
         assert tokens_of(llm) == expected
@@ -150,7 +150,7 @@ def test_ranks_exchange_two_sums_per_layer_and_one_gather(
     for is_cut in (False, True):
         with open_llm(model, 2, "uni", vocab_parallel_head=is_cut, warmup=False) as llm:
             llm.generate([[1, 2, 3]], params)
-            profile = llm._client.core.executor.profile()
+            profile = llm.llm_engine.core.executor.profile()
             counts, layers = profile["counts"], tiny_config()["num_hidden_layers"]
             assert counts["native_collective"] == profile["steps"] * (2 * layers + is_cut)
 
@@ -180,7 +180,7 @@ def test_vocab_parallel_head_is_bitwise_identical(
                     for o in outputs
                 ]
             )
-            profile = llm._client.core.executor.profile()["counts"]
+            profile = llm.llm_engine.core.executor.profile()["counts"]
             assert profile["native_collective"] > 0
     assert found[0] == found[1]
 
@@ -247,7 +247,7 @@ def test_a_rank_thread_that_fails_ends_the_engine_with_its_name(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_llm(model, 2, "uni") as llm:
-        executor: Any = llm._client.core.executor
+        executor: Any = llm.llm_engine.core.executor
         second = executor._ranks[1].worker
 
         def fail(*_: object) -> None:
@@ -265,7 +265,7 @@ def test_ranks_stay_together_when_the_caller_is_interrupted(
     model: Path, expected: list[list[int]], backend: str
 ) -> None:
     with open_llm(model, 2, backend, max_num_batched_tokens=16) as llm:
-        executor: Any = llm._client.core.executor  # type: ignore[union-attr]
+        executor: Any = llm.llm_engine.core.executor
         for at in (1, 2, 5):
             steps = 0
             execute = executor._driver.start if backend == "mp" else executor._ranks[1].start
@@ -287,7 +287,7 @@ def test_ranks_stay_together_when_the_caller_is_interrupted(
 
 
 def children_of(llm: LLM) -> list[Any]:
-    executor: Any = llm._client.core.executor
+    executor: Any = llm.llm_engine.core.executor
     assert isinstance(executor, MultiprocExecutor)
     return executor._children
 
@@ -319,7 +319,7 @@ def test_workers_end_when_the_driver_is_killed(model: Path, tmp_path: Path) -> N
         "import time; from llaisys import LLM\n"
         f"llm = LLM(model={str(model)!r}, tensor_parallel_size=2,"
         " distributed_executor_backend='mp', num_kv_blocks=16)\n"
-        "print(llm._client.core.executor._children[0].popen.pid, flush=True)\n"
+        "print(llm.llm_engine.core.executor._children[0].popen.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
     with open(tmp_path / "errors", "w") as errors:

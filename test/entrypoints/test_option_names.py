@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_helpers import invalid_input
 
-from llaisys.common.errors import InvalidInputError
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.engine_flags import given_engine_options
 from llaisys.entrypoints.cli import build_parser, main
@@ -55,9 +55,9 @@ def test_deprecated_key_of_a_file_works_and_warns(
 
 
 def test_an_option_under_two_names_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInputError, match="are the same option"):
+    with invalid_input("threads"):
         EngineConfig.of(n_threads=1, threads=2)
-    with pytest.raises(InvalidInputError, match="are the same option"):
+    with invalid_input("no_warmup"):
         config_of(tmp_path, "warmup = true\nno_warmup = true")
 
 
@@ -152,7 +152,7 @@ def test_names_of_server_options_in_vllm_and_llama_cpp_are_accepted() -> None:
 
 
 def test_speculative_config_excludes_its_parts() -> None:
-    with pytest.raises(InvalidInputError, match="left out with --spec"):
+    with invalid_input("speculative_config"):
         engine_flags("-sc", "{}", "--spec-method", "ngram")
 
 

@@ -72,7 +72,7 @@ def check_row(models: tuple[Path, Path], backend: str, row: Row) -> None:
         enable_prefix_caching=prefixes,
         **({"speculative_config": DRAFTS} if drafts else {}),
     ) as llm:
-        core: Any = llm._client.core  # type: ignore[union-attr]
+        core: Any = llm.llm_engine.core
         assert core.is_async == launches_ahead
         for _ in range(2):
             assert _tokens(llm) == _of_one_rank(model)

@@ -19,6 +19,7 @@ from encoder_models import (
     save_encoder,
     write_encoder_gguf,
 )
+from error_helpers import invalid_input
 from numpy.typing import NDArray
 from reference_models import opened, random_tokens
 
@@ -103,7 +104,7 @@ def test_scores_of_pairs_equal_transformers(name: str, is_raw: bool, tmp_path: P
         got = llm.score("the cat", [second for _, second in PAIRS])
         assert got == [llm.score(*pair)[0] for pair in PAIRS]
         np.testing.assert_allclose(got, expected, rtol=1e-4)
-        with pytest.raises(InvalidInputError, match="reranker"):
+        with invalid_input("model"):
             llm.embed("the cat")
 
 
@@ -163,12 +164,12 @@ def test_generation_and_long_texts_are_refused(pair: tuple[Any, Path]) -> None:
     _, directory = pair
     with LLM(str(directory)) as llm:
         for params in (None, SamplingParams(max_tokens=0, prompt_logprobs=1)):
-            with pytest.raises(InvalidInputError, match="is an encoder, which generates no text"):
+            with invalid_input("model"):
                 llm.generate("the cat", params)
-        with pytest.raises(InvalidInputError, match=f"at most {POSITIONS}"):
+        with invalid_input("prompt"):
             llm.embed([5] * (POSITIONS + 1))
         assert len(llm.embed([5] * POSITIONS)[0].embedding) == 48
-        with pytest.raises(InvalidInputError, match="pooling"):
+        with invalid_input("pooling"):
             llm.generate([5, 6], pooling_params("score"))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from error_helpers import invalid_input
 
 from llaisys.common import model_registry
 from llaisys.common.errors import ClosedError, InvalidInputError
@@ -52,12 +53,10 @@ def test_register_model() -> None:
     register_model("echo", "llaisys.models.mock:MockAdapter")
     assert get_adapter_class("echo") is MockAdapter
     for taken in ("echo", "qwen2"):
-        with pytest.raises(
-            InvalidInputError, match=f"model_type is '{taken}'; it must be one that is not"
-        ):
+        with invalid_input("model_type"):
             register_model(taken, "llaisys.models.mock:MockAdapter")
     for location in ("", "module", "a:b:c", "module.Class"):
-        with pytest.raises(InvalidInputError, match="module:class"):
+        with invalid_input("location"):
             register_model("other", location)
     assert "other" not in model_registry.MODEL_REGISTRY
 
@@ -130,7 +129,7 @@ def test_adapter_checks_array_lengths_and_dtypes(adapter: ModelAdapter) -> None:
             adapter.forward(bad, None)
     strided = step_of(1, 2, 3)
     strided.token_ids = np.zeros(6, np.int64)[::2]
-    with pytest.raises(InvalidInputError, match=r"token_ids is .* a contiguous array of int64"):
+    with invalid_input("token_ids"):
         adapter.forward(strided, None)
     tables = {
         "slot_mapping": np.zeros(3, np.int32), "batch_seq_ids": np.zeros(1, np.int64),

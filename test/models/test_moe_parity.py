@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_helpers import invalid_input
 from family_parity import (
     best_tokens,
     check_greedy_tokens,
@@ -19,7 +20,7 @@ from moe_models import MODELS, VOCAB, YARN, make_moe_model, write_moe_gguf
 from reference_models import BLOCK, Piece, opened, random_tokens, reference_logits, run_block, save
 
 from llaisys import LLM, SamplingParams
-from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.common.errors import ModelLoadError
 from llaisys.common.parallel import ParallelConfig
 from llaisys.models.base import AdapterOptions
 from llaisys.models.decoder import DecoderAdapter
@@ -61,9 +62,9 @@ def test_latent_attention_caches_one_entry_per_token_and_layer(tmp_path: Path) -
                 dtype="bf16", parallel=ParallelConfig(tensor_parallel_size=ranks)
             )
             assert DecoderAdapter.kv_bytes_per_token(checkpoint, options) == 2 * entry
-        with pytest.raises(InvalidInputError, match=r"kv_cache_dtype.*latent attention"):
+        with invalid_input("kv_cache_dtype"):
             DecoderAdapter.kv_bytes_per_token(checkpoint, AdapterOptions(kv_cache_dtype="q8"))
-        with pytest.raises(InvalidInputError, match=r"max_loras.*latent attention"):
+        with invalid_input("max_loras"):
             DecoderAdapter.lora_bytes(checkpoint, AdapterOptions(), 1, 8)
     with opened(directory, kv_cache_capacity_tokens=tokens, dtype="bf16") as adapter:
         assert adapter.native.kv_stats().bytes == 2 * entry * tokens

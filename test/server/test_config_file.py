@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_helpers import invalid_input
 from server_helpers import ServerProcess
 
 from llaisys.common.errors import InvalidInputError
@@ -127,7 +128,7 @@ def test_error_names_file_key_and_nearest_name(tmp_path: Path, text: str, messag
 
 
 def test_missing_file() -> None:
-    with pytest.raises(InvalidInputError, match="No such file"):
+    with invalid_input("config"):
         config_from_args(parser().parse_args(["--config", "/nowhere/serve.toml"]))
 
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from error_helpers import invalid_input
 
-from llaisys.common.errors import InvalidInputError
 from llaisys.common.types import ModelInfo
 from llaisys.server.config import ModelLimits, ServerConfig
 from llaisys.server.engine_client.messages import EngineStats, MemoryEstimate
@@ -340,7 +340,7 @@ def test_budget_below_a_bare_engine_is_rejected_at_once(tmp_path: Path) -> None:
         await scene.manager.close()
 
     run(work())
-    with pytest.raises(InvalidInputError, match=f"memory_budget.*{128 * MIB}"):
+    with invalid_input("memory_budget"):
         ModelLimits(memory_budget=100 * MIB)
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
+from error_helpers import invalid_input
 from lora_files import Lora
 from model_files import tiny_config, write_hf_model
 from server_helpers import ServerProcess
 
-from llaisys.common.errors import InvalidInputError
 from llaisys.common.lora import LoraModule
 from llaisys.server.lora.table import LoraTable
 
@@ -308,7 +308,7 @@ def test_number_of_adapters_is_limited_at_run_time(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("llaisys.server.lora.table.MAX_MODULES", 2)
     table = LoraTable([LoraModule("a", "/a")])
     table.begin_load("b", in_place=False)
-    with pytest.raises(InvalidInputError, match="3 LoRA adapters; it must have at most 2"):
+    with invalid_input("lora_name"):
         table.begin_load("c", in_place=False)
     table.end_load("b", "/b")
     table.begin_load("b", in_place=True)  # a replacement

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_helpers import invalid_input
 from http_helpers import reply
 from replica_helpers import COMPLETIONS, ask, ask_all, metric, pids, wait_up
 from server_helpers import Gate, ServerProcess, alive
@@ -169,5 +170,5 @@ def test_data_parallel_size_is_validated() -> None:
 def test_ray_replicas_require_threads(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInputError, match=message):
         ServerConfig(data_parallel_backend="ray", **options)
-    with pytest.raises(InvalidInputError, match="data_parallel_backend is 'k8s'"):
+    with invalid_input("data_parallel_backend"):
         ServerConfig(data_parallel_backend="k8s")

@@ -16,11 +16,11 @@ from typing import Any
 
 import httpx
 import pytest
+from error_helpers import invalid_input
 from http_helpers import reply
 from server_helpers import PACKAGE, Gate, ServerProcess, wait_for
 from wire_helpers import sse_events
 
-from llaisys.common.errors import InvalidInputError
 from llaisys.server.replicas.router import PrefixRouter
 from llaisys.server.route.config import RouteConfig
 from llaisys.server.route.prompts import prompt_of
@@ -328,7 +328,7 @@ def test_homes_are_spread_and_stay_when_another_replica_dies() -> None:
     "url", ["", "10.0.0.1:8000", "ftp://x", "http://", "http://x:99999", "http://x/v1"]
 )
 def test_replica_urls_are_checked(url: str) -> None:
-    with pytest.raises(InvalidInputError, match="replicas"):
+    with invalid_input("replicas"):
         RouteConfig(replicas=(url,))
-    with pytest.raises(InvalidInputError, match="differ"):
+    with invalid_input("replicas"):
         RouteConfig(replicas=("http://a", "http://a"))

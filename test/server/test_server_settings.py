@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_helpers import invalid_input
 from wire_helpers import make_certificate
 
 from llaisys.common.errors import InvalidInputError
@@ -71,14 +72,14 @@ def test_invalid_limits_are_named(name: str) -> None:
 def test_session_file_that_is_not_a_database_is_rejected(tmp_path: Path) -> None:
     file = tmp_path / "s.db"
     file.write_bytes(b"this is not SQLite at all, not even close" * 100)
-    with pytest.raises(InvalidInputError, match=r"s\.db"):
+    with invalid_input("session_file"):
         SessionStore(file)
 
 
 def test_session_file_that_cannot_be_created_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file" / "s.db", tmp_path):  # below a file; a directory
-        with pytest.raises(InvalidInputError, match=r"session file .*: .*--session-file") as caught:
+        with invalid_input("session_file") as caught:
             SessionStore(path)
         assert str(path) in str(caught.value)
 
@@ -89,7 +90,7 @@ def test_tls_files_are_checked_before_the_model_is_loaded(tmp_path: Path) -> Non
     junk.write_text("not a certificate")
     check_tls(ServerConfig(ssl_certfile=str(certificate), ssl_keyfile=str(key)))
     for files in ((certificate, tmp_path / "none.pem"), (junk, key), (certificate, junk)):
-        with pytest.raises(InvalidInputError, match=r"--ssl-certfile .*, --ssl-keyfile") as caught:
+        with invalid_input("ssl_certfile") as caught:
             serve(ServerConfig(ssl_certfile=str(files[0]), ssl_keyfile=str(files[1]), port=0))
         assert all(str(file) in str(caught.value) for file in files)
 

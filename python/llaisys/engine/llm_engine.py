@@ -14,7 +14,6 @@ from llaisys.common.types import ModelInfo, StreamOutput, TokenUpdate
 from llaisys.common.validation import invalid_value
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.core import LORA_POLL_SECONDS, EngineCore
-from llaisys.engine.engine_client import EngineClient
 from llaisys.engine.executor import Executor
 from llaisys.engine.executor.device_choice import resolve_device
 from llaisys.engine.input_processor import InputProcessor, Messages, open_tokenizer
@@ -23,7 +22,7 @@ from llaisys.engine.output_processor import OutputOptions, OutputProcessor
 logger = logging.getLogger("llaisys.engine")
 
 
-class LLMEngine(EngineClient):
+class LLMEngine:
     """Runs in the process and thread of its caller. Not thread-safe."""
 
     def __init__(self, config: EngineConfig) -> None:

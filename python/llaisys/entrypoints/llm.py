@@ -22,7 +22,6 @@ from llaisys.common.sampling import SamplingParams, sampling_defaults
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput
 from llaisys.common.validation import invalid_value
 from llaisys.engine.config import EngineConfig
-from llaisys.engine.engine_client import EngineClient
 from llaisys.engine.engine_flags import engine_parameters
 from llaisys.engine.input_processor import normalize_message
 from llaisys.engine.llm_engine import LLMEngine
@@ -54,20 +53,31 @@ class LLM(BeamSearchCalls, EmbeddingCalls, Closing):
         self._streams: dict[str, deque[StreamOutput]] = {}  # outputs not yet yielded
         self._dropped: list[str] = []  # request ids of garbage-collected streams
         self._style: ChatStyle | None = None
-        self._client: EngineClient | None = None
-        self._client = LLMEngine(config)
+        self._engine: LLMEngine | None = None
+        self._engine = LLMEngine(config)
 
     # ---- the model -----------------------------------------------------------------------------
 
     @property
+    def llm_engine(self) -> LLMEngine:
+        """The engine, to look into its parts; they may change with every version."""
+        if self._engine is None:
+            raise ClosedError("this LLM is closed")
+        while self._dropped:
+            name = self._dropped.pop()
+            self._streams.pop(name, None)
+            self._abandon([name])
+        return self._engine
+
+    @property
     def model_path(self) -> str:
         """Path of the model's files."""
-        return self._open().model_info.model_path
+        return self.llm_engine.model_info.model_path
 
     @property
     def model_info(self) -> Any:
         """Limits and sizes: a `llaisys.common.types.ModelInfo`."""
-        return self._open().model_info
+        return self.llm_engine.model_info
 
     @property
     def default_sampling(self) -> dict[str, Any]:
@@ -83,13 +93,13 @@ class LLM(BeamSearchCalls, EmbeddingCalls, Closing):
     @property
     def tokenizer(self) -> Any:
         """The tokenizer; None when the model has none."""
-        return self._open().tokenizer
+        return self.llm_engine.tokenizer
 
     @property
     def chat_style(self) -> ChatStyle:
         """Tool-call and reasoning formats of the chat template."""
         if self._style is None:
-            self._style = ChatStyle.of(self._open().tokenizer)
+            self._style = ChatStyle.of(self.llm_engine.tokenizer)
         return self._style
 
     def read_answer(
@@ -124,13 +134,13 @@ class LLM(BeamSearchCalls, EmbeddingCalls, Closing):
     ) -> list[int]:
         """The token ids of a conversation, rendered by the chat template. For a template without
         tools, they are described in the system prompt; see docs/guides/tools.md."""
-        client = self._open()
+        engine = self.llm_engine
         prepared: Messages = messages
         listed = None
         if isinstance(messages, (list, tuple)):  # others are rejected below
             plain = [normalize_message(message, number) for number, message in enumerate(messages)]
             prepared, listed = self.chat_style.prepare(plain, read_tools(tools))
-        return client.encode_chat(
+        return engine.encode_chat(
             prepared,
             add_generation_prompt=add_generation_prompt,
             tools=listed,
@@ -207,7 +217,7 @@ class LLM(BeamSearchCalls, EmbeddingCalls, Closing):
         """Stream one answer; a list of messages is a chat. The prompt is checked immediately.
         Closing or dropping the stream cancels the request. `is_chat`: `prompt` has the token ids
         of a chat, whose reasoning markers are part of the text."""
-        client = self._open()
+        engine = self.llm_engine
         visible_ids: frozenset[int] = frozenset()
         if isinstance(prompt, Sequence) and len(prompt) and isinstance(prompt[0], Mapping):
             ids: Prompt = self.encode_chat(prompt)  # type: ignore[arg-type]
@@ -216,7 +226,7 @@ class LLM(BeamSearchCalls, EmbeddingCalls, Closing):
             ids = prompt  # type: ignore[assignment]
         if is_chat:
             visible_ids = self.chat_style.visible_ids(self.tokenizer, None)
-        request_id = client.submit(
+        request_id = engine.submit(
             ids,
             sampling_params,
             stream=True,
@@ -232,16 +242,16 @@ class LLM(BeamSearchCalls, EmbeddingCalls, Closing):
     @property
     def loras(self) -> tuple[str, ...]:
         """Names of the loaded LoRA adapters."""
-        return self._open().loras
+        return self.llm_engine.loras
 
     def load_lora(self, name: str, path: str | os.PathLike[str], *, in_place: bool = False) -> None:
         """Load a LoRA adapter: a PEFT directory, a GGUF file or a hub id. Needs `enable_lora` or
         `lora_modules`. `in_place`: replace the adapter of that name. Raises ModelLoadError."""
-        self._open().load_lora(name, os.fspath(path), in_place)
+        self.llm_engine.load_lora(name, os.fspath(path), in_place)
 
     def unload_lora(self, name: str) -> None:
         """Unload a LoRA adapter. Its running requests finish, new ones are rejected."""
-        self._open().unload_lora(name)
+        self.llm_engine.unload_lora(name)
 
     # ---- step by step --------------------------------------------------------------------------
 
@@ -259,17 +269,17 @@ class LLM(BeamSearchCalls, EmbeddingCalls, Closing):
         outputs."""
         if request_id is not None and request_id in self._finished:
             raise invalid_value("request_id", request_id, "one without an output to collect")
-        return self._open().submit(
+        return self.llm_engine.submit(
             prompt, sampling_params, request_id, stream, cache_salt, lora=lora
         )
 
     def step(self) -> list[StreamOutput]:
         """Run one step for all running requests and return the new outputs."""
-        client = self._open()
-        if not client.has_unfinished():
+        engine = self.llm_engine
+        if not engine.has_unfinished():
             return []
         with deferred_interrupt():
-            outputs = client.step()
+            outputs = engine.step()
             self._route(outputs)
         return outputs
 
@@ -280,28 +290,28 @@ class LLM(BeamSearchCalls, EmbeddingCalls, Closing):
     def cancel(self, request_id: str) -> bool:
         """Cancel a request. Its output so far, with finish_reason `abort`, can be collected. False:
         not running."""
-        outputs = self._open().cancel(request_id)
+        outputs = self.llm_engine.cancel(request_id)
         self._route(outputs)
         return bool(outputs)
 
     def has_unfinished(self) -> bool:
-        return self._open().has_unfinished()
+        return self.llm_engine.has_unfinished()
 
     def stats(self) -> dict[str, Any]:
         """Counters: steps, queue lengths, KV blocks, prefix cache hits, preemptions, errors."""
-        return self._open().stats()
+        return self.llm_engine.stats()
 
     def profile(self, reset: bool = False) -> dict[str, Any]:
         """Seconds per stage of the worker and milliseconds per step outside native code."""
-        return self._open().profile(reset)
+        return self.llm_engine.profile(reset)
 
     def close(self) -> None:
         """Free the model. Idempotent."""
-        client, self._client = self._client, None
+        engine, self._engine = self._engine, None
         self._finished.clear()
         self._streams.clear()
-        if client is not None:
-            client.close()
+        if engine is not None:
+            engine.close()
 
     # ---- internal ------------------------------------------------------------------------------
 
@@ -313,13 +323,13 @@ class LLM(BeamSearchCalls, EmbeddingCalls, Closing):
         visible_ids: frozenset[int] = frozenset(),
         loras: Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
-        client = self._open()
+        engine = self.llm_engine
         names: list[str] = []
         options: dict[str, Any] = {"cache_salt": cache_salt, "visible_ids": visible_ids}
         try:
             for (prompt, params), lora in zip(work, loras or [None] * len(work), strict=True):
                 with deferred_interrupt():
-                    names.append(client.submit(prompt, params, lora=lora, **options))
+                    names.append(engine.submit(prompt, params, lora=lora, **options))
             waiting = set(names)
             with progress_bar(len(names), use_tqdm) as advance:
                 while waiting:
@@ -336,8 +346,8 @@ class LLM(BeamSearchCalls, EmbeddingCalls, Closing):
         """Cancel the running requests of `names` and discard their outputs."""
         with deferred_interrupt():
             for name in names:
-                if self._client is not None:
-                    self._client.cancel(name)
+                if self._engine is not None:
+                    self._engine.cancel(name)
                 self._finished.pop(name, None)
 
     def _route(self, outputs: list[StreamOutput]) -> None:
@@ -348,17 +358,8 @@ class LLM(BeamSearchCalls, EmbeddingCalls, Closing):
             if waiting is not None:
                 waiting.append(part)
 
-    def _open(self) -> EngineClient:
-        if self._client is None:
-            raise ClosedError("this LLM is closed")
-        while self._dropped:
-            name = self._dropped.pop()
-            self._streams.pop(name, None)
-            self._abandon([name])
-        return self._client
-
     def _need_tokenizer(self) -> Any:
-        tokenizer = self._open().tokenizer
+        tokenizer = self.llm_engine.tokenizer
         if tokenizer is None:
             raise InvalidInputError("this model has no tokenizer", field="tokenizer")
         return tokenizer
