@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from prometheus_client.core import Metric
+from prometheus_client.registry import Collector
 
 from llaisys.common.types import GpuUsage
-from llaisys.server.collectors import GpuCollector, ReplicaCollector
-from llaisys.server.llamacpp.metrics import LlamaCollector
+from llaisys.server.collectors import LlamaCollector, gpu_metrics, replica_metrics
 from llaisys.server.metrics import RequestTotals
 from llaisys.server.route.app import RouterApp
 from llaisys.server.route.config import RouteConfig
@@ -52,6 +53,14 @@ def metrics_page() -> str:
     )
 
 
+class _Engines(Collector):
+    def __init__(self, models: Any) -> None:
+        self.models = models
+
+    def collect(self) -> Iterable[Metric]:
+        return [*replica_metrics(self.models), *gpu_metrics(self.models)]
+
+
 def _others() -> CollectorRegistry:
     """The metrics that need an engine: of replicas, of GPUs, of llama.cpp's names."""
     stats = SimpleNamespace(num_running=0, num_waiting=0, gpus=[GpuUsage(0, 1, 2, 0.5)])
@@ -59,8 +68,7 @@ def _others() -> CollectorRegistry:
     engine = SimpleNamespace(replicas=[replica], stats=stats)
     models: Any = [SimpleNamespace(metric_name="model", engine_or_none=engine)]
     registry = CollectorRegistry()
-    registry.register(ReplicaCollector(models))
-    registry.register(GpuCollector(models))
+    registry.register(_Engines(models))
     registry.register(LlamaCollector(RequestTotals(), []))
     return registry
 

@@ -25,7 +25,7 @@ from llaisys.common.errors import ModelLoadError
 from llaisys.common.model_registry import get_adapter_class
 from llaisys.models.base import AdapterOptions
 from llaisys.models.families import open_checkpoint, parse_config
-from llaisys.models.loading.coverage import check_coverage
+from llaisys.models.loading.checkpoint import check_coverage
 from llaisys.models.lora import open_lora
 from llaisys.tokenization import Tokenizer
 

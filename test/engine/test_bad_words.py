@@ -12,8 +12,8 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import NewSequence
 from llaisys.engine.input_processor import MAX_BAD_WORD_TOKENS
-from llaisys.engine.worker.bad_words import START, WordAutomaton, automaton_of
 from llaisys.engine.worker.sampling_state import SamplingState
+from llaisys.engine.worker.token_rules import START, WordAutomaton, automaton_of
 
 TOKENS = st.integers(0, 3)
 WORDS = st.lists(st.lists(TOKENS, min_size=2, max_size=5).map(tuple), max_size=12).map(tuple)

@@ -9,7 +9,7 @@ import pytest
 
 from llaisys.common.closed_schema import closed
 from llaisys.common.structured import StructuredOutputs
-from llaisys.engine.structured.lowering import lower
+from llaisys.engine.structured.matching import lower
 
 A = {"type": "object", "properties": {"a": {"type": "integer"}}}
 CLOSED_A = {**A, "additionalProperties": False}

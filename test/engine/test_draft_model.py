@@ -26,8 +26,8 @@ from llaisys.common.types import DraftRequest
 from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig, SpeculativeConfig
 from llaisys.engine.executor import WorkerError, estimate_memory
 from llaisys.engine.llm_engine import LLMEngine
-from llaisys.engine.worker.drafting.block_tables import DraftBlockTables, DraftSequence
 from llaisys.engine.worker.drafting.draft_model import DraftModel
+from llaisys.engine.worker.drafting.drafter import DraftBlockTables, DraftSequence
 from llaisys.models.base import AdapterOptions
 from llaisys.models.mock import MockAdapter
 

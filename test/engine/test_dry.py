@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import NewSequence
-from llaisys.engine.worker.dry import MAX_PENALTY, DryPenalty
 from llaisys.engine.worker.sampling_state import SamplingState
+from llaisys.engine.worker.token_rules import MAX_PENALTY, DryPenalty
 from llaisys.entrypoints.llm import LLM
 
 TOKENS = st.integers(0, 3)

@@ -20,14 +20,17 @@ from model_files import tiny_config, write_hf_model
 from llaisys.common.sampling import SamplingParams
 from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig, SchedulerConfig
 from llaisys.engine.kv_transfer import client, server
-from llaisys.engine.kv_transfer.connection import Connection, TransferError, connect, listen
-from llaisys.engine.kv_transfer.messages import (
+from llaisys.engine.kv_transfer.connection import (
     MAX_FRAME,
+    Connection,
     Fetch,
     Hello,
+    TransferError,
+    connect,
     decode_challenge,
     decode_found,
     decode_welcome,
+    listen,
 )
 from llaisys.engine.llm_engine import LLMEngine
 

@@ -16,7 +16,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.step import SamplingMetadata
 from llaisys.common.types import NewSequence
-from llaisys.engine.worker.thinking import ThinkingBudget
+from llaisys.engine.worker.token_rules import ThinkingBudget
 from llaisys.tokenization import Tokenizer
 
 OPEN, CLOSE, LINE = 7, 8, 9

@@ -14,7 +14,7 @@ import numpy as np
 
 from llaisys.models.families import expected_tensors, parse_config
 from llaisys.models.loading.convert import Array, convert
-from llaisys.tokenization.byte_alphabet import byte_alphabet
+from llaisys.tokenization.token_text import byte_alphabet
 
 SAFETENSORS_NAMES = {"f32": "F32", "f16": "F16", "bf16": "BF16"}
 CHATML = (

@@ -23,7 +23,7 @@ from llaisys.libllaisys.handles import dtype_code
 from llaisys.models import families
 from llaisys.models.base import AdapterOptions
 from llaisys.models.families import open_checkpoint
-from llaisys.models.loading.coverage import check_coverage
+from llaisys.models.loading.checkpoint import check_coverage
 from llaisys.models.loading.family import CheckpointConfig, Family
 from llaisys.models.loading.fields import Fields
 from llaisys.models.mock import MockAdapter, MockShape

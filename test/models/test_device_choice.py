@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llaisys.common.errors import InvalidInputError, NativeError
-from llaisys.libllaisys import cuda_support, gpu_probe, library, nvml
+from llaisys.libllaisys import cuda_support, library, nvml
 from llaisys.models import device
 from llaisys.models.device import choose_device, requested_device, require_cuda
 
@@ -76,7 +76,7 @@ class FakeMachine:
         monkeypatch.delenv("LLAISYS_DEVICE", raising=False)
         monkeypatch.delenv("LLAISYS_LIBRARY", raising=False)
         monkeypatch.setattr(nvml, "load_library", lambda: self.nvml)
-        for module in (gpu_probe, cuda_support):
+        for module in (cuda_support,):
             monkeypatch.setattr(module.ctypes, "CDLL", self.open)
         monkeypatch.setattr(library, "is_loaded", lambda: False)
         monkeypatch.setattr(library, "_chosen", library.CPU_LIBRARY)
@@ -117,7 +117,7 @@ def test_cuda_is_chosen_when_everything_is_there(machine: FakeMachine) -> None:
 
 
 def test_gpus_are_found_through_libcuda_without_nvml(machine: FakeMachine) -> None:
-    machine.libraries[gpu_probe.LIBCUDA] = FakeLibcuda((8, 6), (8, 9))
+    machine.libraries[cuda_support.LIBCUDA] = FakeLibcuda((8, 6), (8, 9))
     choice = choose_device((0, 1))
     assert (choice.device, choice.num_gpus) == ("cuda", 2) and "8.6" in choice.reason
 
@@ -126,7 +126,7 @@ def test_libcuda_is_asked_about_devices_that_nvml_does_not_know(
     machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.nvml = FakeNvml((9, 0))
-    machine.libraries[gpu_probe.LIBCUDA] = FakeLibcuda((9, 0))
+    machine.libraries[cuda_support.LIBCUDA] = FakeLibcuda((9, 0))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-12ab")
     assert choose_device().device == "cuda"
     machine.libraries.clear()
@@ -161,7 +161,7 @@ def test_what_is_missing_selects_the_cpu_and_refuses_cuda_in_one_sentence(
         machine.nvml = None
     elif lacks == "init":
         machine.nvml = None
-        machine.libraries[gpu_probe.LIBCUDA] = FakeLibcuda(status=100)
+        machine.libraries[cuda_support.LIBCUDA] = FakeLibcuda(status=100)
     elif lacks == "gpu":
         machine.nvml = FakeNvml()
     elif lacks == "hidden":
@@ -247,11 +247,11 @@ def test_the_environment_replaces_auto_only(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_search_is_fast_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_probe, "LIBCUDA", "libcuda-of-no-machine.so.1")
+    monkeypatch.setattr(cuda_support, "LIBCUDA", "libcuda-of-no-machine.so.1")
     monkeypatch.setattr(nvml, "LIBRARY", "libnvidia-ml-of-no-machine.so.1")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     start = time.process_time()
-    assert gpu_probe.find_gpus().problem == "no NVIDIA driver was found"
+    assert cuda_support.find_gpus().problem == "no NVIDIA driver was found"
     assert time.process_time() - start < 0.05
 
 

@@ -15,7 +15,7 @@ from llaisys.common.model_registry import MODEL_REGISTRY
 from llaisys.libllaisys.decoder import LlaisysDecoderWeights
 from llaisys.models.families import FAMILIES, open_checkpoint, parse_config
 from llaisys.models.families.decoder_tensors import weight_field
-from llaisys.models.loading.coverage import check_coverage
+from llaisys.models.loading.checkpoint import check_coverage
 
 SLOTS = {name for name, _ in LlaisysDecoderWeights._fields_}
 

@@ -15,8 +15,8 @@ import pytest
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.families import open_checkpoint
+from llaisys.models.loading.checkpoint import check_coverage
 from llaisys.models.loading.convert import f32_to_bf16
-from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.gguf_file import dequantize, unpermute_rows
 from llaisys.models.loading.gguf_reader import GGML_TYPES, read_gguf_header
 from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model

@@ -14,8 +14,8 @@ import pytest
 
 from llaisys.common.errors import ClosedError, ModelLoadError
 from llaisys.models.families import open_checkpoint
+from llaisys.models.loading.checkpoint import check_coverage
 from llaisys.models.loading.convert import bf16_to_f32, f32_to_bf16
-from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.safetensors_dir import read_header
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.entrypoints.cli import main
-from llaisys.models.loading import known_models, local_models, resolve
-from llaisys.models.loading.known_models import KNOWN_MODELS, known_names, known_spec
+from llaisys.models.loading import local_models, resolve
+from llaisys.models.loading.local_models import KNOWN_MODELS, known_names, known_spec
 from llaisys.models.loading.resolve import resolve_model
 
 DIGEST = "ab" * 32
@@ -92,7 +92,7 @@ def test_known_names_lead_to_the_hub(home: Path, monkeypatch: pytest.MonkeyPatch
 def test_every_entry_of_the_table_is_a_spec() -> None:
     for name, tags in KNOWN_MODELS.items():
         for tag, spec in tags.items():
-            assert known_models.split_short_name(f"{name}:{tag}") == (name, tag)
+            assert local_models.split_short_name(f"{name}:{tag}") == (name, tag)
             assert known_spec(name, tag) == spec
             assert spec.startswith("pypi:") or resolve._HUB_ID.fullmatch(spec)
     assert len(known_names()) == len(set(known_names()))

@@ -13,9 +13,10 @@ import pytest
 import zmq
 from server_helpers import wait_for
 
+from llaisys.common.machine_limits import resident_bytes
 from llaisys.processes.channel import bind_receiver, connect_sender, decode_or_none, decoder, encode
 from llaisys.processes.child import EXIT_ORPHAN, ChildProcess
-from llaisys.processes.heartbeat import HeartbeatSender, LoopClock, cpu_seconds, resident_bytes
+from llaisys.processes.heartbeat import HeartbeatSender, LoopClock, cpu_seconds
 
 CHILD = """
 import sys, time, zmq, json

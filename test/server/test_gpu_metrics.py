@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 from engine_fakes import make_engine
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.registry import Collector
 
 from llaisys.common.types import GpuUsage
 from llaisys.libllaisys import nvml
 from llaisys.libllaisys.nvml import NvmlDevice
 from llaisys.models import device
 from llaisys.models.device import GpuMonitor
-from llaisys.server.collectors import GpuCollector
+from llaisys.server.collectors import gpu_metrics
 from llaisys.server.engine_client.messages import EngineStats
 from llaisys.server.replicas.replica import total, without_gauges
 
@@ -90,7 +91,12 @@ class Model:
 def test_metrics_label_the_gpu_and_are_absent_on_cpu():
     model = Model("m", EngineStats(gpus=[GpuUsage(0, 7, 10, 0.5), GpuUsage(1, 8, 10)]))
     registry = CollectorRegistry()
-    registry.register(GpuCollector([Model("cpu"), model]))
+
+    class Gpus(Collector):
+        def collect(self) -> Any:
+            return gpu_metrics([Model("cpu"), model])
+
+    registry.register(Gpus())
     text = generate_latest(registry).decode()
     assert 'llaisys:gpu_memory_used_bytes{gpu="1",model_name="m"} 8.0' in text
     assert 'llaisys:gpu_usage_perc{gpu="0",model_name="m"} 0.5' in text

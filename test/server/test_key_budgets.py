@@ -14,8 +14,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.server.config import ServerConfig
 from llaisys.server.errors import ApiError
 from llaisys.server.keys.api_key import ApiKey, named_keys, read_key_file
-from llaisys.server.keys.budget import KeyBudget, SlidingWindow
-from llaisys.server.keys.ring import KeyRing
+from llaisys.server.keys.budget import KeyBudget, KeyRing, SlidingWindow
 
 
 class Clock:

@@ -22,8 +22,8 @@ from server_helpers import PACKAGE, Gate, ServerProcess, wait_for
 from wire_helpers import sse_events
 
 from llaisys.server.replicas.router import PrefixRouter
+from llaisys.server.route.app import prompt_of
 from llaisys.server.route.config import RouteConfig
-from llaisys.server.route.prompts import prompt_of
 
 LONG = 100  # tokens
 

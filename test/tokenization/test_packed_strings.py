@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from llaisys.common.packed_strings import PackedStrings
+from llaisys.tokenization.source import PackedStrings
 
 WORDS = ["a", "", "ß€", "🙂 b", "\0", "last"]
 

@@ -18,11 +18,11 @@ from nightly import NIGHTLY
 from quick_gguf import quick_gguf
 
 from llaisys.common.errors import ModelLoadError
-from llaisys.common.packed_strings import PackedStrings
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
 from llaisys.tokenization import BpeVocabulary, Tokenizer, TokenizerSource, build
 from llaisys.tokenization.detokenizer import WindowDetokenizer
+from llaisys.tokenization.source import PackedStrings
 
 NUM_STRINGS = 10_000 if NIGHTLY else 1_000
 

@@ -14,12 +14,12 @@ import pytest
 import sentencepiece
 
 from llaisys.common.errors import ModelLoadError
-from llaisys.common.packed_strings import PackedStrings
 from llaisys.common.sampling import SamplingParams
 from llaisys.entrypoints.llm import LLM
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.gguf_reader import read_gguf_header
 from llaisys.tokenization import BpeVocabulary, Tokenizer, TokenizerSource
+from llaisys.tokenization.source import PackedStrings
 
 VOCAB = 2000
 UNK, BOS, EOS, FIRST_BYTE = 0, 1, 2, 3

@@ -20,7 +20,7 @@ from test_tokenization_sentencepiece import texts
 from llaisys.common.errors import ModelLoadError
 from llaisys.tokenization import Tokenizer
 from llaisys.tokenization.build import KIMI_PATTERN, LLAMA3_PATTERN, QWEN2_PATTERN
-from llaisys.tokenization.byte_alphabet import token_to_bytes
+from llaisys.tokenization.token_text import token_to_bytes
 
 ODD = [
     *("", " ", "\n", "a\tb", "Ünïcödé ÀÉÎ", "深度学习 and 漢字", "日本語テキスト", "한국어"),

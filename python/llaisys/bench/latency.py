@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from llaisys.common.machine_limits import resident_bytes
 from llaisys.common.model_registry import get_adapter_class
 from llaisys.common.progress import report
 from llaisys.common.step import AttentionMetadata, ModelStepInput, SamplingMetadata
@@ -105,15 +106,6 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
             for stage, (seconds, _) in stages.items()
         },
     }
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process; 0 when unknown."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-    except OSError:
-        return 0
 
 
 def shape_model_path(shape: str, dtype: str) -> Path:

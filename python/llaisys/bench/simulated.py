@@ -61,7 +61,7 @@ class AlwaysDraft(Speculator):
         for request, draft in zip(eligible, drafts, strict=True):
             request.draft_token_ids = list(draft)
 
-    def waits(self, running: Sequence[Request]) -> bool:
+    def should_wait(self, running: Sequence[Request]) -> bool:
         return True
 
     def observe(self, plan: SchedulerOutputs, output: StepOutput, seconds: float | None) -> None:

@@ -262,3 +262,36 @@ def given_flags(options: Any, owner: Any) -> dict[str, Any]:
     """The values of `owner`'s fields that were given on the command line."""
     values = {name: getattr(options, name, None) for name, _, _ in options_of(owner)}
     return {name: value for name, value in values.items() if value is not None}
+
+
+MODEL_HELP = "Directory, GGUF file, hub id or short name (default: SmolLM2)"
+
+
+def add_model_argument(
+    parser: OptionParser,
+    help: str = MODEL_HELP,
+    position: bool = True,
+    several: bool = False,
+) -> None:
+    """`options.model`: the value or None; with `several`, a list of positional arguments or None.
+    A model given both ways is a usage error."""
+    group = parser.named_group("model")
+    if position:
+        nargs = "*" if several else "?"
+        group.add_argument("model", nargs=nargs, metavar="MODEL", action=_Once, help=help)
+        help = argparse.SUPPRESS  # one line of help for both forms
+    group.add_argument("-m", "--model", dest="model", metavar="MODEL", action=_Once, help=help)
+
+
+class _Once(argparse.Action):
+    """Store the value. argparse reports a positional argument that is left out as None."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        if values is None or values == []:
+            return
+        if isinstance(values, list) and len(values) == 1:
+            values = values[0]
+        before = getattr(namespace, self.dest, None)
+        if before is not None:
+            parser.error(f"MODEL is given twice: {before} and {values}")
+        setattr(namespace, self.dest, values)

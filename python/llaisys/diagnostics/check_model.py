@@ -18,8 +18,7 @@ from llaisys.common.step import ModelStepInput
 from llaisys.models.base import AdapterOptions
 from llaisys.models.families import open_checkpoint
 from llaisys.models.families.model_config import ModelConfig, decoder_config
-from llaisys.models.loading.checkpoint import Checkpoint
-from llaisys.models.loading.coverage import check_coverage
+from llaisys.models.loading.checkpoint import Checkpoint, check_coverage
 from llaisys.models.loading.mapped import MappedCheckpoint
 from llaisys.models.loading.resolve import resolve_model
 from llaisys.models.native import NativeAdapter

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from llaisys.common.flags import OptionParser
-from llaisys.common.model_argument import add_model_argument
+from llaisys.common.flags import OptionParser, add_model_argument
 from llaisys.engine.engine_flags import add_engine_flags
 from llaisys.entrypoints.cli_options import (
     LATENCY_OPTIONS,

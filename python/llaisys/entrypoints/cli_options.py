@@ -7,9 +7,8 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from llaisys.common.flags import OptionParser, add_flags, given_flags
+from llaisys.common.flags import OptionParser, add_flags, add_model_argument, given_flags
 from llaisys.common.lora import LoraModule, LoraModules
-from llaisys.common.model_argument import add_model_argument
 from llaisys.common.options import options_of
 from llaisys.common.progress import show_progress
 from llaisys.common.sampling import SamplingParams

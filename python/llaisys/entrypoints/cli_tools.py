@@ -7,7 +7,7 @@ import argparse
 import json
 from typing import Any
 
-from llaisys.common.model_argument import add_model_argument
+from llaisys.common.flags import add_model_argument
 
 
 def add_commands(commands: Any) -> None:

@@ -32,9 +32,8 @@ from llaisys.models.families.decoder_tensors import (
 from llaisys.models.families.latent import HEAD_WEIGHTS
 from llaisys.models.families.model_config import ModelConfig, decoder_config
 from llaisys.models.load_quantization import CHOICES, ON_CPU, quantise, quantised_dtype
-from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord
+from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord, check_coverage
 from llaisys.models.loading.convert import STORAGE
-from llaisys.models.loading.coverage import check_coverage
 from llaisys.models.loading.random_dir import RandomCheckpoint
 from llaisys.models.loading.shard import Shard
 from llaisys.models.lora.files import base_linears

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
 import resource
 import threading
 import time
@@ -66,21 +64,3 @@ class HeartbeatSender:
 def cpu_seconds() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
-
-
-@functools.cache
-def _memory_file() -> int:
-    """Return a descriptor of this process' memory counts; -1 without /proc."""
-    try:
-        return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return -1
-
-
-def resident_bytes() -> int:
-    """Return the resident bytes, or their peak without /proc. Makes one system call: after each
-    the thread may have to wait for the GIL, and a late heartbeat looks like a stuck process."""
-    if _memory_file() < 0:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    counts = os.pread(_memory_file(), 128, 0).split()
-    return int(counts[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Scope
 
 from llaisys.server.anthropic import formatter as anthropic_formatter
 from llaisys.server.anthropic import routes as anthropic_routes
+from llaisys.server.collectors import START_HEADER, with_llama_types
 from llaisys.server.embeddings import routes as embedding_routes
 from llaisys.server.errors import ApiError, ErrorShape
 from llaisys.server.http import error_handlers
@@ -25,7 +26,6 @@ from llaisys.server.http.security import (
 )
 from llaisys.server.http.webui import WebUi, find_webui
 from llaisys.server.llamacpp import routes as llamacpp_routes
-from llaisys.server.llamacpp.metrics import START_HEADER, with_llama_types
 from llaisys.server.lora import routes as lora_routes
 from llaisys.server.metrics import CONTENT_TYPE
 from llaisys.server.models.manager import Models

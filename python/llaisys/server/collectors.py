@@ -1,4 +1,5 @@
-"""Prometheus collectors that read engines and API keys at scrape time."""
+"""Prometheus collectors that read engines and API keys at scrape time; some metrics also have the
+names and types of llama.cpp's server."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llaisys.common.types import GpuUsage
-from llaisys.server.keys.ring import KeyRing
-from llaisys.server.metrics import PREFIX
+from llaisys.server.engine_client.messages import EngineStats
+from llaisys.server.keys.budget import KeyRing
+from llaisys.server.metrics import PREFIX, RequestTotals
 
 if TYPE_CHECKING:
     from llaisys.server.engine_client.async_engine import AsyncLLMEngine
@@ -174,6 +176,8 @@ class EngineCollector(Collector):
                 if metric == name
             ]
             yield metric_family(CounterMetricFamily, name, text, ["model_name", *label], counters)
+        yield from replica_metrics(self.models)
+        yield from gpu_metrics(self.models)
 
 
 REPLICA_GAUGES: dict[str, tuple[str, Callable[[Replica], float]]] = {
@@ -190,43 +194,33 @@ GPU_GAUGES: dict[str, tuple[str, Callable[[GpuUsage], float]]] = {
 }
 
 
-class GpuCollector(Collector):
+def gpu_metrics(models: Iterable[Service]) -> Iterable[Metric]:
     """GPU metrics; no series for engines on the CPU."""
-
-    def __init__(self, models: Iterable[Service]) -> None:
-        self.models = models
-
-    def collect(self) -> Iterable[Metric]:
-        gpus = [(model, gpu) for model, e in loaded_engines(self.models) for gpu in e.stats.gpus]
-        labels = ["model_name", "gpu"]
-        for name, (text, value) in GPU_GAUGES.items():
-            # -1: unknown
-            rows = [([model, str(g.index)], value(g)) for model, g in gpus if value(g) >= 0]
-            if rows:
-                yield metric_family(GaugeMetricFamily, name, text, labels, rows)
-
-
-class ReplicaCollector(Collector):
-    """Metrics of each replica; no series without data parallelism."""
-
-    def __init__(self, models: Iterable[Service]) -> None:
-        self.models = models
-
-    def collect(self) -> Iterable[Metric]:
-        found = [
-            ([model, str(replica.index)], replica)
-            for model, engine in loaded_engines(self.models)
-            for replica in engine.replicas
-        ]
-        if not found:
-            return
-        labels = ["model_name", "replica"]
-        for name, (text, value) in REPLICA_GAUGES.items():
-            rows = [(values, value(replica)) for values, replica in found]
+    gpus = [(model, gpu) for model, e in loaded_engines(models) for gpu in e.stats.gpus]
+    labels = ["model_name", "gpu"]
+    for name, (text, value) in GPU_GAUGES.items():
+        # -1: unknown
+        rows = [([model, str(g.index)], value(g)) for model, g in gpus if value(g) >= 0]
+        if rows:
             yield metric_family(GaugeMetricFamily, name, text, labels, rows)
-        restarts = [(values, replica.restarts) for values, replica in found]
-        text = "Restarts of a replica."
-        yield metric_family(CounterMetricFamily, "replica_restarts", text, labels, restarts)
+
+
+def replica_metrics(models: Iterable[Service]) -> Iterable[Metric]:
+    """Metrics of each replica; no series without data parallelism."""
+    found = [
+        ([model, str(replica.index)], replica)
+        for model, engine in loaded_engines(models)
+        for replica in engine.replicas
+    ]
+    if not found:
+        return
+    labels = ["model_name", "replica"]
+    for name, (text, value) in REPLICA_GAUGES.items():
+        rows = [(values, value(replica)) for values, replica in found]
+        yield metric_family(GaugeMetricFamily, name, text, labels, rows)
+    restarts = [(values, replica.restarts) for values, replica in found]
+    text = "Restarts of a replica."
+    yield metric_family(CounterMetricFamily, "replica_restarts", text, labels, restarts)
 
 
 KEY_COUNTERS = {
@@ -272,3 +266,73 @@ def with_load_report(response: Response, request: Request, engine: AsyncLLMEngin
         report = pairs if format == "TEXT" else json.dumps({"named_metrics": values})
         response.headers[REPORT_HEADER] = f"{format} {report}"
     return response
+
+
+LLAMA_PREFIX = "llamacpp:"
+
+
+class CasedName(bytes):
+    """A header name that is sent as written. uvicorn sends names in lower case, and scripts of
+    llama.cpp compare them with case."""
+
+    def lower(self) -> CasedName:
+        return self
+
+
+START_HEADER = CasedName(b"Process-Start-Time-Unix")
+
+
+class LlamaCollector(Collector):
+    """For a server with one model."""
+
+    def __init__(self, totals: RequestTotals, models: Iterable[Service]) -> None:
+        self.totals = totals
+        self.models = models
+
+    def collect(self) -> Iterable[Metric]:
+        totals = self.totals
+        engines = [model.engine_or_none for model in self.models]
+        stats = [engine.stats for engine in engines if engine is not None]
+        for name, text, value in (
+            ("prompt_tokens", "Prompt tokens computed.", totals.prompt_tokens),
+            ("prompt_tokens_cached", "Prompt tokens found in the prefix cache.", totals.cached),
+            ("prompt_seconds", "Prompt processing time.", totals.prompt_seconds),
+            ("tokens_predicted", "Generated tokens.", totals.predicted),
+            ("tokens_predicted_seconds", "Time after first tokens.", totals.predicted_seconds),
+            ("n_decode", "Engine steps.", _sum(stats, "num_steps")),
+            ("spec_decode_num_drafts", "Verified drafts.", _sum(stats, "spec_decode_num_drafts")),
+            ("spec_decode_num_draft_tokens", "Draft tokens.",
+             _sum(stats, "spec_decode_num_draft_tokens")),
+            ("spec_decode_num_accepted_tokens", "Accepted draft tokens.",
+             _sum(stats, "spec_decode_num_accepted_tokens")),
+        ):  # fmt: skip
+            yield CounterMetricFamily(LLAMA_PREFIX + name, text, value=value)
+        running = _sum(stats, "num_running")
+        steps = _sum(stats, "num_steps")
+        for name, text, value in (
+            ("prompt_tokens_seconds", "Prompt tokens per second.",
+             _rate(totals.prompt_tokens, totals.prompt_seconds)),
+            ("predicted_tokens_seconds", "Generated tokens per second.",
+             _rate(totals.predicted, totals.predicted_seconds)),
+            ("requests_processing", "Running sequences.", running),
+            ("requests_deferred", "Waiting sequences.", _sum(stats, "num_waiting")),
+            ("n_busy_slots_per_decode", "Generated tokens per step.",
+             _rate(totals.predicted, steps)),
+            ("n_tokens_max", "Longest context so far, in tokens.", totals.longest),
+        ):  # fmt: skip
+            yield GaugeMetricFamily(LLAMA_PREFIX + name, text, value=value)
+
+
+def with_llama_types(text: bytes) -> bytes:
+    """Declare `n_tokens_max` a counter, as llama.cpp does; the client library appends _total to the
+    name of a counter."""
+    name = f"# TYPE {LLAMA_PREFIX}n_tokens_max ".encode()
+    return text.replace(name + b"gauge", name + b"counter")
+
+
+def _sum(stats: list[EngineStats], name: str) -> int:
+    return sum(getattr(entry, name) for entry in stats)
+
+
+def _rate(count: float, over: float) -> float:
+    return count / over if over else 0.0

@@ -9,8 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.common.flags import OptionParser, add_flags, given_flags
-from llaisys.common.model_argument import MODEL_HELP, add_model_argument
+from llaisys.common.flags import (
+    MODEL_HELP,
+    OptionParser,
+    add_flags,
+    add_model_argument,
+    given_flags,
+)
 from llaisys.common.option_names import Row, spellings, warn_of_file, with_field_names
 from llaisys.common.options import FilePath, Kind, Names, Option, options_of
 from llaisys.common.sampling import DEFAULTED, SamplingParams

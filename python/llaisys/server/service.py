@@ -21,7 +21,7 @@ from llaisys.server.errors import ApiError, EngineNotReadyError
 from llaisys.server.generation.generation import Generation, Registry
 from llaisys.server.generation.slots import SlotTable
 from llaisys.server.http.limits import Admission, Budget
-from llaisys.server.keys.ring import KeyRing
+from llaisys.server.keys.budget import KeyRing
 from llaisys.server.lora.table import LoraTable
 from llaisys.server.metrics import Metrics, ModelMetrics
 from llaisys.server.responses.background import BackgroundResponses

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from llaisys.common.errors import ModelLoadError
-from llaisys.common.packed_strings import PackedStrings
 from llaisys.tokenization.json_file import read_bytes
-from llaisys.tokenization.source import BpeVocabulary
+from llaisys.tokenization.source import BpeVocabulary, PackedStrings
 
 MAX_MODEL_BYTES = 64 * 1024 * 1024
 MAX_PIECES = 1 << 22

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from llaisys.common.errors import ModelLoadError
-from llaisys.tokenization.byte_alphabet import bytes_to_token
 from llaisys.tokenization.json_file import read_bytes
+from llaisys.tokenization.token_text import bytes_to_token
 
 MAX_FILE_BYTES = 64 << 20
 MAX_TOKEN_BYTES = 1 << 10

@@ -15,6 +15,6 @@
 The prefix cache is the only state: blocks are found by their tokens, and the consumer computes what
 it does not receive. A failed transfer costs time, never the request.
 
-`messages` is the wire protocol, `connection` a socket with its frames. Another transport, such as
+`connection` is a socket with its messages. Another transport, such as
 NIXL or UCX, implements `KvClient.fetch` and the sending half of `KvServer`.
 """

@@ -14,20 +14,22 @@ import threading
 import time
 from dataclasses import dataclass
 
-from llaisys.engine.kv_transfer.connection import Connection, TransferError, connect
-from llaisys.engine.kv_transfer.host_memory import HostMemory, KvLayout
-from llaisys.engine.kv_transfer.messages import (
+from llaisys.engine.kv_transfer.connection import (
     MAX_HELLO,
     VERSION,
+    Connection,
     Done,
     Fetch,
     Found,
     Hello,
+    TransferError,
+    connect,
     decode_challenge,
     decode_found,
     decode_welcome,
     proof_of,
 )
+from llaisys.engine.kv_transfer.host_memory import HostMemory, KvLayout
 
 logger = logging.getLogger("llaisys.engine")
 

@@ -1,14 +1,20 @@
-"""Sockets of the KV transfer: addresses, frames with a length, and descriptors of shared memory.
+"""Sockets of the KV transfer: addresses, typed messages, and descriptors of shared memory.
 
     unix:/path      engines of one machine; blocks are read from the producer's memory
     tcp:host:port   engines of several machines; blocks are sent
 
 A Unix socket is in a directory of mode 0700. TCP is not encrypted: use a trusted network.
+
+A connection begins with Challenge, Hello and Welcome. Then the consumer sends Fetch; the producer
+replies Found, followed by the bytes of the blocks unless both map the same memory; the consumer
+sends Done. Messages are msgpack frames with a length; nothing in them is executed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import os
 import socket
 import struct
@@ -16,12 +22,16 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
+from msgspec import Struct
 
-from llaisys.engine.kv_transfer.messages import MAX_FRAME
-from llaisys.processes.channel import encode
+from llaisys.processes.channel import decoder, encode
 
 T = TypeVar("T")
 
+VERSION = 1
+NONCE_BYTES = 32
+MAX_FRAME = 64 << 20  # bytes of a message: a prompt of 16 million tokens
+MAX_HELLO = 4096  # bytes of a message before the peer is authenticated
 LENGTH = struct.Struct("<I")
 MAX_DESCRIPTORS = 64
 
@@ -141,3 +151,58 @@ class Connection:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
+
+
+class Challenge(Struct, tag="challenge", forbid_unknown_fields=True):
+    nonce: bytes
+    version: int = VERSION
+
+
+class Hello(Struct, tag="hello", forbid_unknown_fields=True):
+    """`proof`: see `proof_of`."""
+
+    proof: bytes
+    layout: str  # see `KvLayout`
+
+
+class Welcome(Struct, tag="welcome", forbid_unknown_fields=True):
+    """`error`: why the connection is closed; empty: none. Over a Unix socket the descriptors of the
+    producer's host slots follow, one per rank."""
+
+    error: str = ""
+
+
+class Fetch(Struct, tag="fetch", forbid_unknown_fields=True):
+    """Ask for the blocks of a published prompt from block `start` on."""
+
+    request_id: str  # of the producer's request
+    tokens: bytes  # the whole prompt: int32, little endian
+    salt: str
+    start: int
+    max_blocks: int
+
+
+class Found(Struct, tag="found", forbid_unknown_fields=True):
+    """The blocks that follow `start`. Over a Unix socket they are in `slots` of the producer's host
+    memory until Done; otherwise their bytes follow."""
+
+    num_tokens: int  # of the prompt, from its beginning; 0: none
+    slots: list[int]
+
+
+class Done(Struct, tag="done", forbid_unknown_fields=True):
+    """The blocks of the last Found are copied."""
+
+
+def proof_of(token: bytes, challenge: Challenge, layout: str) -> bytes:
+    """Return the proof that the sender knows the shared token."""
+    text = challenge.nonce + layout.encode()
+    return hmac.new(token, text, hashlib.sha256).digest()
+
+
+decode_challenge = decoder(Challenge)
+decode_hello = decoder(Hello)
+decode_welcome = decoder(Welcome)
+decode_fetch = decoder(Fetch)
+decode_found = decoder(Found)
+decode_done = decoder(Done)

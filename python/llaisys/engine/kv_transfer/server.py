@@ -16,21 +16,23 @@ import threading
 import time
 from dataclasses import dataclass
 
-from llaisys.engine.kv_transfer.connection import Connection, TransferError, listen
-from llaisys.engine.kv_transfer.host_memory import HostMemory, KvLayout
-from llaisys.engine.kv_transfer.messages import (
+from llaisys.engine.kv_transfer.connection import (
     MAX_HELLO,
     NONCE_BYTES,
     VERSION,
     Challenge,
+    Connection,
     Fetch,
     Found,
+    TransferError,
     Welcome,
     decode_done,
     decode_fetch,
     decode_hello,
+    listen,
     proof_of,
 )
+from llaisys.engine.kv_transfer.host_memory import HostMemory, KvLayout
 
 logger = logging.getLogger("llaisys.engine")
 

@@ -16,8 +16,8 @@ from llaisys.common.types import BlockCopy, ModelInfo
 from llaisys.engine.block_manager import BlockManager
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.kv_transfer.client import FetchJob, KvClient
+from llaisys.engine.kv_transfer.connection import Fetch
 from llaisys.engine.kv_transfer.host_memory import HostMemory, KvLayout
-from llaisys.engine.kv_transfer.messages import Fetch
 from llaisys.engine.kv_transfer.server import KvServer, PublishedPrompt
 from llaisys.engine.prefix_nodes import Node
 

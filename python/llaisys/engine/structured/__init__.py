@@ -7,7 +7,7 @@ Each grammar therefore runs in a process of its own:
                       Grammar               engine side of one grammar process
                          |  a socket, and shared memory for the masks
     tokenizer process (fork_server.py)      loads the vocabulary once, and forks
-        grammar process (grammar_process.py)    checks the grammar in a limited fork; computes masks
+        grammar process (forked)                checks the grammar in a limited fork; computes masks
 
 The engine requests the masks of a step before its forward pass and collects them after it. A
 request whose mask is late samples no token in this step; the other requests do not wait for it.

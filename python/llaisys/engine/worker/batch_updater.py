@@ -12,8 +12,7 @@ import numpy as np
 from llaisys.common.types import BlockCopy, ContextShift, SchedulerOutputs
 from llaisys.engine.worker.input_batch import InputBatch
 from llaisys.engine.worker.lora_store import LoraStore
-from llaisys.engine.worker.pooling import PromptPooling
-from llaisys.engine.worker.prompt_logprobs import PromptLogprobState
+from llaisys.engine.worker.prompt_outputs import PromptLogprobState, PromptPooling
 from llaisys.engine.worker.sampling_state import SamplingState
 from llaisys.engine.worker.step_buffers import PreparedStep
 from llaisys.models.base import ModelAdapter

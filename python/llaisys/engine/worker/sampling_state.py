@@ -22,9 +22,13 @@ from llaisys.common.sampling import (
 )
 from llaisys.common.step import ROW_NUMBERS, SamplingMetadata, TokenMasks
 from llaisys.common.types import NewSequence
-from llaisys.engine.worker.bad_words import START, WordAutomaton, automaton_of
-from llaisys.engine.worker.dry import DryPenalty
-from llaisys.engine.worker.thinking import ThinkingBudget
+from llaisys.engine.worker.token_rules import (
+    START,
+    DryPenalty,
+    ThinkingBudget,
+    WordAutomaton,
+    automaton_of,
+)
 
 Array = NDArray[Any]
 

@@ -43,8 +43,7 @@ from llaisys.engine.worker.in_flight import InFlightStep, InFlightSteps
 from llaisys.engine.worker.input_batch import InputBatch
 from llaisys.engine.worker.lora_store import LORA_METHODS, LoraStore, load_loras
 from llaisys.engine.worker.model_opening import OpenedModel, describe, device_ids, open_model
-from llaisys.engine.worker.pooling import read_pooled
-from llaisys.engine.worker.prompt_logprobs import prompt_logprobs
+from llaisys.engine.worker.prompt_outputs import prompt_logprobs, read_pooled
 from llaisys.engine.worker.sampler import Sampler, output_rows
 from llaisys.engine.worker.sampling_state import SamplingState
 from llaisys.engine.worker.step_buffers import (

@@ -9,14 +9,10 @@ from typing import Any
 
 from llaisys.common.model_registry import register_model
 from llaisys.models.families import (
-    cohere,
     deepseek,
     encoder,
-    ernie,
-    exaone,
     gemma,
     glm,
-    granite,
     llama,
     olmo,
     other,
@@ -27,9 +23,7 @@ from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.family import CheckpointConfig, Family, UnknownFamilyError
 from llaisys.models.loading.resolve import open_files
 
-_MODULES = (
-    *(qwen, llama, gemma, cohere, glm, olmo, granite, exaone, ernie, other, deepseek, encoder),
-)
+_MODULES = (qwen, llama, gemma, glm, olmo, other, deepseek, encoder)
 # Every record of a family in these modules.
 FAMILIES: dict[str, Family] = {
     value.name: value

@@ -36,7 +36,7 @@ from llaisys.models.loading.recommended_sampling import (
     gguf_sampling_fields,
     model_sampling,
 )
-from llaisys.models.loading.tensor_source import TensorSource
+from llaisys.models.loading.shard import TensorSource
 
 _END_KEYS = ("eos", "eot", "eom")  # GGUF metadata: tokens that end a turn
 MIN_EPSILON = 1e-30  # of norms; the native library needs a value above 0 in f32

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from llaisys.models.families.latent import KV_B, latent_source
 from llaisys.models.families.model_config import ModelConfig
-from llaisys.models.loading.tensor_source import TensorSource
+from llaisys.models.loading.shard import TensorSource
 
 _GGUF_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,4})\.([a-z_]+)\.(weight|bias)")
 

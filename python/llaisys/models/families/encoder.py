@@ -13,7 +13,7 @@ from llaisys.models.families.variant import RopeLayout, Sizes, Variant
 from llaisys.models.loading.family import GgufContents
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.limits import MAX_POSITIONS, MAX_VOCAB
-from llaisys.models.loading.tensor_source import TensorSource
+from llaisys.models.loading.shard import TensorSource
 
 _CLASSIFIER = "ForSequenceClassification"
 # Our name within a layer -> that of the files.

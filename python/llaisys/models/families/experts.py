@@ -9,7 +9,7 @@ from llaisys.common.errors import ModelLoadError
 from llaisys.models.families.variant import scale_of
 from llaisys.models.loading.fields import REQUIRED, Fields
 from llaisys.models.loading.limits import MAX_INTERMEDIATE, MAX_LAYERS
-from llaisys.models.loading.tensor_source import TensorSource
+from llaisys.models.loading.shard import TensorSource
 
 MAX_EXPERTS = 4096
 _SIGMOID = 2  # expert_gating_func of GGUF files

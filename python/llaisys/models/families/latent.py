@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.limits import MAX_HEAD_DIM, MAX_HIDDEN
-from llaisys.models.loading.tensor_source import TensorSource
+from llaisys.models.loading.shard import TensorSource
 
 MAX_RANK = 1024
 EPSILON = 1e-6  # of the norms of latents, in every config

@@ -1,12 +1,15 @@
-"""Families without relatives here: Phi-3, StarCoder2, StableLM 2, Seed-OSS, Helium, gpt-oss and
-MiniMax-M2."""
+"""Phi-3, StarCoder2, StableLM 2, Seed-OSS, Helium, gpt-oss, MiniMax-M2, Command R, Granite, EXAONE
+and ERNIE."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from llaisys.models.families.decoder import DecoderFamily
 from llaisys.models.families.decoder_tensors import TensorNames
 from llaisys.models.families.experts import ExpertFamily
-from llaisys.models.families.variant import RopeLayout, Sizes, Variant
+from llaisys.models.families.olmo import OLMO2
+from llaisys.models.families.variant import RopeLayout, Sizes, Variant, scale_of
 from llaisys.models.families.windows import pattern, windows
 from llaisys.models.loading.fields import Fields
 
@@ -131,4 +134,133 @@ MINIMAX_M2 = DecoderFamily(
     },
     gguf_architecture="minimax-m2",
     gguf_pre_tokenizer="minimax-m2",
+)
+
+
+def cohere_variant(fields: Fields, sizes: Sizes) -> Variant:
+    scale = scale_of(fields, "logit_scale", 0.0625)
+    return Variant(norm="layer", is_parallel=True, logit_scale=scale)
+
+
+COHERE = DecoderFamily(
+    name="cohere",
+    about="Command R (`cohere`) and Command R7B / Command A (`cohere2`): attention and MLP in "
+    "parallel, a layer norm without bias, interleaved RoPE, scaled logits. Cohere 2 has windows in "
+    "three of four layers and no RoPE in the others.",
+    output_bias=True,
+    variant=cohere_variant,
+    rope_layout=RopeLayout(is_interleaved=True),
+    defaults={"tie_word_embeddings": True, "layer_norm_eps": 1e-5, "rope_theta": 500000.0},
+    unsupported=("use_qk_norm",),
+    epsilon_key="layer_norm_eps",
+    gguf_architecture="command-r",
+    gguf_pre_tokenizer="command-r",
+)
+COHERE2 = replace(
+    COHERE,
+    name="cohere2",
+    windows=windows(4096, pattern(4)),
+    has_rope_in_windows_only=True,
+    defaults={**COHERE.defaults, "rope_theta": 10000.0},
+    gguf_architecture="cohere2",
+)
+
+
+def granite_variant(fields: Fields, sizes: Sizes) -> Variant:
+    divisor = scale_of(fields, "logits_scaling", 1.0)
+    return Variant(
+        embedding_scale=scale_of(fields, "embedding_multiplier", 1.0),
+        residual_scale=scale_of(fields, "residual_multiplier", 1.0),
+        attention_scale=scale_of(fields, "attention_multiplier", 1.0),
+        logit_scale=1 / divisor if divisor else 1.0,
+    )
+
+
+GRANITE = DecoderFamily(
+    name="granite",
+    about="Granite: multipliers of embeddings, attention scores, residual stream and logits.",
+    output_bias=True,
+    variant=granite_variant,
+    defaults={"rms_norm_eps": 1e-6},
+    is_permuted_in_gguf=True,
+)
+GRANITE_MOE = replace(
+    GRANITE,
+    name="granitemoe",
+    about="Granite MoE: Granite with a mixture of experts in every layer.",
+    experts=ExpertFamily(
+        block="block_sparse_moe",
+        router="router.layer",
+        gate_up="block_sparse_moe.input_linear.weight",
+        all_down="block_sparse_moe.output_linear.weight",
+    ),
+    defaults={**GRANITE.defaults, "num_experts_per_tok": 2},
+)
+
+
+EXAONE4 = DecoderFamily(
+    name="exaone4",
+    about="EXAONE 4: norms after attention and MLP, norms of q and k; with windows in three of "
+    "four layers, the others have no RoPE.",
+    attention_bias=False,
+    qk_norm=True,
+    windows=windows(4096, pattern(4)),
+    variant=Variant(norm_position="after"),
+    has_rope_in_windows_only=True,
+    names=OLMO2.names,
+    defaults={"rms_norm_eps": 1e-5},
+)
+EXAONE_MOE = replace(
+    EXAONE4,
+    name="exaone_moe",
+    about="K-EXAONE: the attention of EXAONE 4, norms before attention and MLP, sigmoid scores "
+    "with a bias for the selection, shared experts, dense layers first.",
+    variant=Variant(),
+    names=TensorNames(),
+    experts=ExpertFamily(
+        is_sigmoid=True, shared="shared_experts", score_bias="e_score_correction_bias"
+    ),
+    defaults={
+        "rms_norm_eps": 1e-5,
+        "num_experts": 64,
+        "num_experts_per_tok": 8,
+        "first_k_dense_replace": 1,
+        "num_shared_experts": 1,
+        "routed_scaling_factor": 2.5,
+    },
+    gguf_architecture="exaone-moe",
+    gguf_pre_tokenizer="exaone-moe",
+)
+
+
+_DEFAULTS = {"tie_word_embeddings": True, "rms_norm_eps": 1e-5, "rope_theta": 500000.0}
+
+ERNIE4_5 = DecoderFamily(
+    name="ernie4_5",
+    about="ERNIE 4.5 (dense): interleaved RoPE.",
+    attention_bias=False,
+    rope_layout=RopeLayout(is_interleaved=True),
+    defaults={**_DEFAULTS, "head_dim": 128},
+    unsupported=("use_bias",),
+)
+ERNIE4_5_MOE = replace(
+    ERNIE4_5,
+    name="ernie4_5_moe",
+    about="ERNIE 4.5 with experts: softmax scores with a bias for the selection, shared experts, "
+    "dense layers first.",
+    experts=ExpertFamily(
+        inner=1536,
+        has_score_bias=True,
+        shared="shared_experts",
+        score_bias="moe_statics.e_score_correction_bias",
+        is_score_bias_row=True,
+    ),
+    defaults={
+        **_DEFAULTS,
+        "moe_num_experts": 64,
+        "moe_k": 6,
+        "moe_num_shared_experts": 2,
+        "moe_layer_start_index": 1,
+    },
+    gguf_architecture="ernie4_5-moe",
 )

@@ -213,3 +213,25 @@ class Checkpoint(Closing, ABC):
         """An integer tensor as int64; ModelLoadError for other dtypes."""
         self.shape(name)
         raise ModelLoadError(f"{self.where}: tensor {name!r} does not hold integers")
+
+
+def check_coverage(checkpoint: Checkpoint) -> list[str]:
+    """Return the names of all tensors that the model needs; other tensors are ignored.
+
+    Raises `ModelLoadError` naming the first missing, misshaped or unreadable tensor.
+    """
+    where = checkpoint.where
+    present = set(checkpoint.names())
+    names = []
+    for name, shape in checkpoint.family.tensors(checkpoint.config):
+        if name not in present:
+            raise ModelLoadError(f"{where}: tensor {name!r} is missing")
+        found = checkpoint.shape(name)
+        if found != shape:
+            raise ModelLoadError(
+                f"{where}: tensor {name!r} has shape {list(found)}, the config requires "
+                f"{list(shape)}"
+            )
+        checkpoint.record(name)  # raises for an element type that cannot be read
+        names.append(name)
+    return names

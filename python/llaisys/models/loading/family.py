@@ -13,7 +13,7 @@ from llaisys.common.errors import ModelLoadError
 from llaisys.models.loading.convert import Array
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.gguf_reader import GgufTensor
-from llaisys.models.loading.tensor_source import TensorSource
+from llaisys.models.loading.shard import TensorSource
 
 GUIDE = "docs/internals/adding_a_model.md"
 

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llaisys.common.errors import ModelLoadError
-from llaisys.common.packed_strings import PackedStrings
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.file_range import TRUNCATED, FileIdentity
+from llaisys.tokenization.source import PackedStrings
 
 READ_BYTES = 1 << 20
 MAX_HEADER_BYTES = 256 * 1024 * 1024

@@ -12,8 +12,7 @@ import numpy as np
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.loading.checkpoint import Checkpoint, TensorBlocks, TensorRecord
 from llaisys.models.loading.convert import Array, convert, storage_dtype
-from llaisys.models.loading.shard import Shard
-from llaisys.models.loading.tensor_source import TensorSource
+from llaisys.models.loading.shard import Shard, TensorSource
 
 # Prefixes of the language model in the files of multimodal models.
 _TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "model.text_model.")

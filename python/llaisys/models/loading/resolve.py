@@ -26,8 +26,14 @@ from llaisys.models.loading.family import Family
 from llaisys.models.loading.gguf_file import GgufCheckpoint
 from llaisys.models.loading.gguf_split import first_part
 from llaisys.models.loading.json_config import read_config
-from llaisys.models.loading.known_models import known_names, known_spec, split_short_name
-from llaisys.models.loading.local_models import find_in_lm_studio, find_in_ollama, is_later_part
+from llaisys.models.loading.local_models import (
+    find_in_lm_studio,
+    find_in_ollama,
+    is_later_part,
+    known_names,
+    known_spec,
+    split_short_name,
+)
 from llaisys.models.loading.mapped import mapped
 from llaisys.models.loading.mxfp4 import Mxfp4Checkpoint
 from llaisys.models.loading.quantised_dir import QuantisedCheckpoint

@@ -13,7 +13,7 @@ from llaisys.models.families.decoder_tensors import tensors, weight_field
 from llaisys.models.families.model_config import ModelConfig
 from llaisys.models.loading.convert import Array
 from llaisys.models.loading.family import Family
-from llaisys.models.loading.tensor_source import TensorSource
+from llaisys.models.loading.shard import TensorSource
 
 MAX_RANK = 256  # limit of the native library
 # Weights with an adapter in the native library.

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 import zmq
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
+from llaisys.common.machine_limits import resident_bytes
 from llaisys.common.numa import bind_to_cores
 from llaisys.common.progress import progress_listener
 from llaisys.common.request import RequestStatus
@@ -27,7 +28,7 @@ from llaisys.engine.executor import Executor, estimate_memory
 from llaisys.engine.executor.device_choice import resolve_device
 from llaisys.processes.channel import Context, bind_receiver, connect_sender, decode_or_none, encode
 from llaisys.processes.child import EXIT_FAILED
-from llaisys.processes.heartbeat import HeartbeatSender, LoopClock, cpu_seconds, resident_bytes
+from llaisys.processes.heartbeat import HeartbeatSender, LoopClock, cpu_seconds
 from llaisys.processes.startup import init_child
 from llaisys.server.engine_client.messages import (
     EngineSetup,

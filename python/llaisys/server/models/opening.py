@@ -9,11 +9,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from llaisys.common.machine_limits import available_memory
-from llaisys.server.collectors import EngineCollector, GpuCollector, KeyCollector, ReplicaCollector
+from llaisys.server.collectors import (
+    EngineCollector,
+    KeyCollector,
+    LlamaCollector,
+)
 from llaisys.server.config import ModelLimits
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
-from llaisys.server.llamacpp.metrics import LlamaCollector
 from llaisys.server.metrics import PREFIX
 from llaisys.server.models.manager import ModelManager, Models, check_model
 from llaisys.server.models.served import SingleModel, State
@@ -36,8 +39,6 @@ def open_models(shared: SharedState, process: EngineProcess | None) -> Models:
         service = Service(shared, config)
         service.engine_or_none = AsyncLLMEngine(config, process)
         shared.metrics.register(EngineCollector([service]))
-        shared.metrics.register(ReplicaCollector([service]))
-        shared.metrics.register(GpuCollector([service]))
         shared.metrics.register(LlamaCollector(shared.metrics.totals, [service]))
         return SingleModel(service)
     services = [
@@ -59,7 +60,6 @@ def open_models(shared: SharedState, process: EngineProcess | None) -> Models:
         service.metrics.create_series()
     shared.metrics.register(engines)
     shared.metrics.register(ModelCollector(manager))
-    shared.metrics.register(GpuCollector(services))
     return manager
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import threading
 import time
@@ -22,12 +21,12 @@ from typing import Any
 import msgspec
 import zmq
 
-from llaisys.common.logs import setup_logging
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.executor.device_choice import cpu_option
 from llaisys.engine.executor.ray import described, import_ray
 from llaisys.processes.channel import Context, bind_receiver, connect_sender, encode
-from llaisys.processes.child import EXIT_FAILED, exit_with_parent
+from llaisys.processes.child import EXIT_FAILED
+from llaisys.processes.startup import init_child
 from llaisys.server.engine_client.messages import EngineSetup, Failed
 from llaisys.server.replicas.ray_engine import RayEngine
 
@@ -38,15 +37,18 @@ FINAL_LINGER_MS = 10_000
 PLACEMENT_TIMEOUT = 60.0  # seconds
 
 
+class RelaySetup(EngineSetup):
+    engine_module: str = ""
+
+
 class Relay:
     """Forwards frames between the server's two sockets and one actor."""
 
-    def __init__(self, setup: EngineSetup, engine_module: str) -> None:
+    def __init__(self, setup: RelaySetup) -> None:
         self._context: Context = zmq.Context()
         self._outputs = connect_sender(self._context, setup.output_address, FINAL_LINGER_MS)
         self._inputs = bind_receiver(self._context, setup.input_address)
         self._setup = setup
-        self._engine_module = engine_module
         self._actor: Any
 
     def run(self) -> int:
@@ -86,7 +88,8 @@ class Relay:
         sent = time.monotonic()
         theirs = ray.get(clock.remote())
         offset = theirs - (sent + time.monotonic()) / 2
-        ray.get(actor.start.remote(self._engine_module, msgspec.to_builtins(self._setup), offset))
+        setup = msgspec.to_builtins(self._setup)
+        ray.get(actor.start.remote(setup.pop("engine_module"), setup, offset))
         return actor
 
     def _forward_to_engine(self) -> None:
@@ -122,15 +125,8 @@ def replica_needs(config: EngineConfig, resources: dict[str, float]) -> dict[str
     return needs
 
 
-def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    stream = sys.stdin.buffer
-    given = msgspec.json.decode(stream.readline())
-    engine_module = given.pop("engine_module")
-    setup = msgspec.convert(given, EngineSetup)
-    setup_logging(setup.log_level, setup.log_format)
-    exit_with_parent(stream, setup.socket_directory)
-    status = Relay(setup, engine_module).run()
+def main() -> None:
+    status = Relay(init_child(RelaySetup)).run()
     logging.shutdown()
     sys.stderr.flush()
     os._exit(status)

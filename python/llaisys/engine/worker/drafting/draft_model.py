@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from llaisys.common.step import SamplingMetadata
 from llaisys.common.types import DraftRequest
-from llaisys.engine.worker.drafting.block_tables import DraftBlockTables, DraftSequence
-from llaisys.engine.worker.drafting.drafter import Drafter
+from llaisys.engine.worker.drafting.drafter import DraftBlockTables, Drafter, DraftSequence
 from llaisys.models.base import ModelAdapter
 
 
