@@ -3,19 +3,17 @@
 #include "ops/argmax/op.hpp"
 #include "ops/attention/op.hpp"
 #include "ops/embedding/op.hpp"
-#include "ops/geglu/op.hpp"
+#include "ops/glu/op.hpp"
 #include "ops/kv_store/op.hpp"
-#include "ops/layer_norm/op.hpp"
 #include "ops/lora/op.hpp"
 #include "ops/moe/op.hpp"
+#include "ops/norm/op.hpp"
 #include "ops/quantise/op.hpp"
 #include "ops/rearrange/op.hpp"
-#include "ops/rms_norm/op.hpp"
 #include "ops/rope/op.hpp"
 #include "ops/scale/op.hpp"
 #include "ops/self_attention_masked/op.hpp"
 #include "ops/softmax/op.hpp"
-#include "ops/swiglu/op.hpp"
 #include "ops/topk/op.hpp"
 
 #include <algorithm>
@@ -413,8 +411,9 @@ int32_t llaisysSwiGLU(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor
 int32_t llaisysGeGLU(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t gate,
                      llaisysTensor_t up, int32_t is_erf) {
     return guard([&] {
-        ops::geglu(stream_of(stream), tensor_of(out, "geglu: out"), tensor_of(gate, "geglu: gate"),
-                   up != nullptr ? &tensor_of(up, "geglu: up") : nullptr, is_erf != 0);
+        ops::glu(stream_of(stream), tensor_of(out, "geglu: out"), tensor_of(gate, "geglu: gate"),
+                 up != nullptr ? &tensor_of(up, "geglu: up") : nullptr,
+                 is_erf != 0 ? ops::Activation::gelu_erf : ops::Activation::gelu_tanh);
     });
 }
 

@@ -5,12 +5,11 @@
 
 #include "ops/add/op.hpp"
 #include "ops/embedding/op.hpp"
-#include "ops/kv_load/op.hpp"
+#include "ops/glu/op.hpp"
 #include "ops/kv_store/op.hpp"
+#include "ops/norm/op.hpp"
 #include "ops/rearrange/op.hpp"
-#include "ops/rms_norm/op.hpp"
 #include "ops/rope/op.hpp"
-#include "ops/swiglu/op.hpp"
 
 using namespace ops_test;
 

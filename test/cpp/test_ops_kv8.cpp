@@ -3,7 +3,6 @@
 #include "attention_cases.hpp"
 
 #include "ops/cpu/byte_attention.hpp"
-#include "ops/kv_load/op.hpp"
 #include "ops/kv_store/op.hpp"
 #include "runtime/kv_cache/kv_storage.hpp"
 

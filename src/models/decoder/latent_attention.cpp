@@ -2,7 +2,7 @@
 
 #include "ops/head_linear/op.hpp"
 #include "ops/kv_store/op.hpp"
-#include "ops/rms_norm/op.hpp"
+#include "ops/norm/op.hpp"
 #include "ops/rope/op.hpp"
 
 namespace llaisys::models {

@@ -1,8 +1,8 @@
 #include "models/decoder/moe.hpp"
 
 #include "ops/add/op.hpp"
+#include "ops/glu/op.hpp"
 #include "ops/scale/op.hpp"
-#include "ops/swiglu/op.hpp"
 
 namespace llaisys::models {
 

@@ -4,8 +4,8 @@
 #include "ops/add/op.hpp"
 #include "ops/embedding/op.hpp"
 #include "ops/kv_store/op.hpp"
+#include "ops/norm/op.hpp"
 #include "ops/rearrange/op.hpp"
-#include "ops/rms_norm/op.hpp"
 #include "ops/rope/op.hpp"
 
 #include <numeric>

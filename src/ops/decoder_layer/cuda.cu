@@ -23,7 +23,6 @@
 #include "ops/decoder_layer/cuda_lora_rope.cuh"
 #include "ops/decoder_layer/cuda_products.cuh"
 #include "ops/decoder_layer/cuda_rope_kv_store.cuh"
-#include "ops/swiglu/op.hpp"
 
 namespace llaisys::ops {
 

@@ -7,7 +7,7 @@
 #include "ops/cuda/quant_gemm.cuh"
 #include "ops/cuda/quant_weight.cuh"
 #include "ops/decoder_layer/op.hpp"
-#include "ops/rms_norm/op.hpp"
+#include "ops/norm/op.hpp"
 
 #include <algorithm>
 

@@ -3,13 +3,10 @@
 #include "ops/add/op.hpp"
 #include "ops/decoder_layer/cuda.hpp"
 #include "ops/embedding/op.hpp"
-#include "ops/geglu/op.hpp"
 #include "ops/kv_store/op.hpp"
-#include "ops/layer_norm/op.hpp"
-#include "ops/rms_norm/op.hpp"
+#include "ops/norm/op.hpp"
 #include "ops/rope/op.hpp"
 #include "ops/scale/op.hpp"
-#include "ops/swiglu/op.hpp"
 
 namespace llaisys::ops {
 
@@ -137,12 +134,7 @@ void mlp_input(const device::Stream &stream, Residual *residual, const Norm &nor
     } else {
         apply_lora(stream, adapters, norm.normed, {gate.out});
     }
-    if (activation != Activation::silu) {
-        return geglu(stream, *gate.out, *gate.out, is_gated ? up.out : nullptr,
-                     activation == Activation::gelu_erf);
-    }
-    require(is_gated, "mlp_input: silu needs a gate");
-    swiglu(stream, *gate.out, *gate.out, *up.out);
+    glu(stream, *gate.out, *gate.out, is_gated ? up.out : nullptr, activation);
 }
 
 void add_product(const device::Stream &stream, Residual *residual, const Tensor &in,

@@ -10,6 +10,7 @@
 //   hidden_rows       final norm only, for selected rows; before head, if used
 #pragma once
 
+#include "ops/glu/op.hpp"
 #include "ops/kv_layer.hpp"
 #include "ops/linear/op.hpp"
 #include "ops/lora/op.hpp"
@@ -76,8 +77,6 @@ void attention_input(const device::Stream &stream, Residual *residual, const Nor
                      const LinearPart &q, const LinearPart &k, const LinearPart &v,
                      const HeadNorms &head_norms, const Placement &placement,
                      const Lora &lora = {});
-
-enum class Activation { silu, gelu_tanh, gelu_erf };
 
 // gate.out = up * activation(gate) of the normalised rows; up.out is undefined afterwards. An MLP
 // without a gate has no up.weight (null): gate.out = activation(gate).

@@ -6,42 +6,55 @@ namespace llaisys::ops {
 
 namespace {
 
-// Quantise rows to 8 bits, one scale per head.
-void store_quantised(const device::Stream &stream, const Tensor &cache, const Tensor &values,
-                     const Tensor &slots) {
-    const int64_t heads = values.size(1);
-    const int64_t d = values.size(2);
+enum class Direction { store, load };
+
+// Rows of other values in an 8-bit cache: one scale per head, after its bytes.
+template <Direction direction>
+void move_quantised(const device::Stream &stream, const Tensor &cache, const Tensor &rows,
+                    const Tensor &slots) {
+    const int64_t heads = rows.size(1);
+    const int64_t d = rows.size(2);
     const cpu::Kernels &kernels = cpu::kernels();
-    cpu::for_rows(stream, values.size(0), heads * d, [&](int64_t first, int64_t last) {
+    cpu::for_rows(stream, rows.size(0), heads * d, [&](int64_t first, int64_t last) {
         float buffer[kMaxQuantisedHead];
         for (int64_t i = first; i < last; ++i) {
-            int8_t *to = cache.as<int8_t>() + slots.as<int32_t>()[i] * cache.stride(0);
-            for (int64_t h = 0; h < heads; ++h, to += cache.stride(1)) {
-                const float *row = cpu::read(kernels, cpu::row_of(values, i, h), buffer, d);
-                const float scale = kernels.quantise(to, row, d);
-                std::memcpy(to + d, &scale, sizeof scale);
+            int8_t *cell = cache.as<int8_t>() + slots.as<int32_t>()[i] * cache.stride(0);
+            for (int64_t h = 0; h < heads; ++h, cell += cache.stride(1)) {
+                const cpu::Values row = cpu::row_of(rows, i, h);
+                if constexpr (direction == Direction::store) {
+                    const float scale =
+                        kernels.quantise(cell, cpu::read(kernels, row, buffer, d), d);
+                    std::memcpy(cell + d, &scale, sizeof scale);
+                } else {
+                    float scale;
+                    std::memcpy(&scale, cell + d, sizeof scale);
+                    float *values = cpu::target(row, buffer);
+                    kernels.dequantise(values, cell, scale, d);
+                    cpu::finish(kernels, row, values, d);
+                }
             }
         }
     });
 }
 
-void store(const device::Stream &stream, const Tensor &cache, const Tensor &values,
-           const Tensor &slots) {
-    if (cache.dtype() == LLAISYS_DTYPE_I8 && values.dtype() != LLAISYS_DTYPE_I8) {
-        return store_quantised(stream, cache, values, slots);
+template <Direction direction>
+void move(const device::Stream &stream, const Tensor &cache, const Tensor &rows,
+          const Tensor &slots) {
+    if (cache.dtype() == LLAISYS_DTYPE_I8 && rows.dtype() != LLAISYS_DTYPE_I8) {
+        return move_quantised<direction>(stream, cache, rows, slots);
     }
-    const int64_t n = values.size(0);
     const int64_t heads = cache.size(1);
     const int64_t d = cache.size(2);
     const cpu::Kernels &kernels = cpu::kernels();
-    const bool dense = values.stride(1) == d || heads == 1;
-    cpu::for_rows(stream, n, heads * d, [&](int64_t first, int64_t last) {
+    const bool is_dense = rows.stride(1) == d || heads == 1;
+    cpu::for_rows(stream, rows.size(0), heads * d, [&](int64_t first, int64_t last) {
         for (int64_t i = first; i < last; ++i) {
-            const int64_t slot = slots.as<int32_t>()[i];
-            const cpu::Values to = cpu::values_of(cache, slot * heads * d);
-            for (int64_t h = 0; h < (dense ? 1 : heads); ++h) {
-                cpu::convert(kernels, to.from(h * d), cpu::row_of(values, i, h),
-                             dense ? heads * d : d);
+            const cpu::Values cell = cpu::row_of(cache, slots.as<int32_t>()[i]);
+            for (int64_t h = 0; h < (is_dense ? 1 : heads); ++h) {
+                const cpu::Values row = cpu::row_of(rows, i, h), of_cell = cell.from(h * d);
+                const int64_t n = is_dense ? heads * d : d;
+                direction == Direction::store ? cpu::convert(kernels, of_cell, row, n)
+                                              : cpu::convert(kernels, row, of_cell, n);
             }
         }
     });
@@ -51,9 +64,17 @@ void store(const device::Stream &stream, const Tensor &cache, const Tensor &valu
 
 void kv_store_cpu(const device::Stream &stream, const KvLayer &kv, const Tensor &k, const Tensor *v,
                   const Tensor &slots) {
-    store(stream, kv.k, k, slots);
+    move<Direction::store>(stream, kv.k, k, slots);
     if (v != nullptr) {
-        store(stream, kv.v, *v, slots);
+        move<Direction::store>(stream, kv.v, *v, slots);
+    }
+}
+
+void kv_load_cpu(const device::Stream &stream, const Tensor &k, const Tensor *v, const KvLayer &kv,
+                 const Tensor &slots) {
+    move<Direction::load>(stream, kv.k, k, slots);
+    if (v != nullptr) {
+        move<Direction::load>(stream, kv.v, *v, slots);
     }
 }
 

@@ -19,4 +19,23 @@ void kv_store(const device::Stream &stream, const KvLayer &kv, const Tensor &k, 
     check.dispatch(LLAISYS_KERNELS(kv_store), kv, k, v, slots);
 }
 
+void kv_load(const device::Stream &stream, const Tensor &k, const Tensor *v, const KvLayer &kv,
+             const Tensor &slots) {
+    const Checks check{"kv_load", stream};
+    check_kv(check, kv);
+    const auto check_output = [&](const char *name, const Tensor &rows) {
+        check_kv_rows(check, name, rows, kv, k.size(0));
+        check.writable(name, rows);
+        check.contiguous(name, rows);
+    };
+    check_output("k", k);
+    if (v != nullptr) {
+        check_has_values(check, kv);
+        check_output("v", *v);
+    }
+    check.vector("slots", slots, LLAISYS_DTYPE_I32, k.size(0));
+    check.index_range("slots", slots, kv.n_slots);
+    check.dispatch(LLAISYS_KERNELS(kv_load), k, v, kv, slots);
+}
+
 } // namespace llaisys::ops

@@ -1,7 +1,7 @@
 #include "ops/moe/op.hpp"
 
 #include "ops/cpu/rows.hpp"
-#include "ops/swiglu/op.hpp"
+#include "ops/glu/op.hpp"
 
 #include <cmath>
 #include <limits>

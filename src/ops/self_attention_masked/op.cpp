@@ -1,11 +1,56 @@
 #include "ops/self_attention_masked/op.hpp"
 
-#include "ops/checks.hpp"
+#include "ops/attention/op.hpp"
 
 #include <algorithm>
 #include <limits>
+#include <vector>
 
 namespace llaisys::ops {
+
+namespace {
+
+Tensor integers_on(const device::Stream &stream, const std::vector<int32_t> &values,
+                   const Shape &shape) {
+    Tensor tensor = Tensor::create(shape, LLAISYS_DTYPE_I32, stream.type(), stream.device_id());
+    tensor.load(values.data(), values.size() * sizeof(int32_t));
+    return tensor;
+}
+
+// The visible slots of each token, in order. Tokens whose lists share a prefix (a causal mask) share
+// one list.
+AttentionLists lists_of(const device::Stream &stream, const Tensor &mask) {
+    const int64_t n = mask.size(0);
+    const int64_t m = mask.size(1);
+    std::vector<uint8_t> is_visible(size_t(n * m));
+    mask.store(is_visible.data(), is_visible.size());
+    std::vector<int32_t> rows, ends, tables, visible, last;
+    for (int64_t i = 0; i < n; ++i) {
+        visible.clear();
+        for (int64_t j = 0; j < m; ++j) {
+            if (is_visible[size_t(i * m + j)] != 0) {
+                visible.push_back(int32_t(j));
+            }
+        }
+        const bool extends = i > 0 && last.size() <= visible.size() &&
+                             std::equal(last.begin(), last.end(), visible.begin());
+        tables.resize(tables.size() + size_t(extends ? 0 : m));
+        std::copy(visible.begin(), visible.end(), tables.end() - m);
+        rows.push_back(i == 0 ? 0 : rows.back() + (extends ? 0 : 1));
+        ends.push_back(int32_t(visible.size()));
+        last.swap(visible);
+    }
+    AttentionLists lists;
+    lists.q_rows = integers_on(stream, rows, {n});
+    lists.begin = integers_on(stream, std::vector<int32_t>(size_t(n)), {n});
+    lists.end = integers_on(stream, ends, {n});
+    lists.tables = integers_on(stream, tables, {n > 0 ? rows.back() + 1 : 0, m});
+    lists.runs.is_known = true;
+    lists.runs.are_all_single = true;
+    return lists;
+}
+
+} // namespace
 
 void self_attention_masked(const device::Stream &stream, const Tensor &out, const Tensor &q,
                            const Tensor &k, const Tensor &v, const Tensor &mask, float scale) {
@@ -25,7 +70,8 @@ void self_attention_masked(const device::Stream &stream, const Tensor &out, cons
     check.dense("mask", mask, LLAISYS_DTYPE_U8, {n, m});
     require(std::max(m, n) <= std::numeric_limits<int32_t>::max(),
             "self_attention_masked: mask: got shape ", mask.shape(), ", expected sizes below 2^31");
-    check.dispatch(LLAISYS_KERNELS(self_attention_masked), out, q, k, v, mask, scale);
+    attention(stream, out, q, slot_major(k, v), lists_of(stream, mask), scale);
+    stream.synchronize(); // the lists are freed on return
 }
 
 } // namespace llaisys::ops

@@ -1,4 +1,5 @@
-// Attention with an explicit mask. Contract: llaisysSelfAttentionMasked.
+// Attention with an explicit mask: attention() over lists made from the mask, which is read back
+// from the device. For tests. Contract: llaisysSelfAttentionMasked.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -8,6 +9,5 @@ namespace llaisys::ops {
 
 void self_attention_masked(const device::Stream &stream, const Tensor &out, const Tensor &q,
                            const Tensor &k, const Tensor &v, const Tensor &mask, float scale);
-decltype(self_attention_masked) self_attention_masked_cpu, self_attention_masked_cuda;
 
 } // namespace llaisys::ops

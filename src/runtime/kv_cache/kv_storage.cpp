@@ -1,7 +1,6 @@
 #include "runtime/kv_cache/kv_storage.hpp"
 
 #include "device/cpu/huge_memory.hpp"
-#include "ops/kv_load/op.hpp"
 #include "ops/kv_store/op.hpp"
 #include "ops/rope/op.hpp"
 

@@ -1,5 +1,5 @@
-// RMS norm, alone or fused with the residual sum before it. Contract: llaisysRmsNorm,
-// llaisysAddRmsNorm.
+// RMS norm, optionally of a sum that is stored before it, and layer norm. Contracts: llaisysRmsNorm,
+// llaisysAddRmsNorm, llaisysLayerNorm.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -14,5 +14,10 @@ decltype(rms_norm) rms_norm_cpu, rms_norm_cuda;
 void add_rms_norm(const device::Stream &stream, const Tensor &out, const Tensor &residual,
                   const Tensor &in, const Tensor &weight, float epsilon);
 decltype(add_rms_norm) add_rms_norm_cpu, add_rms_norm_cuda;
+
+// bias null: none.
+void layer_norm(const device::Stream &stream, const Tensor &out, const Tensor &in,
+                const Tensor &weight, const Tensor *bias, float epsilon);
+decltype(layer_norm) layer_norm_cpu, layer_norm_cuda;
 
 } // namespace llaisys::ops

@@ -1,13 +1,15 @@
-#include "ops/geglu/op.hpp"
+#include "ops/glu/op.hpp"
 
 #include "ops/cpu/rows.hpp"
 
 namespace llaisys::ops {
 
-void geglu_cpu(const device::Stream &stream, const Tensor &out, const Tensor &gate,
-               const Tensor *up, bool is_erf) {
+void glu_cpu(const device::Stream &stream, const Tensor &out, const Tensor &gate, const Tensor *up,
+             Activation activation) {
     const cpu::Kernels &kernels = cpu::kernels();
-    const auto run = is_erf ? kernels.geglu_erf : kernels.geglu;
+    const auto run = activation == Activation::silu        ? kernels.swiglu
+                     : activation == Activation::gelu_tanh ? kernels.geglu
+                                                           : kernels.geglu_erf;
     cpu::for_pieces(stream, gate.size(0), gate.size(1), 4, [&](int64_t i, int64_t c, int64_t n) {
         float buffers[2][cpu::kPiece];
         const cpu::Values to = cpu::row_of(out, i).from(c);
