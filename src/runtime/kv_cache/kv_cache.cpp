@@ -159,11 +159,8 @@ KvStatus KvCache::find_slot(int32_t stream, int32_t n, std::vector<int32_t> *slo
     return LLAISYS_KV_OK;
 }
 
-void KvCache::vacate(const std::vector<int32_t> &slots, size_t n) {
-    while (n > 0) {
-        const int32_t slot = slots[--n];
-        streams_[size_t(slot / cells_per_stream_)].vacate(slot % cells_per_stream_);
-    }
+void KvCache::vacate(int32_t slot) {
+    streams_[size_t(slot / cells_per_stream_)].vacate(slot % cells_per_stream_);
 }
 
 void KvCache::apply_ubatch(const SlotPlan &plan, const Ubatch &ubatch) {
@@ -177,19 +174,14 @@ void KvCache::apply_ubatch(const SlotPlan &plan, const Ubatch &ubatch) {
            " tokens");
     std::vector<int32_t> &log = plan.first_token == 0 ? previous_slots_ : last_slots_;
     log.reserve(size_t(plan.first_token) + plan.slots.size());
-    size_t done = 0;
-    try {
-        for (; done < plan.slots.size(); ++done) {
-            const int32_t slot = plan.slots[done];
-            const int32_t begin = ubatch.seq_offsets[done];
-            streams_[size_t(slot / cells_per_stream_)].occupy(
-                slot % cells_per_stream_, ubatch.positions[done], ubatch.seq_ids + begin,
-                ubatch.seq_offsets[done + 1] - begin);
-        }
-    } catch (...) {
-        vacate(plan.slots, done);
-        throw;
-    }
+    const auto occupy = [&](size_t i) {
+        const int32_t slot = plan.slots[i];
+        const int32_t begin = ubatch.seq_offsets[i];
+        streams_[size_t(slot / cells_per_stream_)].occupy(
+            slot % cells_per_stream_, ubatch.positions[i], ubatch.seq_ids + begin,
+            ubatch.seq_offsets[i + 1] - begin);
+    };
+    apply_all_or_none(plan.slots.size(), occupy, [&](size_t i) { vacate(plan.slots[i]); });
     heads_ = plan.heads_after;
     peak_ = std::max(peak_, used());
     if (plan.first_token == 0) {
@@ -212,7 +204,7 @@ void KvCache::rollback_ubatch(const SlotPlan &plan, const Ubatch &ubatch) {
         ensure(!cells.is_free(cell) && cells.pos(cell) == ubatch.positions[i], "slot ",
                plan.slots[i], " does not hold position ", ubatch.positions[i]);
     }
-    vacate(plan.slots, plan.slots.size());
+    std::for_each(plan.slots.rbegin(), plan.slots.rend(), [&](int32_t slot) { vacate(slot); });
     heads_ = plan.heads_before;
     peak_ = plan.peak_before;
     last_slots_.resize(size_t(plan.first_token));

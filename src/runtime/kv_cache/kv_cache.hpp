@@ -151,8 +151,7 @@ private:
     static int32_t next_cell(const KvCells &cells, int32_t *cursor);
     // Checks every token and counts the cells of each plan.
     KvStatus count_cells(const Ubatch *ubatches, int32_t n, std::vector<SlotPlan> *plans) const;
-    // Frees the cells of slots [0, n), last first.
-    void vacate(const std::vector<int32_t> &slots, size_t n);
+    void vacate(int32_t slot); // frees the cell
 
     int32_t cells_per_stream_;
     int64_t max_positions_;

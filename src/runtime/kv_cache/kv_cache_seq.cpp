@@ -48,17 +48,9 @@ KvStatus KvCache::seq_cp(int64_t dst, int64_t src, int64_t p0, int64_t p1) {
             fresh.push_back(cell);
         }
     }
-    size_t done = 0;
-    try {
-        for (; done < fresh.size(); ++done) {
-            cells.share(fresh[done], dst);
-        }
-    } catch (...) {
-        while (done > 0) {
-            cells.unshare(fresh[--done], dst);
-        }
-        throw;
-    }
+    apply_all_or_none(
+        fresh.size(), [&](size_t i) { cells.share(fresh[i], dst); },
+        [&](size_t i) { cells.unshare(fresh[i], dst); });
     return LLAISYS_KV_OK;
 }
 
@@ -77,16 +69,11 @@ KvStatus KvCache::copy_across(int64_t dst, int64_t src, int64_t p0, int64_t p1) 
     }
     copies_.reserve(copies_.size() + slots.size());
     const KvCells::Entries &entries = from.entries(src);
-    size_t done = 0;
-    try {
-        for (; done < slots.size(); ++done) {
-            const KvCells::Entry &entry = entries[begin + done];
-            to.occupy(slots[done] % cells_per_stream_, entry.pos, &dst, 1, from.shift(entry.cell));
-        }
-    } catch (...) {
-        vacate(slots, done);
-        throw;
-    }
+    const auto occupy = [&](size_t i) {
+        const KvCells::Entry &entry = entries[begin + i];
+        to.occupy(slots[i] % cells_per_stream_, entry.pos, &dst, 1, from.shift(entry.cell));
+    };
+    apply_all_or_none(slots.size(), occupy, [&](size_t i) { vacate(slots[i]); });
     for (size_t i = 0; i < slots.size(); ++i) {
         record_copy(slot_of(src_stream, entries[begin + i].cell), slots[i]);
     }

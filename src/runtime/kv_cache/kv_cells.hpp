@@ -11,6 +11,22 @@
 
 namespace llaisys::runtime {
 
+// Calls apply(i) for i < n. When one throws, calls undo(i) for the earlier ones, last first.
+template <typename Apply, typename Undo>
+void apply_all_or_none(size_t n, const Apply &apply, const Undo &undo) {
+    size_t done = 0;
+    try {
+        for (; done < n; ++done) {
+            apply(done);
+        }
+    } catch (...) {
+        while (done > 0) {
+            undo(--done);
+        }
+        throw;
+    }
+}
+
 // A sorted set of sequence ids (>= 0). One id costs no allocation.
 class SeqSet {
 public:

@@ -172,27 +172,21 @@ models::AttentionMetadata AttentionMetadataBuilder::put(StepArena *arena, int64_
                                                         bool are_settled) {
     ensure(n_padded == n_ || (n_padded > n_ && runs_.are_all_single), n_padded, " rows for ", n_,
            " tokens");
-    const auto put = [&](const int32_t *values, int64_t n, int64_t padded, int32_t filler) {
-        Tensor tensor;
-        int32_t *to = arena->allocate<int32_t>({padded}, &tensor);
-        std::copy(values, values + n, to);
-        std::fill(to + n, to + padded, filler);
-        return tensor;
-    };
     models::AttentionMetadata metadata;
-    metadata.slots = put(slots_, n_, n_padded, -1);
+    metadata.slots = arena->put(slots_, n_, n_padded, -1);
     ops::AttentionLists lists;
-    lists.q_rows = put(host_rows_.data(), n_, n_padded, 0);
-    lists.end = put(host_end_.data(), n_, n_padded, 0);
+    lists.q_rows = arena->put(host_rows_.data(), n_, n_padded);
+    lists.end = arena->put(host_end_.data(), n_, n_padded);
     for (size_t g = 0; g < groups_.size(); ++g) {
-        lists_of_group_[g].begin = put(groups_[g].host_begin.data(), n_, n_padded, 0);
+        lists_of_group_[g].begin = arena->put(groups_[g].host_begin.data(), n_, n_padded);
     }
     lists.runs = runs_;
     lists.runs.n_long = n_long(runs_.are_all_single ? n_padded : runs_.n_singles);
     if (!runs_.are_all_single) {
-        lists.runs.runs = put(host_runs_.data(), 2 * runs_.n_runs, 2 * runs_.n_runs, 0);
+        lists.runs.runs = arena->put(host_runs_.data(), 2 * runs_.n_runs, 2 * runs_.n_runs);
         if (runs_.n_copied > 0) {
-            lists.runs.extents = put(host_extents_.data(), 2 * runs_.n_runs, 2 * runs_.n_runs, 0);
+            lists.runs.extents =
+                arena->put(host_extents_.data(), 2 * runs_.n_runs, 2 * runs_.n_runs);
         }
     }
     const int64_t n_singles = runs_.are_all_single ? n_padded : runs_.n_singles;
@@ -200,8 +194,9 @@ models::AttentionMetadata AttentionMetadataBuilder::put(StepArena *arena, int64_
     std::copy(host_singles_.begin(), host_singles_.end(), singles);
     std::iota(singles + runs_.n_singles, singles + n_singles, int32_t(n_)); // padding
     const int32_t width = int32_t(width_);
-    lists.width = put(&width, 1, 1, 0);
-    lists.tables = put(tables_, n_rows_ * width_, n_rows_ * width_, 0).view({n_rows_, width_});
+    lists.width = arena->put(&width, 1, 1);
+    const int64_t n_entries = n_table_entries();
+    lists.tables = arena->put(tables_, n_entries, n_entries).view({n_rows_, width_});
     lists.block_size = block_size_;
     lists.are_settled = are_settled;
     for (ops::AttentionLists &of_group : lists_of_group_) {

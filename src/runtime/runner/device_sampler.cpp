@@ -17,10 +17,8 @@ template <typename T> int64_t bytes_for(const std::vector<T> &values) {
 
 // Copies values into the arena; allocates at least one.
 template <typename T> Tensor put(StepArena *arena, const std::vector<T> &values) {
-    Tensor tensor;
-    T *to = arena->allocate<T>({std::max<int64_t>(1, int64_t(values.size()))}, &tensor);
-    std::copy(values.begin(), values.end(), to);
-    return tensor;
+    const auto n = int64_t(values.size());
+    return arena->put(values.data(), n, std::max<int64_t>(1, n));
 }
 
 } // namespace

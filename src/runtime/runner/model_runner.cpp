@@ -193,9 +193,7 @@ void ModelRunner::forward(const PreparedStep &step, const UbatchRange &range,
         metadata = metadata_.put(&arena_, n_padded, bucket > 0 && !has_runs);
         ops::SampledTokens sampled{input.token_ids, {}, device_sampler_.sampled()};
         if (sources_ != nullptr) { // after everything that a graph reads
-            int32_t *to = arena_.allocate<int32_t>({n_padded}, &sampled.sources);
-            std::copy_n(sources_ + range.first, range.n, to);
-            std::fill(to + range.n, to + n_padded, -1);
+            sampled.sources = arena_.put(sources_ + range.first, range.n, n_padded, -1);
         }
         arena_.upload(sources_ != nullptr ? &sampled : nullptr);
     }

@@ -2,6 +2,7 @@
 #include "runtime/runner/model_runner.hpp"
 
 #include <algorithm>
+#include <numeric>
 
 namespace llaisys::runtime {
 
@@ -47,18 +48,14 @@ models::ModelInput ModelRunner::build_input(const PreparedStep &step, const Ubat
     models::ModelInput input;
     input.n_tokens = n_padded;
     if (step.token_ids != nullptr) {
-        int64_t *to = arena_.allocate<int64_t>({n_padded}, &input.token_ids);
-        std::copy_n(step.token_ids + range.first, range.n, to);
-        std::fill(to + range.n, to + n_padded, 0);
+        input.token_ids = arena_.put(step.token_ids + range.first, range.n, n_padded);
     }
     if (step.embd != nullptr) {
         const int64_t size = step.embd_size;
         float *to = arena_.allocate<float>({n_padded, size}, &input.embeddings);
         std::copy_n(step.embd + range.first * size, range.n * size, to);
     }
-    int64_t *positions = arena_.allocate<int64_t>({n_padded}, &input.positions);
-    std::copy_n(step.positions.data() + range.first, range.n, positions);
-    std::fill(positions + range.n, positions + n_padded, 0);
+    input.positions = arena_.put(step.positions.data() + range.first, range.n, n_padded);
     if (model_.spec().token_types > 0) {
         int64_t *types = arena_.allocate<int64_t>({n_padded}, &input.token_types);
         std::fill_n(types, n_padded, 0);
@@ -66,29 +63,29 @@ models::ModelInput ModelRunner::build_input(const PreparedStep &step, const Ubat
             std::copy_n(step.token_types + range.first, range.n, types);
         }
     }
+    // The rows of tokens [first, first + n) of a list; returns the end of `to`.
+    const auto write_rows = [&](const std::vector<int32_t> &tokens, int32_t first, int32_t n,
+                                auto *to) {
+        const auto begin = tokens.begin() + first;
+        return std::transform(begin, begin + n, to,
+                              [&](int32_t token) { return token - range.first; });
+    };
     if (range.n_outputs > 0) {
         const int64_t n_outputs = range.n_outputs + (n_padded - range.n);
         int32_t *to = arena_.allocate<int32_t>({n_outputs}, &input.output_rows);
-        for (int32_t i = 0; i < range.n_outputs; ++i) {
-            to[i] = step.outputs[size_t(range.first_output + i)] - range.first;
-        }
-        for (int64_t i = range.n_outputs; i < n_outputs; ++i) {
-            to[i] = int32_t(range.n + i - range.n_outputs);
-        }
+        int32_t *padding = write_rows(step.outputs, range.first_output, range.n_outputs, to);
+        std::iota(padding, to + n_outputs, range.n);
     }
     if (selects_output_rows(range, n_padded)) {
-        int64_t *rows = arena_.allocate<int64_t>({range.n_outputs}, &input.last_rows);
-        int32_t *indices = arena_.allocate<int32_t>({range.n_outputs}, &input.last_row_indices);
-        for (int32_t i = 0; i < range.n_outputs; ++i) {
-            rows[i] = step.outputs[size_t(range.first_output + i)] - range.first;
-            indices[i] = i;
-        }
+        const int32_t n = range.n_outputs;
+        write_rows(step.outputs, range.first_output, n,
+                   arena_.allocate<int64_t>({n}, &input.last_rows));
+        int32_t *indices = arena_.allocate<int32_t>({n}, &input.last_row_indices);
+        std::iota(indices, indices + n, 0);
     }
     if (range.n_pooled > 0) {
-        int64_t *to = arena_.allocate<int64_t>({range.n_pooled}, &input.hidden_rows);
-        for (int32_t i = 0; i < range.n_pooled; ++i) {
-            to[i] = step.pooled[size_t(range.first_pooled + i)] - range.first;
-        }
+        write_rows(step.pooled, range.first_pooled, range.n_pooled,
+                   arena_.allocate<int64_t>({range.n_pooled}, &input.hidden_rows));
     }
     if (has_lora(step, range)) {
         local_rows_.assign(step.lora_slots + range.first, step.lora_slots + range.first + range.n);

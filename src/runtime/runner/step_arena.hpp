@@ -5,6 +5,7 @@
 #include "ops/step_copies/op.hpp"
 #include "runtime/workspace/workspace.hpp"
 
+#include <algorithm>
 #include <cstddef>
 
 namespace llaisys::runtime {
@@ -24,6 +25,13 @@ public:
     // Equal shapes get equal addresses while generation() stays the same.
     template <typename T> T *allocate(const Shape &shape, Tensor *tensor) {
         return static_cast<T *>(allocate_bytes(shape, dtype_of_integer(T{}), tensor));
+    }
+    // The same for a vector of n_padded values: copies n of them, the others are `filler`.
+    template <typename T> Tensor put(const T *values, int64_t n, int64_t n_padded, T filler = 0) {
+        Tensor tensor;
+        T *to = allocate<T>({n_padded}, &tensor);
+        std::fill(std::copy_n(values, n, to), to + n_padded, filler);
+        return tensor;
     }
     static int64_t bytes_for(int64_t n, int64_t element_bytes) {
         return Workspace::aligned(n * element_bytes);

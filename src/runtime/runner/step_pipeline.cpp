@@ -126,14 +126,12 @@ void StepPipeline::start(Job *job) {
     if (queued_ != nullptr && is_finished(*queued_)) {
         finish_queued(true); // deliver its ids before queueing this step
     }
-    if (queued_ == nullptr && job->is_chained && !is_last_good_) {
-        job->code = LLAISYS_DECODE_ABORTED;
-        return complete(job);
+    if (queued_ == nullptr && abort_if_chained(job)) {
+        return;
     }
     if (!queue(job)) {
         finish_queued(true);
-        job->is_chained && !is_last_good_ ? void(job->code = LLAISYS_DECODE_ABORTED) : run(job);
-        return complete(job);
+        return run(job);
     }
     const bool is_in_flight = job->status == LLAISYS_OK && job->code == LLAISYS_DECODE_OK;
     finish_queued(!is_in_flight);
@@ -142,8 +140,7 @@ void StepPipeline::start(Job *job) {
     }
     if (must_rerun_) {
         must_rerun_ = false;
-        job->is_chained && !is_last_good_ ? void(job->code = LLAISYS_DECODE_ABORTED) : run(job);
-        return complete(job);
+        return run(job);
     }
     queued_ = job;
     if (is_finished(*job)) {
@@ -177,10 +174,6 @@ bool StepPipeline::queue(Job *job) {
         return false; // sampling reports the error after the step
     }
     guard(job, [&] {
-        if (!is_device_set_) {
-            stream_.synchronize(); // sets the thread's current device
-            is_device_set_ = true;
-        }
         std::vector<int32_t> sources;
         if (queued_ != nullptr) {
             sources = sources_of(job);
@@ -194,13 +187,19 @@ bool StepPipeline::queue(Job *job) {
 }
 
 void StepPipeline::run(Job *job) {
-    guard(job, [&] {
-        if (!is_device_set_) {
-            stream_.synchronize();
-            is_device_set_ = true;
-        }
-        execute(job);
-    });
+    if (!abort_if_chained(job)) {
+        guard(job, [&] { execute(job); });
+        complete(job);
+    }
+}
+
+bool StepPipeline::abort_if_chained(Job *job) {
+    const bool aborts = job->is_chained && !is_last_good_;
+    if (aborts) {
+        job->code = LLAISYS_DECODE_ABORTED;
+        complete(job);
+    }
+    return aborts;
 }
 
 // Runs a step and its sampling synchronously.
@@ -225,9 +224,8 @@ void StepPipeline::finish_queued(bool is_newest) {
         return;
     }
     queued_ = nullptr;
-    if (job->is_chained && !is_last_good_) {
-        job->code = LLAISYS_DECODE_ABORTED;
-        return complete(job);
+    if (abort_if_chained(job)) {
+        return;
     }
     guard(job, [&] {
         std::vector<int32_t> ids(size_t(job->sampling.n_rows));
@@ -261,6 +259,10 @@ void StepPipeline::complete(Job *job) {
 // Stores an exception of body in the job.
 template <typename Body> void StepPipeline::guard(Job *job, const Body &body) {
     try {
+        if (!is_device_set_) {
+            stream_.synchronize(); // sets the thread's current device
+            is_device_set_ = true;
+        }
         body();
     } catch (const Error &error) {
         job->status = error.status();

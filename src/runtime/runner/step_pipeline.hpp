@@ -86,6 +86,8 @@ private:
     // Runs a job, or queues it and leaves it in queued_.
     void start(Job *job);
     void run(Job *job);
+    // Completes a job whose previous step failed before it was collected.
+    bool abort_if_chained(Job *job);
     bool queue(Job *job);
     // Whether a queued job is sampled or has failed on the device.
     bool is_finished(const Job &job) const;
@@ -93,7 +95,7 @@ private:
     void finish_queued(bool is_newest);
     // Stores results for the next step and wakes collect().
     void complete(Job *job);
-    template <typename Body> static void guard(Job *job, const Body &body);
+    template <typename Body> void guard(Job *job, const Body &body);
     std::vector<int32_t> sources_of(Job *job) const;
     std::vector<int32_t> pending_rows_of(const Job &job) const;
     void resolve_tokens(Job *job) const;
