@@ -5,9 +5,9 @@
 // buffer.
 #include "ops/cuda/dispatch.cuh"
 #include "parallel/peer_kernels.hpp"
+#include "parallel/reduce_math.hpp"
 
 #include <cstddef>
-#include <type_traits>
 
 namespace llaisys::parallel {
 
@@ -113,13 +113,6 @@ __device__ bool is_aligned(const void *address) {
 
 // ---- reductions ------------------------------------------------------------------------------------
 
-// Accumulator type: f32 for floats, unsigned for integers (overflow wraps); as on the CPU.
-template <typename T>
-using Wide =
-    std::conditional_t<std::is_integral_v<T>,
-                       std::make_unsigned_t<std::conditional_t<std::is_integral_v<T>, T, int>>,
-                       float>;
-
 template <typename T> __device__ Wide<T> widen(T value) {
     if constexpr (std::is_integral_v<T>) {
         return Wide<T>(value);
@@ -128,32 +121,11 @@ template <typename T> __device__ Wide<T> widen(T value) {
     }
 }
 
-template <typename T> __device__ T narrow(Wide<T> value, ReduceOpType op, int world) {
+template <typename T> __device__ T narrow(Wide<T> value) {
     if constexpr (std::is_integral_v<T>) {
-        return op == ReduceOpType::kAvg ? T(value) / T(world) : T(value);
+        return T(value);
     } else {
-        return ops::cuda::from_float<T>(op == ReduceOpType::kAvg ? value / float(world) : value);
-    }
-}
-
-template <typename T> __device__ bool is_below(Wide<T> a, Wide<T> b) {
-    if constexpr (std::is_integral_v<T>) {
-        return T(a) < T(b);
-    } else {
-        return a < b;
-    }
-}
-
-template <typename T> __device__ Wide<T> combine(Wide<T> sum, Wide<T> value, ReduceOpType op) {
-    switch (op) {
-    case ReduceOpType::kProd:
-        return sum * value;
-    case ReduceOpType::kMin:
-        return is_below<T>(value, sum) ? value : sum;
-    case ReduceOpType::kMax:
-        return is_below<T>(sum, value) ? value : sum;
-    default:
-        return sum + value;
+        return ops::cuda::from_float<T>(value);
     }
 }
 
@@ -182,7 +154,7 @@ __device__ uint4 reduce_unit(const Peers &peers, int buffer, int64_t i, ReduceOp
     uint4 result;
 #pragma unroll
     for (int k = 0; k < kWidth; ++k) {
-        reinterpret_cast<T *>(&result)[k] = narrow<T>(sums[k], op, peers.world);
+        reinterpret_cast<T *>(&result)[k] = narrow<T>(finish<T>(sums[k], op, peers.world));
     }
     return result;
 }

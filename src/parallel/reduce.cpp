@@ -1,8 +1,9 @@
 #include "parallel/reduce.hpp"
 
+#include "parallel/reduce_math.hpp"
+
 #include <algorithm>
 #include <iterator>
-#include <type_traits>
 
 namespace llaisys::parallel {
 
@@ -11,13 +12,6 @@ namespace {
 using function::ReduceOpType;
 
 constexpr int64_t kBlock = 512; // elements per pass; their partial results fit into L1
-
-// Accumulator type: f32 for floats, unsigned for integers (overflow wraps).
-template <typename T>
-using Wide =
-    std::conditional_t<std::is_integral_v<T>,
-                       std::make_unsigned_t<std::conditional_t<std::is_integral_v<T>, T, int>>,
-                       float>;
 
 template <typename T> Wide<T> widen(T value) {
     if constexpr (std::is_integral_v<T>) {
@@ -35,34 +29,6 @@ template <typename T> T narrow(Wide<T> value) {
     }
 }
 
-template <typename T> bool is_below(Wide<T> a, Wide<T> b) {
-    if constexpr (std::is_integral_v<T>) {
-        return T(a) < T(b);
-    } else {
-        return a < b;
-    }
-}
-
-template <typename T, ReduceOpType kOp> Wide<T> combine(Wide<T> sum, Wide<T> value) {
-    if constexpr (kOp == ReduceOpType::kProd) {
-        return sum * value;
-    } else if constexpr (kOp == ReduceOpType::kMin) {
-        return is_below<T>(value, sum) ? value : sum;
-    } else if constexpr (kOp == ReduceOpType::kMax) {
-        return is_below<T>(sum, value) ? value : sum;
-    } else {
-        return sum + value;
-    }
-}
-
-template <typename T> Wide<T> average(Wide<T> sum, int n) {
-    if constexpr (std::is_integral_v<T>) {
-        return Wide<T>(T(sum) / T(n));
-    } else {
-        return sum / float(n);
-    }
-}
-
 template <typename T, ReduceOpType kOp>
 void reduce_all(T *out, const void *const *in, int n_inputs, int64_t count) {
     Wide<T> sums[kBlock];
@@ -75,13 +41,11 @@ void reduce_all(T *out, const void *const *in, int n_inputs, int64_t count) {
         for (int rank = 1; rank < n_inputs; ++rank) {
             const T *next = static_cast<const T *>(in[rank]) + begin;
             for (int64_t i = 0; i < n; ++i) {
-                sums[i] = combine<T, kOp>(sums[i], widen(next[i]));
+                sums[i] = combine<T>(sums[i], widen(next[i]), kOp);
             }
         }
         for (int64_t i = 0; i < n; ++i) {
-            const Wide<T> value =
-                kOp == ReduceOpType::kAvg ? average<T>(sums[i], n_inputs) : sums[i];
-            out[begin + i] = narrow<T>(value);
+            out[begin + i] = narrow<T>(finish<T>(sums[i], kOp, n_inputs));
         }
     }
 }
