@@ -24,7 +24,7 @@ from llaisys.server.config import Limits, ServerConfig, default_session_file
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.http.protocol import limited_protocol
-from llaisys.server.models.manager import Models
+from llaisys.server.models.manager import Models, load_error
 from llaisys.server.models.opening import open_models
 from llaisys.server.models.served import SingleModel
 from llaisys.server.service import Service, SharedState, reload_keys
@@ -102,6 +102,8 @@ class Lifecycle:
 
     async def _announce(self, service: Service) -> None:
         await self._show_loading(service.engine)
+        if service.engine.dead is not None:
+            print(f"error: {load_error(service.engine.dead)}", file=sys.stderr, flush=True)
         if not service.engine.is_ready:
             return
         service.model_loaded()

@@ -46,6 +46,7 @@ MAX_MODEL_FILE_BYTES = 1 << 40
 
 _PYPI_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(==[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63})?")
 _HUB_ID = re.compile(r"([\w.-]{1,96}/[\w.-]{1,96})(?::([\w.*?-]{1,200}))?")
+HUB_HINT = "behind a proxy set HTTPS_PROXY, for a gated model HF_TOKEN; offline use a path"
 _HUB_FILES = (
     *("*.safetensors", "config.json", "generation_config.json", INDEX_NAME),
     "adapter_config.json",
@@ -228,7 +229,8 @@ def _from_hub(
         except Exception:
             why = (str(unreachable).strip().splitlines() or [type(unreachable).__name__])[0][:300]
             raise ModelLoadError(
-                f"model: {repo!r} is neither a local path nor cached, and the hub failed: {why}"
+                f"model: {repo!r} is neither a local path nor cached, and the hub failed: "
+                f"{why.removeprefix('Got: ')} ({HUB_HINT})"
             ) from unreachable
     return _pick(folder, repo, gguf)
 

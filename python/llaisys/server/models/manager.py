@@ -425,9 +425,14 @@ class ModelManager:
 Models = SingleModel | ModelManager
 
 
+def load_error(reason: str) -> str:
+    """Why a model could not be loaded, without the names of what failed."""
+    return reason.removeprefix("the engine failed: ").removeprefix("ModelLoadError: ")
+
+
 def public_reason(reason: str) -> str:
     """A reason for clients: of a path only the last part, and no list of all known names."""
-    text = reason.removeprefix("the engine failed: ").removeprefix("ModelLoadError: ")
+    text = load_error(reason)
     text = re.sub(r"(?<![\w.])[~.]{0,2}/(?:[^\s:'\"`/]+/)*([^\s:'\"`/]+)", r"\1", text)
     return re.sub(r"; known: [^;]*", "", text)[:MAX_PUBLIC_REASON]
 
