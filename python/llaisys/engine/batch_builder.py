@@ -7,7 +7,8 @@ Requests start and are preempted through `RequestQueues`; `FairQueue` decides th
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 
 from llaisys.common.request import Request, RequestStatus
 from llaisys.common.types import ContextShift
@@ -52,13 +53,18 @@ class BatchBuilder:
 
     def build(self, batch: ScheduledBatch) -> None:
         """Schedule all requests that can run; the batch stays empty when none can."""
-        num_streams = sum(len(r.token_ids) - r.num_computed_tokens <= 1 for r in self.running)
+        running = self.running
+        prompts = [n for r in running if (n := len(r.token_ids)) - r.num_computed_tokens > 1]
+        num_streams = len(self.running) - len(prompts)
+        num_startable = min(len(self.waiting), self.config.max_num_seqs - len(self.running))
+        self._next_prompts = {}
+        if num_startable > 0:
+            self._next_prompts = {r: r.num_tokens for r in self.waiting.candidates(PEEKED_PROMPTS)}
         # The batches of a pipeline divide the tokens, too.
         max_tokens = -(-self.config.max_num_batched_tokens // self.num_batches)
-        self.step_time.open_step(num_streams, max_tokens)
-        self._next_prompts = {}
-        if self.waiting and len(self.running) < self.config.max_num_seqs:
-            self._next_prompts = {r: r.num_tokens for r in self.waiting.candidates(PEEKED_PROMPTS)}
+        prompts += list(self._next_prompts.values())[: max(0, num_startable)]
+        prompts += [0] * (num_startable - len(self._next_prompts))
+        self.step_time.open_step(num_streams, prompts, max_tokens)
         num_requests = len(self.running) + len(self.waiting)
         self._schedule_running(batch)
         parts: list[Request] = []
@@ -156,13 +162,25 @@ class BatchBuilder:
         """Start waiting requests until the batch has `most` requests or the budget, max_num_seqs or
         the blocks run out. At most 2 * max_num_seqs candidates are examined, so a long queue costs
         no more than a short one. Those that would restore too many tokens are added to `parts`."""
-        manager, max_seqs = self.blocks, self.config.max_num_seqs
+        max_seqs = self.config.max_num_seqs
         if not self.waiting or (len(self.running) >= max_seqs and not self.waiting.can_preempt):
             return
+        with closing(self.waiting.candidates(2 * max_seqs)) as candidates:
+            self._start(batch, candidates, most, parts)
+
+    def _start(
+        self,
+        batch: ScheduledBatch,
+        candidates: Iterable[Request],
+        most: int,
+        parts: list[Request],
+    ) -> None:
+        """Start requests in the order of `candidates`; see `_schedule_waiting`."""
+        manager, max_seqs = self.blocks, self.config.max_num_seqs
         budget = self._budget_left(batch)
         loras = self.queues.loras
         blocked: list[Request] = []  # wait for a LoRA slot
-        for request in self.waiting.candidates(2 * max_seqs):
+        for request in candidates:
             if budget <= 0 or (self.whole_prompts and request.num_tokens > budget):
                 return
             if len(batch.requests) >= most:
@@ -248,7 +266,7 @@ class BatchBuilder:
             smallest = min(smallest, max(1, fitting // 4))
         shorter = [n for n in (*later, *self._next_prompts.values()) if n < missing]
         budget = min(budget, max(budget - sum(shorter), budget // 4, 1))
-        if len(shorter) < len(later) + len(self.waiting):
+        if missing > 2 * budget and len(shorter) < len(later) + len(self.waiting):
             budget = min(budget, max(budget // 2, smallest))
         if request.needs_prompt_logprobs:
             budget = min(budget, self.config.max_prompt_logprob_tokens - batch.num_logprob_tokens)

@@ -93,7 +93,7 @@ class SchedulerConfig:
         group="scheduling", metavar="SECONDS",
         default_text="0.25 in a server, none offline",
         more="Prefill chunks shrink to it, at the measured speed. With more streams it is shorter, "
-        "down to 1.75 steps without prefill. 0: no target.",
+        "down to 1.75 steps without prefill, with more waiting prompts longer. 0: no target.",
     )  # fmt: skip
 
     def __post_init__(self) -> None:

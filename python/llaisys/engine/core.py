@@ -207,7 +207,7 @@ class EngineCore:
         seconds = time.perf_counter() - start
         if is_timed:
             self.scheduler.builder.step_time.observe(
-                plan.num_prefill_tokens, plan.prefill_position, seconds
+                plan.batch_size, plan.num_prefill_tokens, plan.prefill_position, seconds
             )
         self._record(plan, seconds)
         self._last_collected = time.perf_counter()

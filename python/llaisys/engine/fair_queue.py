@@ -14,33 +14,56 @@ Bookkeeping only: no blocks, no clock.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections import Counter, OrderedDict, deque
+from collections.abc import Generator, Iterable
+from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from llaisys.common.request import Request, RequestStatus
 
 STARTS_PER_LEVEL = 64
+MAX_STALE_ENTRIES = 64  # of an owner's heap, beside those that are as many as the valid ones
 
 # (running sequences of the owner, level of the job, its running sequences, sequence id)
 SortKey = tuple[int, int, int, int]
+# (level of the job, its running sequences, sequence id of its first waiting request, the job)
+Entry = tuple[int, int, int, "_Job"]
 
 
 class _Owner:
-    __slots__ = ("jobs", "num_running")
+    __slots__ = ("heap", "jobs", "num_running", "priorities")
 
     def __init__(self) -> None:
         self.num_running = 0
         # Jobs with running or waiting sequences, by name and priority.
         self.jobs: dict[tuple[str, int], _Job] = {}
+        self.priorities: Counter[int] = Counter()  # of the jobs
+        self.heap: list[Entry] = []  # of the jobs with waiting requests; an entry may be stale
 
     @property
     def has_levels(self) -> bool:
-        return len({priority for _, priority in self.jobs}) > 1
+        return len(self.priorities) > 1
+
+    def first_entry(self) -> Entry | None:
+        """Return the entry of the next job to start a request; None: no request waits."""
+        heap = self.heap
+        while heap and heap[0][3].entry is not heap[0]:
+            heappop(heap)
+        return heap[0] if heap else None
+
+    def set_entry(self, job: _Job, head: Request | None) -> None:
+        """Order a job by its next request; None: none waits."""
+        job.entry = None
+        if head is not None:
+            job.entry = job.level, job.num_running, head.seq_id, job
+            heappush(self.heap, job.entry)
+            if len(self.heap) > MAX_STALE_ENTRIES + 2 * len(self.jobs):
+                self.heap = [entry for entry in self.heap if entry[3].entry is entry]
+                heapify(self.heap)
 
 
 class _Job:
-    __slots__ = ("num_passed", "num_running", "owner", "preempted", "priority", "waiting")
+    __slots__ = ("entry", "num_passed", "num_running", "owner", "preempted", "priority", "waiting")
 
     def __init__(self, owner: _Owner, priority: int) -> None:
         self.owner = owner
@@ -49,6 +72,7 @@ class _Job:
         self.num_running = 0
         self.preempted: dict[int, Request] = {}  # by sequence id; they start first
         self.waiting: OrderedDict[int, Request] = OrderedDict()  # in order of arrival
+        self.entry: Entry | None = None  # the valid one of the owner's heap
 
     @property
     def level(self) -> int:
@@ -59,10 +83,19 @@ class _Job:
         """The starting order of its requests among those of other jobs."""
         return self.owner.num_running, self.level, self.num_running, request.seq_id
 
-    def in_order(self, limit: int) -> Iterator[Request]:
-        """Yield from a copy: requests may leave during the iteration."""
-        yield from [self.preempted[seq_id] for seq_id in sorted(self.preempted)]
-        yield from list(islice(self.waiting.values(), limit))
+    def in_order(self, limit: int) -> deque[Request]:
+        """Return the preempted and up to `limit` other requests in starting order."""
+        preempted = [self.preempted[seq_id] for seq_id in sorted(self.preempted)]
+        return deque([*preempted, *islice(self.waiting.values(), limit)])
+
+    def update_entry(self) -> None:
+        """Order the job again, after any change of its requests."""
+        head = None
+        if self.preempted:
+            head = self.preempted[min(self.preempted)]
+        elif self.waiting:
+            head = next(iter(self.waiting.values()))
+        self.owner.set_entry(self, head)
 
 
 class FairQueue:
@@ -71,6 +104,7 @@ class FairQueue:
     def __init__(self) -> None:
         self._owners: dict[str, _Owner] = {}
         self._num_waiting = 0
+        self._num_large_jobs = 0  # with more than one running sequence
 
     def __len__(self) -> int:
         """The number of waiting requests, preempted ones included."""
@@ -80,70 +114,92 @@ class FairQueue:
 
     def add(self, request: Request) -> None:
         owner = self._owners.setdefault(request.owner, _Owner())
-        job = owner.jobs.setdefault(_key(request), _Job(owner, request.sampling.priority))
+        job = owner.jobs.get(_key(request))
+        if job is None:
+            job = owner.jobs[_key(request)] = _Job(owner, request.sampling.priority)
+            owner.priorities[job.priority] += 1
         job.waiting[request.seq_id] = request
         self._num_waiting += 1
+        if job.entry is None:
+            job.update_entry()
 
     def start(self, request: Request) -> None:
         """Move a request from waiting to running."""
-        self._remove_waiting(request)
-        self._count(request, 1)
         started = self._job_of(request)
+        self._remove_waiting(started, request)
+        self._count(started, 1)
+        if not started.owner.has_levels:
+            return
         for job in started.owner.jobs.values():
             if job.priority > started.priority and (job.waiting or job.preempted):
                 job.num_passed += 1
+                if not job.num_passed % STARTS_PER_LEVEL:
+                    job.update_entry()
 
     def preempt(self, request: Request) -> None:
         """Move a request from running to waiting."""
-        self._count(request, -1)
-        self._job_of(request).preempted[request.seq_id] = request
+        job = self._job_of(request)
+        job.preempted[request.seq_id] = request
         self._num_waiting += 1
+        self._count(job, -1)
 
     def remove(self, request: Request) -> None:
         """Remove a request that finishes; its status is still the one before."""
-        if request.status is RequestStatus.RUNNING:
-            self._count(request, -1)
-        else:
-            self._remove_waiting(request)
         owner, job = self._owners[request.owner], self._job_of(request)
+        if request.status is RequestStatus.RUNNING:
+            self._count(job, -1)
+        else:
+            self._remove_waiting(job, request)
+            job.update_entry()
         if not (job.num_running or job.waiting or job.preempted):
             del owner.jobs[_key(request)]
+            owner.priorities[job.priority] -= 1
+            if not owner.priorities[job.priority]:
+                del owner.priorities[job.priority]
         if not owner.jobs:
             del self._owners[request.owner]
 
     def _job_of(self, request: Request) -> _Job:
         return self._owners[request.owner].jobs[_key(request)]
 
-    def _count(self, request: Request, change: int) -> None:
-        job = self._job_of(request)
+    def _count(self, job: _Job, change: int) -> None:
+        was_large = job.num_running > 1
         job.num_running += change
         job.owner.num_running += change
+        self._num_large_jobs += (job.num_running > 1) - was_large
+        job.update_entry()
 
-    def _remove_waiting(self, request: Request) -> None:
-        job = self._job_of(request)
+    def _remove_waiting(self, job: _Job, request: Request) -> None:
         if job.preempted.pop(request.seq_id, None) is None:
             del job.waiting[request.seq_id]
         self._num_waiting -= 1
 
     # ---- order -----------------------------------------------------------------------------------
 
-    def candidates(self, limit: int) -> Iterator[Request]:
+    def candidates(self, limit: int) -> Generator[Request, None, None]:
         """Yield up to `limit` waiting requests in starting order, which follows the requests that
-        start during the iteration."""
-        jobs = [job for owner in self._owners.values() for job in owner.jobs.values()]
-        queues = {job: job.in_order(limit) for job in jobs if job.waiting or job.preempted}
-        heads = {job: next(queue) for job, queue in queues.items()}
-        for _ in range(limit):
-            if not heads:
-                return
-            job = next(iter(heads))
-            if len(heads) > 1:
-                job = min(heads, key=lambda job: job.sort_key(heads[job]))
-            request = heads.pop(job)
-            yield request
-            following = next(queues[job], None)
-            if following is not None:
-                heads[job] = following
+        start during the iteration. Each costs the time of a heap operation, however many wait.
+        Close it before another iteration."""
+        queues: dict[_Job, deque[Request]] = {}  # of the jobs reached so far
+        try:
+            for _ in range(limit):
+                entries = [
+                    (owner.num_running, entry)
+                    for owner in self._owners.values()
+                    if (entry := owner.first_entry()) is not None
+                ]
+                if not entries:
+                    return
+                job = min(entries)[1][3]
+                if job not in queues:
+                    queues[job] = job.in_order(limit)
+                queue = queues[job]
+                if queue:  # empty: only a request that was preempted meanwhile
+                    yield queue.popleft()
+                job.owner.set_entry(job, queue[0] if queue else None)
+        finally:
+            for job in queues:
+                job.update_entry()
 
     def largest(self, running: Iterable[Request]) -> Request:
         """Return the first request to preempt: of the owner with the most running sequences, the
@@ -176,8 +232,7 @@ class FairQueue:
             return True
         if any(owner.has_levels for owner in owners):
             return True
-        jobs = [job for owner in self._owners.values() for job in owner.jobs.values()]
-        return len(jobs) > 1 and any(job.num_running > 1 for job in jobs)
+        return self._num_large_jobs > 0 and any(len(owner.jobs) > 1 for owner in owners)
 
 
 def _key(request: Request) -> tuple[str, int]:
