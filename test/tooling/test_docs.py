@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import llaisys
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python" / "llaisys"
@@ -37,6 +41,25 @@ def test_named_paths_exist(page: Path) -> None:
 def test_links_have_targets(page: Path) -> None:
     links = LINK.findall(page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_examples_in_python_import_what_they_use(page: Path) -> None:
+    for block in PYTHON.findall(page.read_text()):
+        tree = ast.parse(block)
+        nodes = list(ast.walk(tree))
+        imported = set()
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("llaisys"):
+                names = [name.name for name in node.names]
+                module = importlib.import_module(node.module or "")
+                assert [name for name in names if not hasattr(module, name)] == []
+                imported.update(names)
+        used = {node.id for node in nodes if isinstance(node, ast.Name)}
+        assert (used & set(llaisys.__all__)) <= imported
 
 
 def is_generated(page: Path) -> bool:
