@@ -59,7 +59,7 @@ def served(folder: Path) -> Iterator[str]:
 
 def main(names: list[str]) -> None:
     sync_playwright = importlib.import_module("playwright.sync_api").sync_playwright
-    browsers = ("chromium", "chromium-browser", "google-chrome")
+    browsers = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
     path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, browsers)), None)
     if path is None:
         sys.exit("error: no Chromium found; install it, or set CHROMIUM=/path/to/it")
