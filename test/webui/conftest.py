@@ -1,4 +1,4 @@
-"""Fixtures: a browser for all files, and per file the fake server and a driver of the page."""
+"""Fixtures: a browser, the fake server and a tab for all files, and a driver of the page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from webui_fake_server import FakeServer
-from webui_page import ARGUMENTS, PageDriver, find_browser
+from webui_page import ARGUMENTS, PageDriver, find_browser, page_driver
 
 opened = ExitStack()
 
@@ -40,31 +40,32 @@ def browser() -> Any:
     return open_browser()
 
 
-@pytest.fixture(scope="module")
-def fake() -> Iterator[FakeServer]:
+@cache
+def open_stage() -> tuple[FakeServer, Any]:
+    """The fake server and a browser context that has the files of the page cached."""
+    opened.callback(open_stage.cache_clear)
+    context = open_browser().new_context(
+        viewport={"width": 1200, "height": 800}, color_scheme="light"
+    )
+    opened.callback(context.close)
     server = FakeServer().start()
-    yield server
-    server.shutdown()
-
-
-@pytest.fixture(scope="module")
-def shared_context(browser: Any, fake: FakeServer) -> Iterator[Any]:
-    """A browser context with the page's files cached, and a page of it to clear localStorage."""
-    context = browser.new_context(viewport={"width": 1200, "height": 800}, color_scheme="light")
-    storage_page = context.new_page()
-    storage_page.goto(f"{fake.url}icon.svg")
-    yield context, storage_page
-    context.close()
+    opened.callback(server.shutdown)
+    return server, context
 
 
 @pytest.fixture
-def tester(shared_context: Any, fake: FakeServer) -> Iterator[PageDriver]:
-    context, storage_page = shared_context
-    fake.reset()
-    storage_page.evaluate("localStorage.clear()")
-    tester = PageDriver(context, fake.url)
-    yield tester
-    for page in context.pages:
-        if page != storage_page:
-            page.close()
-    tester.check()
+def fake() -> FakeServer:
+    server, _ = open_stage()
+    server.reset()
+    return server
+
+
+@pytest.fixture
+def context() -> Any:
+    return open_stage()[1]
+
+
+@pytest.fixture
+def tester(context: Any, fake: FakeServer) -> Iterator[PageDriver]:
+    with page_driver(context, fake.url) as tester:
+        yield tester

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 from webui_fake_server import FakeServer, Gate, Reply
-from webui_page import TIMEOUT, PageDriver
+from webui_page import PageDriver
 
 
 @pytest.mark.parametrize("status", [400, 413, 429, 500, 503])
@@ -92,14 +91,12 @@ def test_failed_edit_and_regenerate_leave_the_chat_unchanged(
 
 
 def test_api_key_dialog_opens_when_the_server_requires_a_key(
-    browser: Any, fake: FakeServer
+    tester: PageDriver, fake: FakeServer
 ) -> None:
-    fake.reset()
     fake.api_key = "sesame"
-    context = browser.new_context()
-    page = context.new_page()
-    page.set_default_timeout(TIMEOUT)
-    page.goto(fake.url)
+    tester.expected_errors = 20
+    page = tester.page
+    page.reload()
     page.locator("#key[open]").wait_for()
     assert not page.locator("#key-error").is_visible()  # no key was entered yet
     page.fill("#key-input", "open")
@@ -121,16 +118,13 @@ def test_api_key_dialog_opens_when_the_server_requires_a_key(
     assert "sesame" not in page.evaluate(
         "Object.values({...localStorage}).filter(v => v[0] == '{').join()"
     )
-    context.close()
 
 
-def test_page_shows_load_progress_and_becomes_ready(shared_context: Any, fake: FakeServer) -> None:
-    context, _ = shared_context
-    fake.reset()
+def test_page_shows_load_progress_and_becomes_ready(tester: PageDriver, fake: FakeServer) -> None:
     fake.loading = {"status": "loading"}
-    page = context.new_page()
-    page.set_default_timeout(TIMEOUT)
-    page.goto(fake.url)
+    tester.expected_errors = 100  # one per second
+    page = tester.page
+    page.reload()
     page.locator("#model-name", has_text=re.compile("loading the model…$")).wait_for()
     for stage, progress, shown in (
         ("fetching the model", None, "fetching the model…$"),
@@ -144,4 +138,3 @@ def test_page_shows_load_progress_and_becomes_ready(shared_context: Any, fake: F
     page.fill("#prompt", "hi")
     page.press("#prompt", "Enter")
     page.locator(".answer", has_text="You said: hi").wait_for()
-    page.close()

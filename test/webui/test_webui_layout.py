@@ -11,7 +11,6 @@ from webui_page import PageDriver
 
 
 def test_phone_width_has_no_horizontal_scroll(browser: Any, fake: FakeServer) -> None:
-    fake.reset()
     context = browser.new_context(
         viewport={"width": 360, "height": 640}, has_touch=True, is_mobile=True
     )

@@ -10,7 +10,7 @@ import pytest
 from model_files import tiny_config, write_hf_model
 from server_helpers import ServerProcess
 from webui_fake_server import WEBUI
-from webui_page import PageDriver
+from webui_page import page_driver
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
         yield process.wait_ready()
 
 
-def test_chat_switches_to_an_unloaded_model(browser: Any, server: ServerProcess) -> None:
+def test_chat_switches_to_an_unloaded_model(context: Any, server: ServerProcess) -> None:
     with server.client() as client:
 
         def state(name: str) -> str:
@@ -32,26 +32,23 @@ def test_chat_switches_to_an_unloaded_model(browser: Any, server: ServerProcess)
 
         server.wait_for(lambda: state("one") == "ready", "the first model")
         assert state("two") == "unloaded"
-        context = browser.new_context()
-        tester = PageDriver(context, server.url + "/")
-        page = tester.page
-        tester.see("#model-name", "one")
-        page.click("#settings-open")
-        labels = page.locator("#set-model option").all_text_contents()
-        assert labels == ["one", "two (unloaded)"]
-        page.select_option("#set-model", "two")
-        page.fill("#set-max_tokens", "3")
-        page.keyboard.press("Escape")
-        tester.see("#model-name", "two")
-        tester.ask("hello")
-        tester.idle()
-        assert state("two") == "ready"
-        page.click("#settings-open")
-        server.wait_for(
-            lambda: page.locator("#set-model option").all_text_contents() == ["one", "two"],
-            "the page to show it",
-        )
-        tester.check()
-        context.close()
+        with page_driver(context, server.url + "/") as tester:
+            page = tester.page
+            tester.see("#model-name", "one")
+            page.click("#settings-open")
+            labels = page.locator("#set-model option").all_text_contents()
+            assert labels == ["one", "two (unloaded)"]
+            page.select_option("#set-model", "two")
+            page.fill("#set-max_tokens", "3")
+            page.keyboard.press("Escape")
+            tester.see("#model-name", "two")
+            tester.ask("hello")
+            tester.idle()
+            assert state("two") == "ready"
+            page.click("#settings-open")
+            server.wait_for(
+                lambda: page.locator("#set-model option").all_text_contents() == ["one", "two"],
+                "the page to show it",
+            )
     asked = [event for event in server.events() if event.get("route") == "/v1/chat/completions"]
     assert [(event["model"], event["status"]) for event in asked] == [("two", 200)]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from server_helpers import Gate, ServerProcess
 from webui_fake_server import WEBUI
-from webui_page import PageDriver
+from webui_page import PageDriver, page_driver
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +22,9 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture
-def real_tester(browser: Any, real: Any) -> Iterator[PageDriver]:
-    context = browser.new_context()
-    tester = PageDriver(context, real.url + "/")
-    yield tester
-    tester.check()
-    context.close()
+def real_tester(context: Any, real: Any) -> Iterator[PageDriver]:
+    with page_driver(context, real.url + "/") as tester:
+        yield tester
 
 
 def fill_settings(tester: PageDriver, **values: str) -> None:
@@ -127,7 +124,7 @@ def test_real_placeholders_are_the_server_defaults(real_tester: PageDriver, real
         assert shown == (f"{defaults[name]:g}" if name in defaults else "default"), name
 
 
-def test_real_page_becomes_ready_when_the_model_is_loaded(browser: Any, tmp_path: Path) -> None:
+def test_real_page_becomes_ready_when_the_model_is_loaded(context: Any, tmp_path: Path) -> None:
     gate = Gate(tmp_path)
     gate.order("load 1 4")
     with ServerProcess("--webui", str(WEBUI), env=gate.env) as server:
@@ -136,7 +133,7 @@ def test_real_page_becomes_ready_when_the_model_is_loaded(browser: Any, tmp_path
             return [event["url"] for event in server.events() if event["message"] == "listening"]
 
         server.wait_for(lambda: bool(urls()), "the address in the log")
-        page = browser.new_page()
+        page = context.new_page()
         page.goto(urls()[0])
         page.locator("#model-name", has_text="loading").wait_for()
         gate.open()
