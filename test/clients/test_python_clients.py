@@ -7,10 +7,10 @@ They live in an environment of their own (`build/clients`, made by `make test` f
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from script import KEY
 from scripted_server import scripted_server
 from server_helpers import ROOT, ServerProcess
 
-PROGRAMS = Path(__file__).resolve().parent / "programs"
+RUNNER = Path(__file__).resolve().parent / "programs" / "runner.py"
 PYTHON = ROOT / "build" / "clients" / "bin" / "python"
 
 CLIENTS = {
@@ -45,32 +45,29 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 
 @pytest.fixture(scope="module")
-def runs(
-    request: pytest.FixtureRequest, server: ServerProcess, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Future[subprocess.CompletedProcess[str]]]]:
-    """Those that were chosen, two at a time: most of their seconds are imports."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("outputs")
+
+
+@pytest.fixture(scope="module")
+def statuses(request: pytest.FixtureRequest, server: ServerProcess, folder: Path) -> dict[str, int]:
+    """Exit statuses of the clients that were chosen."""
     tests = [item for item in request.session.items if item.path == request.path]
-    chosen = [test.callspec.params["name"] for test in tests]
-    with ThreadPoolExecutor(2) as pool:
-        yield {
-            name: pool.submit(run, name, server, tmp_path_factory.mktemp(name)) for name in chosen
-        }
-
-
-def run(name: str, server: ServerProcess, home: Path) -> subprocess.CompletedProcess[str]:
+    chosen = {name: CLIENTS[name] for name in (test.callspec.params["name"] for test in tests)}
     env = {
         **os.environ,
         "PYTHONPATH": str(ROOT / "test" / "helpers"),
-        "HOME": str(home),  # no user settings
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # nothing is fetched
         "OPENAI_AGENTS_DISABLE_TRACING": "1",
         "LANGSMITH_TRACING": "false",
     }
-    command = [str(PYTHON), str(PROGRAMS / f"{name}.py"), server.url, *CLIENTS[name]]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
+    command = [str(PYTHON), str(RUNNER), server.url, str(folder), json.dumps(chosen)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-def test_client(runs: dict[str, Future[subprocess.CompletedProcess[str]]], name: str) -> None:
-    done = runs[name].result()
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+def test_client(statuses: dict[str, int], folder: Path, name: str) -> None:
+    assert statuses[name] == 0, (folder / f"{name}.txt").read_text()[-8000:]

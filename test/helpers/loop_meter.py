@@ -72,7 +72,9 @@ async def application(config: ServerConfig) -> AsyncIterator[Any]:
         await engine.start()
         await asyncio.wait_for(engine.ready.wait(), 60)
         models.first.model_loaded()
-        yield make_app(shared, models)
+        app = make_app(shared, models)
+        gc.freeze()  # as the server does when it is ready
+        yield app
     finally:
         await models.close()
         shared.sessions.close()

@@ -27,6 +27,12 @@ from typing import Any
 PRODUCT = "llaisys.server.__main__"
 PROGRAMS = ("fault_server", "scripted_server", PRODUCT)
 ENGINES = ("fault_engine", "scripted_engine", "llaisys.server.engine_client.process")
+MODULES = (
+    "llaisys.entrypoints.cli",
+    "llaisys.server.lifecycle",
+    "llaisys.server.app",
+    "llaisys.server.route.main",
+)
 MESSAGE = 1 << 17  # bytes at most
 
 # ---- in the test process -------------------------------------------------------------------------
@@ -232,7 +238,7 @@ def serve_forks(channel: socket.socket) -> dict[str, Any] | None:
 
 
 def main() -> int:
-    for module in ("llaisys.server.lifecycle", "llaisys.server.app", *PROGRAMS, *ENGINES):
+    for module in (*MODULES, *PROGRAMS, *ENGINES):
         importlib.import_module(module)
     order = serve_forks(socket.socket(fileno=int(sys.argv[1])))
     if order is None:

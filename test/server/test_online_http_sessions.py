@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +16,7 @@ import httpx
 import pytest
 from engine_fakes import FakeTokenizer
 from http_helpers import CHAT, KEYS, chat, error_of, reply
+from prefork import preforked
 from server_helpers import HELPERS, PACKAGE, Gate, ServerProcess
 from wire_helpers import sse_events
 
@@ -235,11 +233,12 @@ def test_turn_that_cannot_be_stored_is_an_error(paused: PausedServer) -> None:
 
 def refused_start(session_file: Path) -> str:
     """Return the error of `llaisys serve`: one line without a traceback."""
-    command = [sys.executable, "-m", "llaisys", "serve", "--port", "0", "--log-level", "error"]
-    command += ["--session-file", str(session_file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1, done.stderr
-    return done.stderr
+    arguments = ["serve", "--port", "0", "--log-level", "error"]
+    arguments += ["--session-file", str(session_file)]
+    process = preforked().start("llaisys.__main__", arguments, dict(os.environ))
+    output = process.stderr.read()
+    assert process.wait(120) == 1 and len(output.splitlines()) == 1, output
+    return output
 
 
 def test_second_server_on_a_session_file_names_the_holder(paused: PausedServer) -> None:
@@ -253,29 +252,26 @@ def test_second_server_on_a_session_file_names_the_holder(paused: PausedServer) 
 def test_second_server_with_the_default_session_file_uses_another(tmp_path: Path) -> None:
     path = os.pathsep.join([str(PACKAGE), str(HELPERS)])
     env = {**os.environ, "PYTHONPATH": path, "XDG_STATE_HOME": str(tmp_path)}
-    command = [sys.executable, str(HELPERS / "fault_server.py"), "--port", "0"]
-    with contextlib.ExitStack() as stack:
-        urls, logs = [], []
-        for number in range(2):
-            log = tmp_path / f"log-{number}"
-            server = stack.enter_context(
-                subprocess.Popen(
-                    command, env=env, text=True, stdout=subprocess.PIPE, stderr=log.open("w")
-                )
-            )
-            stack.callback(server.terminate)
-            assert server.stdout is not None
-            urls.append(next(line for line in server.stdout if "serving" in line).split()[-1])
-            logs.append(log)
+    servers, urls = [], []
+    try:
+        for _ in range(2):
+            server = preforked().start("fault_server", ["--port", "0"], env)
+            servers.append(server)
+            line = next(line for line in server.stdout if "serving" in line)
+            urls.append(line.split()[-1])
         for number, url in enumerate(urls):
             with httpx.Client(base_url=url, timeout=60) as client:
                 body = {"messages": [{"role": "user", "content": f"to {number}"}]}
                 assert client.post("/v1/sessions", json=body).is_success
                 assert len(client.get("/v1/sessions").json()["data"]) == 1
+    finally:
+        for server in servers:
+            server.terminate()
+            server.wait(30)
     port = urls[1].rpartition(":")[2]
     files = {file.name for file in (tmp_path / "llaisys").glob("*.sqlite3")}
     assert files == {"sessions.sqlite3", f"sessions-{port}.sqlite3"}
-    first, second = (log.read_text() for log in logs)
+    first, second = (server.stderr.read() for server in servers)
     assert "is in use by process" not in first
     (warning,) = [line for line in second.splitlines() if "is in use by process" in line]
     assert "WARNING" in warning and warning.endswith(f"sessions-{port}.sqlite3")

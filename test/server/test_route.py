@@ -6,8 +6,7 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +17,7 @@ import httpx
 import pytest
 from error_helpers import invalid_input
 from http_helpers import reply
+from prefork import preforked
 from server_helpers import PACKAGE, Gate, ServerProcess, wait_for
 from wire_helpers import sse_events
 
@@ -32,14 +32,11 @@ class Router:
     """A router process."""
 
     def __init__(self, *urls: str, port: int = 0, options: tuple[str, ...] = ()) -> None:
-        command = ["-m", "llaisys", "route", *urls, "--port", str(port), "--reuse-port"]
-        self.process = subprocess.Popen(
-            [sys.executable, *command, "--probe-interval", "0.1", *options],
-            env={**os.environ, "PYTHONPATH": str(PACKAGE)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self.process.stdout is not None
+        arguments = ["route", *urls, "--port", str(port), "--reuse-port"]
+        arguments += ["--probe-interval", "0.1", *options]
+        environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+        self.process = preforked().start("llaisys.__main__", arguments, environment)
+        threading.Thread(target=self.process.stderr.read, daemon=True).start()
         line = self.process.stdout.readline()
         assert line.startswith("llaisys: routing"), line
         self.url = line.split()[-1]
