@@ -75,10 +75,12 @@ inline void write_text(const std::string &from, char *to, size_t capacity) {
     }
 }
 
-// The tensor of a handle; throws when it has no values.
-inline const Tensor &tensor_of(llaisysTensor_t handle, const char *name) {
-    not_null(handle, name);
-    require(handle->tensor.defined(), name, ": a model owns the values of this tensor");
+// The tensor of a handle, an argument of `op`; throws when it has no values.
+inline const Tensor &tensor_of(llaisysTensor_t handle, const char *name, const char *op = "") {
+    const char *separator = *op != '\0' ? ": " : "";
+    require(handle != nullptr, op, separator, name, " is NULL");
+    require(handle->tensor.defined(), op, separator, name,
+            ": a model owns the values of this tensor");
     return handle->tensor;
 }
 

@@ -118,32 +118,31 @@ runtime::RunnerOptions resolve_params(LlaisysModelCreateParams *params,
 
 void check_create_params(const LlaisysModelCreateParams &params) {
     sized(&params, "params");
-    require(params.ndevice >= 0 && params.ndevice <= 1024,
-            "params.ndevice must be in [0, 1024], got ", params.ndevice);
+    const auto check_range = [](const char *name, int64_t value, int64_t most) {
+        require(value >= 0 && value <= most, "params.", name, " must be in [0, ", most, "], got ",
+                value);
+    };
+    const auto check_index = [](const char *name, int32_t value, int32_t count) {
+        require(value >= 0 && value < count, "params.", name, " must be in [0, ", count, "), got ",
+                value);
+    };
+    const auto check_natural = [](const char *name, int64_t value) {
+        require(value >= 0, "params.", name, " must not be negative, got ", value);
+    };
+    check_range("ndevice", params.ndevice, 1024);
     require(params.ndevice == 0 || params.device_ids != nullptr, "params.device_ids is NULL");
     require(params.kv_cache_layout == LLAISYS_KV_LAYOUT_SLOT ||
                 params.kv_cache_layout == LLAISYS_KV_LAYOUT_BLOCK,
             "params.kv_cache_layout must be slot (0) or block (1), got ", params.kv_cache_layout);
-    require(params.kv_cache_block_size >= 0 && params.kv_cache_block_size <= 4096,
-            "params.kv_cache_block_size must be in [0, 4096], got ", params.kv_cache_block_size);
-    require(params.max_model_len >= 0, "params.max_model_len must not be negative, got ",
-            params.max_model_len);
-    require(params.kv_cache_capacity_tokens >= 0,
-            "params.kv_cache_capacity_tokens must not be negative, got ",
-            params.kv_cache_capacity_tokens);
-    require(params.max_batch_tokens >= 0, "params.max_batch_tokens must not be negative, got ",
-            params.max_batch_tokens);
-    require(params.n_threads >= 0, "params.n_threads must not be negative, got ", params.n_threads);
-    require(params.pipeline_parallel_size >= 0 && params.pipeline_parallel_size <= kMaxRanks,
-            "params.pipeline_parallel_size must be in [0, ", kMaxRanks, "], got ",
-            params.pipeline_parallel_size);
-    require(params.local_rank >= 0 && params.local_rank < std::max(1, params.ndevice),
-            "params.local_rank must be in [0, ", std::max(1, params.ndevice), "), got ",
-            params.local_rank);
-    require(params.world_size >= 0 && params.world_size <= 1024,
-            "params.world_size must be in [0, 1024], got ", params.world_size);
-    require(params.rank >= 0 && params.rank < std::max(1, params.world_size),
-            "params.rank must be in [0, ", std::max(1, params.world_size), "), got ", params.rank);
+    check_range("kv_cache_block_size", params.kv_cache_block_size, 4096);
+    check_natural("max_model_len", params.max_model_len);
+    check_natural("kv_cache_capacity_tokens", params.kv_cache_capacity_tokens);
+    check_natural("max_batch_tokens", params.max_batch_tokens);
+    check_natural("n_threads", params.n_threads);
+    check_range("pipeline_parallel_size", params.pipeline_parallel_size, kMaxRanks);
+    check_index("local_rank", params.local_rank, std::max(1, params.ndevice));
+    check_range("world_size", params.world_size, 1024);
+    check_index("rank", params.rank, std::max(1, params.world_size));
     require(params.kv_cache_dtype == LLAISYS_DTYPE_INVALID ||
                 ops::is_kv_dtype(params.kv_cache_dtype),
             "params.kv_cache_dtype must be 0, f32, f16, bf16, i8 or f8_e4m3, got ",
@@ -152,9 +151,7 @@ void check_create_params(const LlaisysModelCreateParams &params) {
         fail(LLAISYS_ERROR_UNSUPPORTED,
              "params.kv_cache_dtype must be 0, f32, f16, bf16 or i8 on the CPU, got f8_e4m3");
     }
-    require(params.tensor_parallel_size >= 0 && params.tensor_parallel_size <= kMaxRanks,
-            "params.tensor_parallel_size must be in [0, ", kMaxRanks, "], got ",
-            params.tensor_parallel_size);
+    check_range("tensor_parallel_size", params.tensor_parallel_size, kMaxRanks);
     const int32_t ranks =
         std::max(1, params.tensor_parallel_size) * std::max(1, params.pipeline_parallel_size);
     require(ranks <= 1 || params.world_size == ranks, "params.world_size must be ", ranks,

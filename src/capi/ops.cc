@@ -33,6 +33,30 @@ const device::Stream &stream_of(llaisysStream_t stream) {
     return alone;
 }
 
+// A tensor argument of an operator; NULL where the operator takes a pointer.
+struct Argument {
+    const char *name;
+    llaisysTensor_t handle;
+};
+
+template <typename Parameter, typename Value>
+decltype(auto) value_of(const char *op, const Value &value) {
+    if constexpr (!std::is_same_v<Value, Argument>) {
+        return value;
+    } else if constexpr (std::is_pointer_v<Parameter>) {
+        return value.handle != nullptr ? &tensor_of(value.handle, value.name, op) : nullptr;
+    } else {
+        return tensor_of(value.handle, value.name, op);
+    }
+}
+
+// Runs an operator; its name and those of the arguments are for error texts.
+template <typename... Parameters, typename... Values>
+int32_t run(const char *op, void (*function)(const device::Stream &, Parameters...),
+            llaisysStream_t stream, const Values &...values) {
+    return guard([&] { function(stream_of(stream), value_of<Parameters>(op, values)...); });
+}
+
 constexpr int32_t kMaxParts = 64;
 
 constexpr int32_t kMaxAdapters = 1024;
@@ -107,26 +131,19 @@ void run_lora(const device::Stream &stream, const Tensor &in, const ops::LoraPar
 
 int32_t llaisysAdd(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t a,
                    llaisysTensor_t b) {
-    return guard([&] {
-        ops::add(stream_of(stream), tensor_of(out, "add: out"), tensor_of(a, "add: a"),
-                 tensor_of(b, "add: b"));
-    });
+    return run("add", ops::add, stream, Argument{"out", out}, Argument{"a", a}, Argument{"b", b});
 }
 
 int32_t llaisysArgmax(llaisysStream_t stream, llaisysTensor_t max_index, llaisysTensor_t max_value,
                       llaisysTensor_t values) {
-    return guard([&] {
-        ops::argmax(stream_of(stream), tensor_of(max_index, "argmax: max_index"),
-                    tensor_of(max_value, "argmax: max_value"), tensor_of(values, "argmax: values"));
-    });
+    return run("argmax", ops::argmax, stream, Argument{"max_index", max_index},
+               Argument{"max_value", max_value}, Argument{"values", values}, ops::ArgmaxOnHost{});
 }
 
 int32_t llaisysEmbedding(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t index,
                          llaisysTensor_t table) {
-    return guard([&] {
-        ops::embedding(stream_of(stream), tensor_of(out, "embedding: out"),
-                       tensor_of(index, "embedding: index"), tensor_of(table, "embedding: table"));
-    });
+    return run("embedding", ops::embedding, stream, Argument{"out", out}, Argument{"index", index},
+               Argument{"table", table});
 }
 
 int32_t llaisysLinearWeightCreate(llaisysStream_t stream, llaisysTensor_t tensor,
@@ -202,14 +219,11 @@ int32_t llaisysMoeRoute(llaisysStream_t stream, llaisysTensor_t experts, llaisys
                         llaisysTensor_t logits, llaisysTensor_t bias, int32_t is_sigmoid,
                         int32_t is_renormalised, int32_t n_groups, int32_t n_top_groups,
                         float scale) {
-    return guard([&] {
-        const ops::MoeRouting routing{is_sigmoid != 0, is_renormalised != 0, n_groups, n_top_groups,
-                                      scale};
-        ops::moe_route(stream_of(stream), tensor_of(experts, "moe_route: experts"),
-                       tensor_of(weights, "moe_route: weights"),
-                       tensor_of(logits, "moe_route: logits"),
-                       bias != nullptr ? &tensor_of(bias, "moe_route: bias") : nullptr, routing);
-    });
+    const ops::MoeRouting routing{is_sigmoid != 0, is_renormalised != 0, n_groups, n_top_groups,
+                                  scale};
+    return run("moe_route", ops::moe_route, stream, Argument{"experts", experts},
+               Argument{"weights", weights}, Argument{"logits", logits}, Argument{"bias", bias},
+               routing);
 }
 
 int32_t llaisysMoeMlp(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in,
@@ -259,38 +273,27 @@ int32_t llaisysMoeMlp(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor
 
 int32_t llaisysRmsNorm(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in,
                        llaisysTensor_t weight, float epsilon) {
-    return guard([&] {
-        ops::rms_norm(stream_of(stream), tensor_of(out, "rms_norm: out"),
-                      tensor_of(in, "rms_norm: in"), tensor_of(weight, "rms_norm: weight"),
-                      epsilon);
-    });
+    return run("rms_norm", ops::rms_norm, stream, Argument{"out", out}, Argument{"in", in},
+               Argument{"weight", weight}, epsilon);
 }
 
 int32_t llaisysLayerNorm(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in,
                          llaisysTensor_t weight, llaisysTensor_t bias, float epsilon) {
-    return guard([&] {
-        ops::layer_norm(stream_of(stream), tensor_of(out, "layer_norm: out"),
-                        tensor_of(in, "layer_norm: in"), tensor_of(weight, "layer_norm: weight"),
-                        bias != nullptr ? &tensor_of(bias, "layer_norm: bias") : nullptr, epsilon);
-    });
+    return run("layer_norm", ops::layer_norm, stream, Argument{"out", out}, Argument{"in", in},
+               Argument{"weight", weight}, Argument{"bias", bias}, epsilon);
 }
 
 int32_t llaisysAddRmsNorm(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t residual,
                           llaisysTensor_t in, llaisysTensor_t weight, float epsilon) {
-    return guard([&] {
-        ops::add_rms_norm(stream_of(stream), tensor_of(out, "add_rms_norm: out"),
-                          tensor_of(residual, "add_rms_norm: residual"),
-                          tensor_of(in, "add_rms_norm: in"),
-                          tensor_of(weight, "add_rms_norm: weight"), epsilon);
-    });
+    return run("add_rms_norm", ops::add_rms_norm, stream, Argument{"out", out},
+               Argument{"residual", residual}, Argument{"in", in}, Argument{"weight", weight},
+               epsilon);
 }
 
 int32_t llaisysRope(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in,
                     llaisysTensor_t positions, llaisysTensor_t inv_freq) {
-    return guard([&] {
-        ops::rope(stream_of(stream), tensor_of(out, "rope: out"), tensor_of(in, "rope: in"),
-                  tensor_of(positions, "rope: positions"), tensor_of(inv_freq, "rope: inv_freq"));
-    });
+    return run("rope", ops::rope, stream, Argument{"out", out}, Argument{"in", in},
+               Argument{"positions", positions}, Argument{"inv_freq", inv_freq}, 1.0f);
 }
 
 int32_t llaisysKvStore(llaisysStream_t stream, llaisysTensor_t cache, llaisysTensor_t values,
@@ -377,65 +380,43 @@ int32_t llaisysAttentionRuns(llaisysStream_t stream, llaisysTensor_t out, llaisy
 int32_t llaisysSelfAttentionMasked(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q,
                                    llaisysTensor_t k, llaisysTensor_t v, llaisysTensor_t mask,
                                    float scale) {
-    return guard([&] {
-        ops::self_attention_masked(stream_of(stream), tensor_of(out, "self_attention_masked: out"),
-                                   tensor_of(q, "self_attention_masked: q"),
-                                   tensor_of(k, "self_attention_masked: k"),
-                                   tensor_of(v, "self_attention_masked: v"),
-                                   tensor_of(mask, "self_attention_masked: mask"), scale);
-    });
+    return run("self_attention_masked", ops::self_attention_masked, stream, Argument{"out", out},
+               Argument{"q", q}, Argument{"k", k}, Argument{"v", v}, Argument{"mask", mask}, scale);
 }
 
 int32_t llaisysQuantise(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in) {
-    return guard([&] {
-        ops::quantise(stream_of(stream), tensor_of(out, "quantise: out"),
-                      tensor_of(in, "quantise: in"));
-    });
+    return run("quantise", ops::quantise, stream, Argument{"out", out}, Argument{"in", in});
 }
 
 int32_t llaisysRearrange(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in) {
-    return guard([&] {
-        ops::rearrange(stream_of(stream), tensor_of(out, "rearrange: out"),
-                       tensor_of(in, "rearrange: in"));
-    });
+    return run("rearrange", ops::rearrange, stream, Argument{"out", out}, Argument{"in", in});
 }
 
 int32_t llaisysSwiGLU(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t gate,
                       llaisysTensor_t up) {
-    return guard([&] {
-        ops::swiglu(stream_of(stream), tensor_of(out, "swiglu: out"),
-                    tensor_of(gate, "swiglu: gate"), tensor_of(up, "swiglu: up"));
-    });
+    return run("swiglu", ops::swiglu, stream, Argument{"out", out}, Argument{"gate", gate},
+               Argument{"up", up});
 }
 
 int32_t llaisysGeGLU(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t gate,
                      llaisysTensor_t up, int32_t is_erf) {
-    return guard([&] {
-        ops::glu(stream_of(stream), tensor_of(out, "geglu: out"), tensor_of(gate, "geglu: gate"),
-                 up != nullptr ? &tensor_of(up, "geglu: up") : nullptr,
-                 is_erf != 0 ? ops::Activation::gelu_erf : ops::Activation::gelu_tanh);
-    });
+    return run("geglu", ops::glu, stream, Argument{"out", out}, Argument{"gate", gate},
+               Argument{"up", up},
+               is_erf != 0 ? ops::Activation::gelu_erf : ops::Activation::gelu_tanh);
 }
 
 int32_t llaisysScale(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in, float factor,
                      float soft_cap) {
-    return guard([&] {
-        ops::scale(stream_of(stream), tensor_of(out, "scale: out"), tensor_of(in, "scale: in"),
-                   factor, soft_cap);
-    });
+    return run("scale", ops::scale, stream, Argument{"out", out}, Argument{"in", in}, factor,
+               soft_cap);
 }
 
 int32_t llaisysSoftmax(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in) {
-    return guard([&] {
-        ops::softmax(stream_of(stream), tensor_of(out, "softmax: out"),
-                     tensor_of(in, "softmax: in"));
-    });
+    return run("softmax", ops::softmax, stream, Argument{"out", out}, Argument{"in", in});
 }
 
 int32_t llaisysTopK(llaisysStream_t stream, llaisysTensor_t index, llaisysTensor_t value,
                     llaisysTensor_t values) {
-    return guard([&] {
-        ops::topk(stream_of(stream), tensor_of(index, "topk: index"),
-                  tensor_of(value, "topk: value"), tensor_of(values, "topk: values"));
-    });
+    return run("topk", ops::topk, stream, Argument{"index", index}, Argument{"value", value},
+               Argument{"values", values});
 }

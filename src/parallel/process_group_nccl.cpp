@@ -33,13 +33,13 @@ NcclOp op_of(ReduceOpType op) {
     return ops[size_t(op)];
 }
 
-void check(const NcclLibrary &nccl, NcclResult result, const char *call) {
+} // namespace
+
+void ProcessGroupNCCL::check(NcclResult result, const char *call) const {
     if (result != NcclResult::success) {
-        fail(LLAISYS_ERROR_INTERNAL, "NCCL: ", call, ": ", nccl.GetErrorString(result));
+        fail(LLAISYS_ERROR_INTERNAL, "NCCL: ", call, ": ", nccl_.GetErrorString(result));
     }
 }
-
-} // namespace
 
 // ---- setup and teardown ----------------------------------------------------------------------------
 
@@ -62,14 +62,14 @@ ProcessGroupNCCL::~ProcessGroupNCCL() {
 
 void ProcessGroupNCCL::InitSingleProcess() {
     NcclId id{};
-    check(nccl_, nccl_.GetUniqueId(&id), "ncclGetUniqueId");
+    check(nccl_.GetUniqueId(&id), "ncclGetUniqueId");
     join(id);
 }
 
 void ProcessGroupNCCL::InitMultiProcess() {
     NcclId id{};
     if (rank() == 0) {
-        abort_on_error(host(), [&] { check(nccl_, nccl_.GetUniqueId(&id), "ncclGetUniqueId"); });
+        abort_on_error(host(), [&] { check(nccl_.GetUniqueId(&id), "ncclGetUniqueId"); });
     }
     const tensor_t message = Tensor::create({int64_t(sizeof id)}, LLAISYS_DTYPE_I8);
     std::memcpy(message.data(), id.bytes, sizeof id);
@@ -81,14 +81,14 @@ void ProcessGroupNCCL::InitMultiProcess() {
 
 void ProcessGroupNCCL::join(const NcclId &id) {
     own_stream().synchronize(); // sets the thread's current device
-    check(nccl_, nccl_.CommInitRank(&comm_, size(), id, rank()), "ncclCommInitRank");
+    check(nccl_.CommInitRank(&comm_, size(), id, rank()), "ncclCommInitRank");
 }
 
 void ProcessGroupNCCL::check_device() const {
     NcclResult error = NcclResult::success;
-    check(nccl_, nccl_.CommGetAsyncError(comm_, &error), "ncclCommGetAsyncError");
+    check(nccl_.CommGetAsyncError(comm_, &error), "ncclCommGetAsyncError");
     if (error != NcclResult::in_progress) {
-        check(nccl_, error, "a collective");
+        check(error, "a collective");
     }
 }
 
@@ -112,10 +112,10 @@ void ProcessGroupNCCL::enqueue(Collective *call, const device::Stream &stream) c
     const tensor_t &input = call->input;
     void *on = runtime().handle_of(stream.native());
     const auto send = [&](const std::byte *from, int64_t bytes, int to) {
-        check(nccl_, nccl_.Send(from, size_t(bytes), NcclType::i8, to, comm_, on), "ncclSend");
+        check(nccl_.Send(from, size_t(bytes), NcclType::i8, to, comm_, on), "ncclSend");
     };
     const auto recv = [&](std::byte *to, int64_t bytes, int from) {
-        check(nccl_, nccl_.Recv(to, size_t(bytes), NcclType::i8, from, comm_, on), "ncclRecv");
+        check(nccl_.Recv(to, size_t(bytes), NcclType::i8, from, comm_, on), "ncclRecv");
     };
     switch (call->type) {
     case OpType::kAllReduce:
@@ -123,42 +123,38 @@ void ProcessGroupNCCL::enqueue(Collective *call, const device::Stream &stream) c
             return peers_->all_reduce(stream, output.data(), output.elements(), output.dtype(),
                                       call->op);
         }
-        return check(nccl_,
-                     nccl_.AllReduce(output.data(), output.data(), size_t(output.elements()),
+        return check(nccl_.AllReduce(output.data(), output.data(), size_t(output.elements()),
                                      type_of(output.dtype()), op_of(call->op), comm_, on),
                      "ncclAllReduce");
     case OpType::kAllReduceAdd:
         return peers_->all_reduce_add(stream, output.as<float>(), input.data(), input.elements(),
                                       input.dtype());
     case OpType::kAllGather:
-        return check(nccl_,
-                     nccl_.AllGather(input.data(), output.data(), size_t(input.bytes()),
+        return check(nccl_.AllGather(input.data(), output.data(), size_t(input.bytes()),
                                      NcclType::i8, comm_, on),
                      "ncclAllGather");
     case OpType::kReduceScatter:
-        return check(nccl_,
-                     nccl_.ReduceScatter(input.data(), output.data(), size_t(output.elements()),
+        return check(nccl_.ReduceScatter(input.data(), output.data(), size_t(output.elements()),
                                          type_of(input.dtype()), op_of(call->op), comm_, on),
                      "ncclReduceScatter");
     case OpType::kBroadCast:
-        return check(nccl_,
-                     nccl_.Broadcast(output.data(), output.data(), size_t(output.bytes()),
+        return check(nccl_.Broadcast(output.data(), output.data(), size_t(output.bytes()),
                                      NcclType::i8, call->peer, comm_, on),
                      "ncclBroadcast");
     case OpType::kScatter:
-        check(nccl_, nccl_.GroupStart(), "ncclGroupStart");
+        check(nccl_.GroupStart(), "ncclGroupStart");
         for (int peer = 0; rank() == call->peer && peer < size(); ++peer) {
             send(input.data() + peer * output.bytes(), output.bytes(), peer);
         }
         recv(output.data(), output.bytes(), call->peer);
-        return check(nccl_, nccl_.GroupEnd(), "ncclGroupEnd");
+        return check(nccl_.GroupEnd(), "ncclGroupEnd");
     case OpType::kGather:
-        check(nccl_, nccl_.GroupStart(), "ncclGroupStart");
+        check(nccl_.GroupStart(), "ncclGroupStart");
         send(input.data(), input.bytes(), call->peer);
         for (int peer = 0; rank() == call->peer && peer < size(); ++peer) {
             recv(output.data() + peer * input.bytes(), input.bytes(), peer);
         }
-        return check(nccl_, nccl_.GroupEnd(), "ncclGroupEnd");
+        return check(nccl_.GroupEnd(), "ncclGroupEnd");
     case OpType::kSend:
         return send(output.data(), output.bytes(), call->peer);
     case OpType::kRecv:

@@ -23,6 +23,7 @@ private:
     void InitMultiProcess();  // several ranks: processes, or threads with a communicator each
     void join(const NcclId &id);
 
+    void check(NcclResult result, const char *call) const; // throws unless it is success
     void check_device() const override;
     void abort_device() const noexcept override;
 

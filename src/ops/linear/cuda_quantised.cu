@@ -130,32 +130,16 @@ __global__ void pack_blocks_kernel(DType dtype, int elements, int block_bytes, c
 
 constexpr int kF8BlockBytes = 4 + 128; // scale, codes
 
-// One block of threads per row.
-__global__ void find_other_scale_kernel(int *found, const std::byte *weight, int64_t blocks) {
-    const auto *row =
-        reinterpret_cast<const uint32_t *>(weight + blockIdx.x * blocks * kF8BlockBytes);
-    for (int64_t b = threadIdx.x; b < blocks; b += blockDim.x) {
-        if (row[b * (kF8BlockBytes / 4)] != row[0]) {
-            *found = 1;
-        }
-    }
-}
-
-// Whether every row of f8_g128 blocks has one scale.
-bool has_one_scale_per_row(const Tensor &weight) {
-    const int64_t rows = weight.size(0), blocks = weight.size(1) / 128;
+// Whether every row of f8_g128 blocks has one scale. Weights on a device are read back; loaders keep
+// them on the host.
+bool has_one_scale_per_row(Tensor weight) {
     if (weight.device() != LLAISYS_DEVICE_CPU) {
-        Tensor found = Tensor::create({1}, LLAISYS_DTYPE_I32, weight.device(), weight.device_id());
-        int result = 0;
-        found.load(&result, sizeof result);
-        if (rows > 0) {
-            find_other_scale_kernel<<<unsigned(rows), 128>>>(found.as<int>(), weight.data(),
-                                                             blocks);
-        }
-        found.store(&result, sizeof result);
-        return result == 0;
+        const Tensor copy = Tensor::create(weight.shape(), weight.dtype());
+        weight.store(copy.data(), size_t(copy.bytes()));
+        weight = copy;
     }
-    for (int64_t row = 0; row < rows; ++row) {
+    const int64_t blocks = weight.size(1) / 128;
+    for (int64_t row = 0; row < weight.size(0); ++row) {
         const std::byte *first = weight.data() + row * blocks * kF8BlockBytes;
         for (int64_t b = 1; b < blocks; ++b) {
             if (std::memcmp(first, first + b * kF8BlockBytes, sizeof(float)) != 0) {

@@ -6,7 +6,7 @@
 //                   of the row, for a larger k, and usually leaves k to 2048 candidates. Otherwise
 //                   histograms of 11, 11 and 10 bits of the whole row follow until at most 2048
 //                   candidates are left. Bound: DRAM with many rows.
-//   more            topk_kernel: each of k rounds finds the next largest value.
+//   more            selected on the host
 #include "ops/topk/op.hpp"
 
 #include "ops/cuda/common.cuh"
@@ -16,67 +16,12 @@ namespace llaisys::ops {
 
 namespace {
 
-constexpr int kThreads = 512;
 constexpr int kRadixThreads = 1024;
 constexpr int kRadixBins = 2048;
 constexpr int kCandidates = 2048;
 constexpr int kMostSelected = 1024;
 constexpr int kSampleEvery = 8;
 constexpr int64_t kMinSampledRow = 32 * kRadixThreads;
-
-struct Entry {
-    float value; // never NaN
-    int32_t index;
-};
-
-__device__ __forceinline__ bool before(const Entry &a, const Entry &b) {
-    return a.value != b.value ? a.value > b.value : a.index < b.index;
-}
-
-__device__ Entry warp_first(Entry best) {
-    for (int step = 16; step > 0; step >>= 1) {
-        Entry other;
-        other.value = __shfl_xor_sync(cuda::kFullMask, best.value, step);
-        other.index = __shfl_xor_sync(cuda::kFullMask, best.index, step);
-        if (before(other, best)) {
-            best = other;
-        }
-    }
-    return best;
-}
-
-__global__ void topk_kernel(int32_t *index, float *value, const float *values, int64_t n,
-                            int64_t k) {
-    __shared__ Entry found[kThreads / cuda::kWarpSize];
-    __shared__ Entry last;
-    cuda::grid_dependency_wait();
-    const float *row = values + int64_t(blockIdx.x) * n;
-    const Entry none{-INFINITY, INT32_MAX};
-    for (int64_t round = 0; round < k; ++round) {
-        Entry best = none;
-        for (int64_t i = threadIdx.x; i < n; i += kThreads) {
-            const float x = row[i];
-            const Entry entry{x == x ? x : -INFINITY, int32_t(i)};
-            if ((round == 0 || before(last, entry)) && before(entry, best)) {
-                best = entry;
-            }
-        }
-        best = warp_first(best);
-        if (threadIdx.x % cuda::kWarpSize == 0) {
-            found[threadIdx.x / cuda::kWarpSize] = best;
-        }
-        __syncthreads();
-        if (threadIdx.x < cuda::kWarpSize) {
-            best = warp_first(threadIdx.x < kThreads / cuda::kWarpSize ? found[threadIdx.x] : none);
-            if (threadIdx.x == 0) {
-                last = best;
-                index[int64_t(blockIdx.x) * k + round] = best.index;
-                value[int64_t(blockIdx.x) * k + round] = best.value;
-            }
-        }
-        __syncthreads();
-    }
-}
 
 // Leading bits of the k-th largest key, and the number of keys above them.
 struct Cut {
@@ -253,6 +198,17 @@ __global__ void __launch_bounds__(kRadixThreads)
     }
 }
 
+void select_on_host(Tensor index, Tensor value, const Tensor &values) {
+    const device::Stream host(LLAISYS_DEVICE_CPU, 0, 0);
+    const Tensor rows = Tensor::create(values.shape(), LLAISYS_DTYPE_F32);
+    const Tensor best = Tensor::create(value.shape(), LLAISYS_DTYPE_F32);
+    const Tensor best_index = Tensor::create(index.shape(), LLAISYS_DTYPE_I32);
+    values.store(rows.data(), size_t(rows.bytes()));
+    topk_cpu(host, best_index, best, rows);
+    index.load(best_index.data(), size_t(index.bytes()));
+    value.load(best.data(), size_t(value.bytes()));
+}
+
 } // namespace
 
 void topk_cuda(const device::Stream &stream, const Tensor &index, const Tensor &value,
@@ -262,13 +218,11 @@ void topk_cuda(const device::Stream &stream, const Tensor &index, const Tensor &
     }
     const device::CudaStream &on = device::cuda_stream_of(stream);
     const auto rows = unsigned(values.size(0));
-    if (value.size(1) <= kMostSelected) {
-        cuda::launch(on, radix_topk_kernel, rows, kRadixThreads, 0, true, index.as<int32_t>(),
-                     value.as<float>(), values.as<float>(), values.size(1), value.size(1));
-    } else {
-        cuda::launch(on, topk_kernel, rows, kThreads, 0, true, index.as<int32_t>(),
-                     value.as<float>(), values.as<float>(), values.size(1), value.size(1));
+    if (value.size(1) > kMostSelected) {
+        return select_on_host(index, value, values);
     }
+    cuda::launch(on, radix_topk_kernel, rows, kRadixThreads, 0, true, index.as<int32_t>(),
+                 value.as<float>(), values.as<float>(), values.size(1), value.size(1));
 }
 
 } // namespace llaisys::ops
