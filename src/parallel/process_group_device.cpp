@@ -52,13 +52,6 @@ public:
     bool IsCompleted() const override {
         return state_->aborted.is_set() || runtime_.query_event(done_);
     }
-    bool IsSuccess() const override {
-        return !state_->aborted.is_set() && runtime_.query_event(done_);
-    }
-    void Synchronize() const override {
-        const_cast<DeviceWork *>(this)->WaitBlocking(milliseconds::zero());
-        state_->aborted.throw_if_set();
-    }
     std::exception_ptr exception() const override {
         try {
             state_->aborted.throw_if_set();

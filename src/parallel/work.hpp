@@ -24,9 +24,14 @@ public:
     virtual bool WaitNonBlocking() = 0;
 
     virtual bool IsCompleted() const = 0; // succeeded or failed
-    virtual bool IsSuccess() const = 0;
+    bool IsSuccess() const { return IsCompleted() && exception() == nullptr; }
     // Waits for completion and rethrows a failure.
-    virtual void Synchronize() const = 0;
+    void Synchronize() {
+        WaitBlocking();
+        if (const std::exception_ptr error = exception()) {
+            std::rethrow_exception(error);
+        }
+    }
     virtual std::exception_ptr exception() const = 0; // null while running and on success
 
     // Device events, null on a CPU: the input is ready; the output is ready.
@@ -51,17 +56,6 @@ public:
     bool IsCompleted() const override {
         std::lock_guard<std::mutex> lock(mutex_);
         return is_done_;
-    }
-    bool IsSuccess() const override {
-        std::lock_guard<std::mutex> lock(mutex_);
-        return is_done_ && error_ == nullptr;
-    }
-    void Synchronize() const override {
-        std::unique_lock<std::mutex> lock(mutex_);
-        done_.wait(lock, [this] { return is_done_; });
-        if (error_ != nullptr) {
-            std::rethrow_exception(error_);
-        }
     }
     std::exception_ptr exception() const override {
         std::lock_guard<std::mutex> lock(mutex_);
