@@ -5,9 +5,8 @@
 
 #include "device/cpu/cpu_runtime.hpp"
 #include "llaisys.h"
-#include "ops/add/op.hpp"
-#include "ops/argmax/op.hpp"
 #include "ops/attention/op.hpp"
+#include "ops/elementwise/op.hpp"
 #include "ops/embedding/op.hpp"
 #include "ops/glu/op.hpp"
 #include "ops/kv_store/op.hpp"

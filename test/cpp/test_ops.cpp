@@ -3,7 +3,7 @@
 // files of their own: test_ops_linear.cpp, test_ops_attention.cpp, test_ops_logits.cpp.
 #include "ops_reference.hpp"
 
-#include "ops/add/op.hpp"
+#include "ops/elementwise/op.hpp"
 #include "ops/embedding/op.hpp"
 #include "ops/glu/op.hpp"
 #include "ops/kv_store/op.hpp"

@@ -2,7 +2,6 @@
 // double, on every instruction set of this machine: odd sizes, ties, infinities and NaN.
 #include "ops_reference.hpp"
 
-#include "ops/argmax/op.hpp"
 #include "ops/softmax/op.hpp"
 #include "ops/topk/op.hpp"
 

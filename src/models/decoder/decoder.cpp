@@ -1,12 +1,11 @@
 #include "models/decoder/decoder.hpp"
 
 #include "models/hyper_params.hpp"
-#include "ops/add/op.hpp"
+#include "ops/elementwise/op.hpp"
 #include "ops/embedding/op.hpp"
 #include "ops/norm/op.hpp"
 #include "ops/rearrange/op.hpp"
 #include "ops/rope/op.hpp"
-#include "ops/scale/op.hpp"
 #include "parallel/tensor_parallel.hpp"
 
 #include <algorithm>

@@ -1,8 +1,7 @@
 #include "models/decoder/moe.hpp"
 
-#include "ops/add/op.hpp"
+#include "ops/elementwise/op.hpp"
 #include "ops/glu/op.hpp"
-#include "ops/scale/op.hpp"
 
 namespace llaisys::models {
 

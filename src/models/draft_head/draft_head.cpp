@@ -1,7 +1,7 @@
 #include "models/draft_head/draft_head.hpp"
 
 #include "models/hyper_params.hpp"
-#include "ops/add/op.hpp"
+#include "ops/elementwise/op.hpp"
 #include "ops/embedding/op.hpp"
 #include "ops/kv_store/op.hpp"
 #include "ops/norm/op.hpp"

@@ -1,12 +1,11 @@
 #include "ops/decoder_layer/op.hpp"
 
-#include "ops/add/op.hpp"
 #include "ops/decoder_layer/cuda.hpp"
+#include "ops/elementwise/op.hpp"
 #include "ops/embedding/op.hpp"
 #include "ops/kv_store/op.hpp"
 #include "ops/norm/op.hpp"
 #include "ops/rope/op.hpp"
-#include "ops/scale/op.hpp"
 
 namespace llaisys::ops {
 

@@ -1,4 +1,5 @@
-// Elementwise sum. The contract is the one of llaisysAdd in include/llaisys/ops.h.
+// Sum of two tensors, and multiplication by a constant with an optional soft cap. Contracts:
+// llaisysAdd, llaisysScale.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -8,5 +9,10 @@ namespace llaisys::ops {
 
 void add(const device::Stream &stream, const Tensor &out, const Tensor &a, const Tensor &b);
 decltype(add) add_cpu, add_cuda;
+
+// soft_cap 0: none. Converts if the dtypes differ.
+void scale(const device::Stream &stream, const Tensor &out, const Tensor &in, float factor,
+           float soft_cap = 0.0f);
+decltype(scale) scale_cpu, scale_cuda;
 
 } // namespace llaisys::ops

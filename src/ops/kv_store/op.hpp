@@ -1,4 +1,5 @@
-// Write keys and values to slots (contract: llaisysKvStore), and read them back, for moving slots.
+// Write keys and values to slots (contract: llaisysKvStore), read them back, for moving slots, and
+// copy whole blocks of slots to and from host memory.
 #pragma once
 
 #include "ops/kv_layer.hpp"
@@ -16,5 +17,23 @@ decltype(kv_store) kv_store_cuda; // skips slots outside the cache: padding rows
 void kv_load(const device::Stream &stream, const Tensor &k, const Tensor *v, const KvLayer &kv,
              const Tensor &slots);
 decltype(kv_load) kv_load_cpu, kv_load_cuda;
+
+enum class KvDirection { to_host, from_host };
+
+// Host slots for blocks. Host slot p of a layer: the keys of block_size slots, then their values,
+// from data + p * slot_stride_bytes on.
+struct KvHost {
+    std::byte *data;           // from Runtime::allocate_host of the stream's device
+    int64_t slot_stride_bytes; // bytes from one host slot to the next
+    int64_t n_slots;
+};
+
+// Copy slots [blocks[i] * block_size, ... + block_size) of the layer to or from host slot
+// host_slots[i], for each i < n; destinations must be distinct. Both arrays are in host memory and have
+// been read on return; the copies run in stream order.
+void kv_blocks(const device::Stream &stream, KvDirection direction, const KvLayer &kv,
+               int64_t block_size, const KvHost &host, const int32_t *blocks,
+               const int32_t *host_slots, int64_t n);
+decltype(kv_blocks) kv_blocks_cpu, kv_blocks_cuda;
 
 } // namespace llaisys::ops

@@ -8,6 +8,26 @@ namespace llaisys::ops {
 
 namespace {
 
+// Largest value of one row of n values and its first index; index 0 for a row of NaN.
+int64_t argmax_row(const cpu::Kernels &kernels, cpu::Values row, int64_t n) {
+    float buffer[cpu::kPiece];
+    const int64_t step = row.dtype == LLAISYS_DTYPE_F32 ? n : cpu::kPiece;
+    float best = -std::numeric_limits<float>::infinity();
+    int64_t best_at = n; // start of the chunk with the largest value
+    for (int64_t i = 0; i < n; i += step) {
+        const int64_t piece = std::min(step, n - i);
+        const float *values = cpu::read(kernels, row.from(i), buffer, piece);
+        const float largest = kernels.max(values, piece);
+        const bool found = largest > best || best_at == n;
+        const int64_t place = found ? kernels.find_equal(values, largest, piece) : piece;
+        if (place < piece) { // false when all values are NaN
+            best = largest;
+            best_at = i + place;
+        }
+    }
+    return best_at == n ? 0 : best_at;
+}
+
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 
 struct Candidate {
@@ -42,6 +62,25 @@ void select(const cpu::Kernels &kernels, const float *row, int64_t n, Candidate 
 }
 
 } // namespace
+
+void argmax_cpu(const device::Stream &stream, const Tensor &max_index, const Tensor &max_value,
+                const Tensor &values, const ArgmaxOnHost &host) {
+    const int64_t rows = values.size(0);
+    const int64_t n = values.size(1);
+    const cpu::Kernels &kernels = cpu::kernels();
+    cpu::for_rows(stream, rows, n, [&](int64_t first, int64_t last) {
+        for (int64_t r = first; r < last; ++r) {
+            const cpu::Values row = cpu::values_of(values, r * n);
+            const int64_t index = argmax_row(kernels, row, n);
+            max_index.as<int64_t>()[r] = index;
+            cpu::convert(kernels, cpu::values_of(max_value, r), row.from(index), 1);
+            if (host.index != nullptr) {
+                host.index[r] = index;
+                cpu::convert(kernels, cpu::values_of(host.value + r), row.from(index), 1);
+            }
+        }
+    });
+}
 
 void topk_cpu(const device::Stream &stream, const Tensor &index, const Tensor &value,
               const Tensor &values) {

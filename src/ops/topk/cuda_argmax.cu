@@ -1,6 +1,6 @@
 // Argmax of each row; the first index wins ties. With few rows, several blocks share a row and
 // the last one to finish reduces their results; 16-byte loads of f32 rows. Memory-bound.
-#include "ops/argmax/op.hpp"
+#include "ops/topk/op.hpp"
 
 #include "ops/cuda/common.cuh"
 

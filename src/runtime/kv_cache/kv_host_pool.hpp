@@ -1,7 +1,7 @@
 // Host memory for offloaded KV blocks. The caller tracks which block is in which host slot.
 #pragma once
 
-#include "ops/kv_blocks/op.hpp"
+#include "ops/kv_store/op.hpp"
 #include "runtime/kv_cache/kv_storage.hpp"
 
 namespace llaisys::runtime {

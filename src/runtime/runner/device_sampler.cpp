@@ -1,6 +1,5 @@
 #include "runtime/runner/device_sampler.hpp"
 
-#include "ops/argmax/op.hpp"
 #include "ops/topk/op.hpp"
 
 #include <algorithm>
