@@ -99,6 +99,23 @@ def test_8_bit_kv_does_not_select_the_cpu(gpus: FakeGpus) -> None:
         assert resolve_device(EngineConfig.of(kv_cache_dtype=dtype)).device == "cuda"
 
 
+@pytest.mark.parametrize(
+    ("device", "options", "budget"),
+    [
+        ("cpu", {}, 2048),
+        ("cuda", {}, 4096),
+        ("cpu", {"max_num_seqs": 3000}, 3000),
+        ("cuda", {"max_num_seqs": 5000}, 5000),
+        ("cuda", {"max_num_batched_tokens": 512}, 512),
+    ],
+)
+def test_the_token_budget_depends_on_the_device(
+    gpus: FakeGpus, device: str, options: dict[str, int], budget: int
+) -> None:
+    config = resolve_device(EngineConfig.of(device=device, **options))
+    assert config.scheduler.token_budget == budget
+
+
 def test_a_requested_device_is_not_logged(gpus: FakeGpus, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "llaisys.engine"):
         assert resolve_device(EngineConfig(device="cpu")).device == "cpu"

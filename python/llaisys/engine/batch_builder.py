@@ -61,7 +61,7 @@ class BatchBuilder:
         if num_startable > 0:
             self._next_prompts = {r: r.num_tokens for r in self.waiting.candidates(PEEKED_PROMPTS)}
         # The batches of a pipeline divide the tokens, too.
-        max_tokens = -(-self.config.max_num_batched_tokens // self.num_batches)
+        max_tokens = -(-self.config.token_budget // self.num_batches)
         prompts += list(self._next_prompts.values())[: max(0, num_startable)]
         prompts += [0] * (num_startable - len(self._next_prompts))
         self.step_time.open_step(num_streams, prompts, max_tokens)
@@ -122,7 +122,7 @@ class BatchBuilder:
         return 1 + len(draft)
 
     def _budget_left(self, batch: ScheduledBatch) -> int:
-        return self.config.max_num_batched_tokens - sum(batch.plan.counts)
+        return self.config.token_budget - sum(batch.plan.counts)
 
     def _has_drafts(self, request: Request) -> bool:
         """Whether a step in flight verifies drafts of the request, so its length is unknown."""

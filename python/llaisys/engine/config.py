@@ -61,6 +61,7 @@ MAX_BYTES = 1 << 62
 DRAFT_BATCH, CPU_DRAFT_BATCH = 32, 4
 DEFAULT_MAX_LORAS, DEFAULT_LORA_RANK = 8, 16
 MAX_TEMPLATE_CHARS = 64 << 10  # as `tokenization.chat_template` takes
+CPU_TOKEN_BUDGET = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +72,10 @@ class SchedulerConfig:
         256, Integer(1, 65536), "Maximum running sequences",
         group="scheduling", common=True, aliases=("parallel", "-np"),
     )  # fmt: skip
-    max_num_batched_tokens: int = option(
-        2048, Integer(1), "Token budget of a step",
+    max_num_batched_tokens: int | None = option(
+        None, Integer(1), "Token budget of a step",
         group="scheduling", common=True,
+        default_text="2048 on a CPU, 4096 on a GPU",
     )  # fmt: skip
     min_prefill_chunk: int = option(
         64, Integer(1), "Smallest chunk of a chunked prefill, in tokens", group="scheduling"
@@ -98,13 +100,18 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         check_options(self)
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.token_budget < self.max_num_seqs:
             raise invalid_value(
                 "max_num_batched_tokens",
                 self.max_num_batched_tokens,
                 f"at least max_num_seqs, {self.max_num_seqs}, so that every running request can "
                 "go on",
             )
+
+    @property
+    def token_budget(self) -> int:
+        """`max_num_batched_tokens`, or its default on a CPU; `resolve_device` sets a GPU's."""
+        return self.max_num_batched_tokens or max(CPU_TOKEN_BUDGET, self.max_num_seqs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,15 @@ from llaisys.models.device import choose_device, requested_device, require_cuda
 logger = logging.getLogger("llaisys.engine")
 
 MODELS_ON_CPU = ("mock",)
+GPU_TOKEN_BUDGET = 4096  # larger chunks of a prompt are not faster on an H200
 
 
 def resolve_device(
     config: EngineConfig, replica: int = 0, replicas: int = 1, cpu_reason: str = ""
 ) -> EngineConfig:
     """Return the configuration with device `cpu` or `cuda`; on CUDA, with the devices of this
-    replica. One log line, of the first replica, reports the choice of `auto`.
+    replica and the token budget of a GPU. One log line, of the first replica, reports the choice
+    of `auto`.
 
     `cpu_reason`: why `auto` must be the CPU, apart from the engine options. Raises
     InvalidInputError when CUDA is requested and does not work.
@@ -40,6 +42,10 @@ def resolve_device(
     if config.device == "auto":
         logger.log(logging.INFO if replica == 0 else logging.DEBUG, "device %s: %s", chosen, reason)
     config = replace(config, device=chosen)
+    scheduler = config.scheduler
+    if chosen == "cuda" and scheduler.max_num_batched_tokens is None:
+        budget = max(GPU_TOKEN_BUDGET, scheduler.max_num_seqs)
+        config = replace(config, scheduler=replace(scheduler, max_num_batched_tokens=budget))
     return _placed(config, replica, replicas, num_gpus)
 
 

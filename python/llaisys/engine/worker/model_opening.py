@@ -116,7 +116,7 @@ def _check_encoder(config: EngineConfig, model_type: str) -> None:
 
 def _blocks_of_step(config: EngineConfig) -> int:
     """Return the KV blocks of the largest step: an encoder keeps nothing between steps."""
-    tokens, size = config.scheduler.max_num_batched_tokens, config.cache.block_size
+    tokens, size = config.scheduler.token_budget, config.cache.block_size
     return -(-tokens // size) + config.scheduler.max_num_seqs
 
 
@@ -274,7 +274,7 @@ def _usable_length(config: EngineConfig, adapter: ModelAdapter) -> int:
     """Return the maximum context: at least two whole blocks with context shift, at most one step
     of an encoder."""
     max_model_len = adapter.max_model_len
-    budget = config.scheduler.max_num_batched_tokens
+    budget = config.scheduler.token_budget
     if adapter.is_encoder and max_model_len > budget:
         logger.warning(
             "texts of up to %d tokens: an encoder computes a text in one step of "
@@ -324,7 +324,7 @@ def _adapter_options(
         kv_cache_layout="block",
         kv_cache_block_size=config.cache.block_size,
         max_model_len=config.max_model_len or 0,
-        max_batch_tokens=config.scheduler.max_num_batched_tokens,
+        max_batch_tokens=config.scheduler.token_budget,
         n_threads=_threads(config),
         exact=config.exact,
         parallel=parallel,

@@ -46,7 +46,7 @@ def _verification_rows(config: EngineConfig, info: ModelInfo) -> list[int]:
 def _full_step(config: EngineConfig, info: ModelInfo) -> tuple[int, int] | None:
     """Return (sequences, tokens of each) of a step with the whole token budget; None: the budget is
     small, or equal prompts do not fit."""
-    budget = config.scheduler.max_num_batched_tokens
+    budget = config.scheduler.token_budget
     num_seqs = -(-budget // info.max_model_len)
     length = budget // num_seqs
     fits = num_seqs * -(-length // info.block_size) <= info.num_blocks

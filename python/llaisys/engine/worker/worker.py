@@ -143,7 +143,7 @@ class Worker:
                 opened.draft,
                 adapter,
                 self.info.num_blocks,
-                self.config.scheduler.max_num_batched_tokens,
+                self.config.scheduler.token_budget,
                 speculative.disable_by_batch_size,
             )
         logger.info(
@@ -165,8 +165,8 @@ class Worker:
         scheduler = self.config.scheduler
         length = min(info.max_model_len, info.num_blocks * info.block_size + 1)
         self._batch = InputBatch(scheduler.max_num_seqs, length, info.block_size)
-        self._buffers = StepBuffers(self._batch, scheduler.max_num_batched_tokens)
-        self._spare_buffers = StepBuffers(self._batch, scheduler.max_num_batched_tokens)
+        self._buffers = StepBuffers(self._batch, scheduler.token_budget)
+        self._spare_buffers = StepBuffers(self._batch, scheduler.token_budget)
         self._in_flight = InFlightSteps(self._batch)
         self._sampling = SamplingState(scheduler.max_num_seqs, info.vocab_size)
         self._updater = BatchUpdater(
