@@ -167,7 +167,7 @@ native: $(TOOLS)/.installed
 pack = rm -rf build/wheel && PATH="$(abspath $(TOOLS)/bin):$$PATH" \
   $(STEP) $(COMPILER_HINT) "Packing" $(LOGS)/wheel.txt -- \
   $(PIP) --python $(TOOLS)/bin/python wheel --no-build-isolation --no-deps -w build/wheel \
-  -C build-dir=$(NATIVE) -C cmake.args=-GNinja .
+  --config-settings=build-dir=$(NATIVE) --config-settings=cmake.args=-GNinja .
 
 # $(1): commands; they run while the packages are installed and, for `make run`, the model is fetched.
 with_packages = { $(MAKE) --no-print-directory $(VENV)/.base $(MODEL) || rm -f $(VENV)/.base; } | cat & \
@@ -185,7 +185,7 @@ $(VENV)/.installed: $(SOURCES) $(TOOLS)/.installed $(CHANGED)
 $(VENV)/.editable: pyproject.toml $(VENV)/.base $(TOOLS)/.installed
 	@PATH="$(abspath $(TOOLS)/bin):$$PATH" PYTHONPATH=$$($(TOOLS)/bin/python -c \
 	  'import sysconfig; print(sysconfig.get_path("purelib"))') $(STEP) "Installing llaisys" $(LOGS)/install.txt -- \
-	  $(PIP_INSTALL) --no-build-isolation --no-deps -C wheel.cmake=false --editable .
+	  $(PIP_INSTALL) --no-build-isolation --no-deps --config-settings=wheel.cmake=false --editable .
 	@rm -f $(VENV)/.installed
 	@touch $@
 

@@ -60,3 +60,10 @@ def test_build_tools_are_no_dependency() -> None:
     for stamp in (".installed", ".wheel"):
         rule = MAKEFILE.split(f"$(TOOLS)/{stamp}:")[1].split("\n\n")[0]
         assert "--python $(TOOLS)/bin/python install" in rule
+
+
+def test_pip_of_debian_12_has_the_options_that_are_used() -> None:
+    """pip 23.0 has --config-settings; its short form -C came with 23.1."""
+    for file in (ROOT / "Makefile", ROOT / "deploy/Containerfile.cuda"):
+        text = file.read_text()
+        assert "--config-settings=" in text and " -C " not in text, file
