@@ -14,6 +14,8 @@ from http_helpers import CHAT, KEYS, chat, error_of, reply
 from server_helpers import CONTEXT, ServerProcess, wait_for
 from wire_helpers import sse_events
 
+from llaisys.server.metrics import Metrics, ModelMetrics
+
 # ---- plain answers -------------------------------------------------------------------------------
 
 
@@ -249,6 +251,20 @@ def test_metrics_have_vllm_names(client: httpx.Client) -> None:
         assert f"\nllaisys:{name}_count{{" in text, name
     assert "process_resident_memory_bytes" in text
     assert 'finished_reason="length"' in text
+
+
+def test_tokens_of_a_delta_are_counted_at_once() -> None:
+    metrics = Metrics()
+    model = ModelMetrics(metrics, lambda: "m")
+    model.create_series()
+    model.record_tokens(0.02, 4)  # 5 ms each
+    model.record_tokens(9.0, 1)
+    text = metrics.text().decode()
+    name = "llaisys:inter_token_latency_seconds"
+    for bound, count in ("0.0025", 0), ("0.005", 4), ("5.0", 4), ("+Inf", 5):
+        assert f'\n{name}_bucket{{le="{bound}",model_name="m"}} {count}.0\n' in text
+    assert f'\n{name}_count{{model_name="m"}} 5.0\n' in text
+    assert f'\n{name}_sum{{model_name="m"}} 9.02\n' in text
 
 
 def test_request_id_is_echoed(client: httpx.Client) -> None:

@@ -6,8 +6,10 @@ latest reports (`collectors.EngineCollector`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from prometheus_client import (
     CollectorRegistry,
@@ -17,6 +19,7 @@ from prometheus_client import (
     ProcessCollector,
     generate_latest,
 )
+from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from llaisys.common.types import CompletionOutput, Usage
@@ -57,6 +60,36 @@ class RequestTotals:
             self.longest = max(self.longest, usage.prompt_tokens + len(output.token_ids))
 
 
+class TokenGaps(Collector):
+    """A histogram per model that counts the tokens of a delta at once: a stream has one value per
+    token, all other metrics have a few per request."""
+
+    def __init__(self, name: str, text: str, buckets: tuple[float, ...]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = buckets
+        self._counts: dict[str, list[int]] = {}  # by model, of each bucket and of those above
+        self._sums: dict[str, float] = {}
+
+    def create(self, model: str) -> None:
+        self._counts.setdefault(model, [0] * (len(self._bounds) + 1))
+        self._sums.setdefault(model, 0.0)
+
+    def add(self, model: str, seconds: float, tokens: int) -> None:
+        """Count `tokens` that arrived together, `seconds` after the previous ones."""
+        self.create(model)
+        self._counts[model][bisect_left(self._bounds, seconds / tokens)] += tokens
+        self._sums[model] += seconds
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._text, labels=[MODEL])
+        bounds = [*map(str, self._bounds), "+Inf"]
+        for model, counts in self._counts.items():
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            family.add_metric([model], buckets, self._sums[model])
+        yield family
+
+
 class Metrics:
     """Metrics of one server. The registry is its own: tests run several servers in a process."""
 
@@ -88,9 +121,9 @@ class Metrics:
         self.first_token = histogram(
             "time_to_first_token_seconds", "Time from arrival to first token.", FIRST_TOKEN
         )
-        self.inter_token = histogram(
-            "inter_token_latency_seconds", "Time between output tokens of a stream.", PER_TOKEN
-        )
+        text = "Time between output tokens of a stream."
+        self.inter_token = TokenGaps(PREFIX + "inter_token_latency_seconds", text, PER_TOKEN)
+        self.register(self.inter_token)
         self.per_token = histogram(
             "request_time_per_output_token_seconds",
             "Mean time per output token after the first.",
@@ -120,7 +153,6 @@ class ModelMetrics:
     def __init__(self, metrics: Metrics, name: Callable[[], str]) -> None:
         self.all = metrics
         self._name = name
-        self._inter_token: Histogram = metrics.inter_token
 
     @property
     def model(self) -> str:
@@ -128,7 +160,7 @@ class ModelMetrics:
 
     def create_series(self) -> None:
         every = self.all
-        self._inter_token = every.inter_token.labels(self.model)
+        every.inter_token.create(self.model)
         for metric in (every.prompt_tokens, every.generation_tokens, every.first_token,
                        every.per_token, every.whole, every.queue, every.prompt_size,
                        every.output_size):  # fmt: skip
@@ -136,8 +168,7 @@ class ModelMetrics:
 
     def record_tokens(self, seconds: float, tokens: int) -> None:
         """Record `tokens` that arrived together, `seconds` after the previous ones."""
-        for _ in range(tokens):
-            self._inter_token.observe(seconds / tokens)
+        self.all.inter_token.add(self.model, seconds, tokens)
 
     def request_done(self, usage: Usage, outputs: Iterable[CompletionOutput]) -> None:
         every, model = self.all, self.model

@@ -62,16 +62,18 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             with contextlib.suppress(ClientDisconnected):
-                await unless_disconnected(receive, self._write(send))
+                await unless_disconnected(receive, self._write(scope, send))
         finally:
             with contextlib.suppress(RuntimeError):
                 await self.events.aclose()
             self.on_close()
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, scope: Scope, send: Send) -> None:
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
+        # Middleware changes the start of a response only.
+        write = scope["state"]["write_body"]
         async for event in self.events:
-            await send({"type": "http.response.body", "body": event, "more_body": True})
+            await write({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -103,6 +103,7 @@ class RequestContext:
         state["error_shape"] = self.shape_of(scope["path"])
         at_end: list[Callable[[], None]] = []  # callbacks that release resources
         state["at_end"] = at_end
+        state["write_body"] = send
         start, status = time.monotonic(), 0
 
         async def send_with_id(message: Message) -> None:
