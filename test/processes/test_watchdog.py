@@ -88,5 +88,6 @@ def test_exit_of_the_process_is_a_failure():
 
 @pytest.mark.parametrize("name", ["dead_after", "step_limit", "start_limit"])
 def test_limits_are_above_zero(name):
-    with pytest.raises(InvalidInputError, match=name):
+    with pytest.raises(InvalidInputError) as caught:
         WatchdogLimits(**{name: 0.0})
+    assert caught.value.field == name

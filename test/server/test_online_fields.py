@@ -125,12 +125,9 @@ def test_aliases_of_max_tokens(client: httpx.Client, fields: dict[str, Any]) -> 
     assert completion(client, **fields) == completion(client, max_tokens=7)
 
 
-@pytest.mark.parametrize("fields", [{"max_tokens": -1}, {"n_predict": -1}])
-def test_max_tokens_minus_one_fills_the_context(
-    client: httpx.Client, fields: dict[str, Any]
-) -> None:
-    assert len(completion(client, **fields)["token_ids"]) == CONTEXT - 3
-    body = {"messages": chat()["messages"], "temperature": 0, "ignore_eos": True, **fields}
+def test_max_tokens_minus_one_fills_the_context(client: httpx.Client) -> None:
+    assert len(completion(client, max_tokens=-1)["token_ids"]) == CONTEXT - 3
+    body = chat(max_tokens=None, n_predict=-1, ignore_eos=True)
     assert client.post(CHAT, json=body).json()["usage"]["total_tokens"] == CONTEXT
 
 

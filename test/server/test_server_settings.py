@@ -65,8 +65,9 @@ def test_invalid_health_limits_are_named(name: str, value: float) -> None:
 
 @pytest.mark.parametrize("name", ["max_body_bytes", "max_n", "header_timeout", "max_queued"])
 def test_invalid_limits_are_named(name: str) -> None:
-    with pytest.raises(InvalidInputError, match=name):
+    with pytest.raises(InvalidInputError) as caught:
         Limits(**{name: -1})
+    assert caught.value.field == name
 
 
 def test_session_file_that_is_not_a_database_is_rejected(tmp_path: Path) -> None:

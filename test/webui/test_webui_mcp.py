@@ -153,5 +153,6 @@ def test_policy_permits_the_given_origins_only() -> None:
     "origin", ["*", "mcp.example", "https://a.example/mcp", "https://a;script-src *", "http://a b"]
 )
 def test_invalid_origins_are_rejected(origin: str) -> None:
-    with pytest.raises(InvalidInputError, match="mcp_origins"):
+    with pytest.raises(InvalidInputError) as caught:
         ServerConfig(mcp_origins=(origin,))
+    assert caught.value.field == "mcp_origins"
