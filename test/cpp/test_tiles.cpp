@@ -1,12 +1,33 @@
 // Kernels for tile registers on emulated tiles, so that they are checked on machines without them:
-// quantised products bit for bit against the kernels without tiles, bf16 products against a reference in
-// double. On a machine with tiles the tests of the operators meet the real ones.
+// quantised products bit for bit against the kernels without tiles, bf16 products and attention scores
+// against a reference in double. On a machine with tiles the tests of the operators meet the real ones.
 #define LLAISYS_CPU_NS cpu_test_tiles
 #include "device/cpu/simd_portable.hpp"
 
 #include "device/cpu/bytes_portable.hpp"
 #include "emulated_tiles.hpp"
 
+#include "device/cpu/simd.hpp"
+
+namespace llaisys::LLAISYS_CPU_NS {
+
+using KeyTiles = EmulatedTiles;
+
+// Of simd.hpp; portable kernels do without.
+template <typename Rows>
+void load_transposed(const Rows &rows, int64_t i, vf (&transposed)[kLanes]) {
+    for (int c = 0; c < kLanes; ++c) {
+        float column[kLanes];
+        for (int j = 0; j < kLanes; ++j) {
+            column[j] = rows.row(j)[i + c];
+        }
+        transposed[c] = load(column);
+    }
+}
+
+} // namespace llaisys::LLAISYS_CPU_NS
+
+#include "ops/cpu/attention_tile_keys.hpp"
 #include "ops/cpu/linear_tiles.hpp"
 #include "ops/cpu/quant_tiles.hpp"
 
@@ -161,5 +182,83 @@ TEST(rows_are_rounded_to_bf16_and_padded_with_zeros) {
     CHECK(to_f32(tile[4]) == 1.0f && to_f32(tile[5]) == 1.0f + 0x1p-7f);
     for (int i = 6; i < 32; ++i) {
         CHECK(to_f32(tile[i]) == 0.0f);
+    }
+}
+
+TEST(attention_scores_over_tiles_match_the_reference_in_any_row_tile) {
+    constexpr int64_t kTile = ops::cpu::kTile;
+    struct Case {
+        int64_t rows, d, block_size, first, last; // entries of the tile that exist
+    };
+    for (const Case &c : {Case{6, 128, 16, 0, 64}, Case{1, 32, 32, 3, 61}, Case{8, 64, 5, 0, 64},
+                          Case{29, 96, 16, 16, 48}, Case{16, 576, 64, 0, 17}}) {
+        const int64_t heads = 2;
+        const int64_t blocks = kTile / c.block_size + 1;
+        const Tensor keys = random_tensor({(blocks + 1) * c.block_size, heads, c.d}, kBf16);
+        std::vector<int32_t> table;
+        for (int64_t b = 0; b < blocks; ++b) {
+            table.push_back(int32_t(blocks - b));
+        }
+        const int64_t ldq = c.d + 16;
+        const Tensor queries = random_tensor({c.rows, ldq}, kF32);
+        std::vector<float> q(queries.as<float>(), queries.as<float>() + c.rows * ldq);
+        tiles::prepare_queries(q.data(), c.rows, ldq, c.d);
+        ops::cpu::AttentionTask task{};
+        task.q = q.data();
+        task.ldq = ldq;
+        task.n_heads = 1;
+        task.n_tokens = c.rows;
+        task.group = 1;
+        task.d = c.d;
+        task.head_stride = c.d;
+        task.k_cache = keys.as<bf16_t>() + c.d; // head 1
+        task.v_cache = task.k_cache;
+        task.k_dtype = task.v_dtype = kBf16;
+        task.slot_stride = heads * c.d;
+        task.table = table.data();
+        task.limit = c.last;
+        task.block_size = c.block_size;
+        tiles::TilePlaces places;
+        places.find(task, 0, c.first, c.last);
+        tiles::TileFetch fetch(task, places, 1);
+        std::vector<float> memory(size_t(ops::cpu::attention_key_floats(c.d)));
+        tiles::load_keys(task, places, memory.data(), fetch);
+        const auto scores = [&](int64_t first, int64_t n) {
+            const Tensor out = random_tensor({n, kTile}, kF32);
+            tiles::score_rows(task, places, memory.data(), first, n, out.as<float>(), fetch);
+            return out;
+        };
+        const Tensor all = scores(0, c.rows);
+        for (int64_t r = 0; r < c.rows; ++r) {
+            for (int64_t e = c.first; e < c.last; ++e) {
+                const int64_t slot =
+                    table[size_t(e / c.block_size)] * c.block_size + e % c.block_size;
+                double sum = 0;
+                double size = 0;
+                for (int64_t i = 0; i < c.d; ++i) {
+                    const double term =
+                        double(get2(queries, r, i)) * get(keys, (slot * heads + 1) * c.d + i);
+                    sum += term;
+                    size += std::abs(term);
+                }
+                check_close("score", get2(all, r, e), sum, 0x1p-17 * size);
+            }
+        }
+        for (int64_t first = 0; first < c.rows; first += 5) {
+            const int64_t n = std::min<int64_t>(12, c.rows - first);
+            CHECK(same_bits(scores(first, n).slice(1, c.first, c.last),
+                            all.slice(0, first, first + n).slice(1, c.first, c.last)));
+        }
+    }
+}
+
+TEST(a_query_that_is_not_finite_has_nan_scores) {
+    for (float value : {kNan, kInf, -kInf}) {
+        std::vector<float> q(32, 1.0f);
+        q[7] = value;
+        tiles::prepare_queries(q.data(), 1, 32, 32);
+        bf16_t parts[4]; // of values 6 and 7
+        std::memcpy(parts, q.data() + 6, sizeof parts);
+        CHECK(std::isnan(to_f32(parts[3])) && to_f32(parts[2]) == 0.0f);
     }
 }

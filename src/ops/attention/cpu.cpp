@@ -3,7 +3,7 @@
 // distributed too and merged in order, with bitwise identical results.
 #include "ops/attention/op.hpp"
 
-#include "ops/cpu/byte_attention.hpp"
+#include "ops/cpu/prepared_attention.hpp"
 #include "ops/cpu/rows.hpp"
 
 #include <cmath>
@@ -46,12 +46,12 @@ struct Call {
     int64_t group; // query heads of one KV head
     int64_t d;
     int64_t value_dim;
-    int64_t ldo;                     // value_dim rounded up to whole panels
-    int64_t max_rows;                // of one KV head in a block
-    int64_t heads;                   // largest number of KV heads of an item
-    int64_t head_stride;             // cache elements from one KV head to the next
-    int64_t slot_stride;             // from one slot to the next
-    const cpu::ByteAttention *bytes; // null: keys are widened
+    int64_t ldo;                            // value_dim rounded up to whole panels
+    int64_t max_rows;                       // of one KV head in a block
+    int64_t heads;                          // largest number of KV heads of an item
+    int64_t head_stride;                    // cache elements from one KV head to the next
+    int64_t slot_stride;                    // from one slot to the next
+    const cpu::PreparedAttention *prepared; // null: keys are widened
     int64_t head_groups() const { return (kv_heads + heads - 1) / heads; }
     int64_t heads_of(int64_t item) const {
         return std::min(heads, kv_heads - item % head_groups() * heads);
@@ -145,10 +145,11 @@ AttentionTask make_task(const cpu::Kernels &kernels, const Call &call, const Blo
                 cpu::convert(kernels, cpu::values_of(row), head_row(call, call.q, block, t, h, g),
                              call.d);
                 kernels.scale_in_place(row, call.scale, call.d);
-                if (call.bytes != nullptr) {
-                    call.bytes->prepare(row, call.d);
-                }
             }
+        }
+        if (call.prepared != nullptr) {
+            const int64_t n = block.n_tokens * call.group;
+            call.prepared->prepare(row - n * q_stride(call), n, q_stride(call), call.d);
         }
     }
     AttentionTask task;
@@ -180,7 +181,8 @@ AttentionTask make_task(const cpu::Kernels &kernels, const Call &call, const Blo
 
 void span_of(const cpu::Kernels &kernels, const Call &call, const AttentionTask &task,
              const Block &block, int64_t span, const AttentionState &state) {
-    const auto run = call.bytes != nullptr ? call.bytes->attention_span : kernels.attention_span;
+    const auto run =
+        call.prepared != nullptr ? call.prepared->attention_span : kernels.attention_span;
     run(task, state, std::max(block.begin, span * kSpan), std::min(block.end, (span + 1) * kSpan));
 }
 
@@ -352,7 +354,7 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
                  1,
                  kv.head_stride(),
                  kv_heads * kv.head_stride(),
-                 kv.k.dtype() == LLAISYS_DTYPE_I8 ? cpu::byte_attention() : nullptr};
+                 cpu::prepared_attention(kv.k.dtype(), q.size(2))};
     make_blocks(call, blocks);
 
     device::ThreadPool &pool = device::pool_of(stream);

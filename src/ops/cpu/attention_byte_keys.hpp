@@ -5,7 +5,7 @@
 #pragma once
 
 #include "ops/cpu/attention_tile.hpp"
-#include "ops/cpu/byte_attention.hpp"
+#include "ops/cpu/prepared_attention.hpp"
 
 namespace llaisys::LLAISYS_CPU_NS {
 
@@ -154,7 +154,8 @@ inline void load_keys(const AttentionTask &task, const TilePlaces &places, float
 }
 
 inline void score_rows(const AttentionTask &task, const TilePlaces &, const float *keys,
-                       const float *q, int64_t n, float *scores, TileFetch &fetch) {
+                       int64_t first_row, int64_t n, float *scores, TileFetch &fetch) {
+    const float *q = task.q + first_row * task.ldq;
     const int64_t width = padded(task.d);
     const auto score = [&](const auto &rows) {
         byte_rows(n, rows, reinterpret_cast<const std::byte *>(keys), keys + width / 4 * kTile,
@@ -210,6 +211,12 @@ inline void prepare_query(float *row, int64_t d) {
     __builtin_memcpy(out, parts[0], size_t(n));
     __builtin_memcpy(out + n, parts[1], size_t(n));
     __builtin_memcpy(out + 2 * n, &tail, sizeof tail);
+}
+
+inline void prepare_queries(float *q, int64_t n, int64_t ldq, int64_t d) {
+    for (int64_t r = 0; r < n; ++r) {
+        prepare_query(q + r * ldq, d);
+    }
 }
 
 } // namespace llaisys::LLAISYS_CPU_NS

@@ -13,7 +13,7 @@ using ops::cpu::AttentionState;
 
 // Buffers of a call, in the scratch of the task.
 struct AttentionScratch {
-    float *keys;     // [d, kTile], [kTile, d] or bytes, as written by load_keys
+    float *keys;     // as written by load_keys: at most kTile keys of f32
     float *values;   // [kTile, ldo]
     float *scores;   // [kMaxTileRows, kTile]
     float *k_scales; // [kTile], 8-bit keys only, where keys are floats
@@ -218,8 +218,7 @@ inline void attention_tile(const AttentionTask &task, const AttentionScratch &sc
         const int64_t end = next_token(task, places.tile, token, false);
         const auto add_rows = [&](int64_t first, int64_t n) {
             const RowTile rows(task, places.tile, token * task.group + first, n);
-            score_rows(task, places, scratch.keys, task.q + rows.first * task.ldq, n,
-                       scratch.scores, fetch);
+            score_rows(task, places, scratch.keys, rows.first, n, scratch.scores, fetch);
             if (!kScoresAreScaled && has_scales(task)) {
                 scale_rows(scratch.scores, n, scratch.k_scales);
             }

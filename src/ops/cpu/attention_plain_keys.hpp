@@ -84,9 +84,10 @@ inline void load_keys(const AttentionTask &task, const TilePlaces &places, float
     }
 }
 
-// scores[r, e] = q[r] . key e for n rows, at least the entries that the tile has.
+// scores[r, e] = q[first_row + r] . key e for n rows, at least the entries that the tile has.
 inline void score_rows(const AttentionTask &task, const TilePlaces &places, const float *keys,
-                       const float *q, int64_t n, float *scores, TileFetch &fetch) {
+                       int64_t first_row, int64_t n, float *scores, TileFetch &fetch) {
+    const float *q = task.q + first_row * task.ldq;
     const auto score = [&](const auto &where) {
         const int64_t first = places.first - places.tile;
         const int64_t last = places.last - places.tile;

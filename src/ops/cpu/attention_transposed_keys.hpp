@@ -95,9 +95,10 @@ inline void load_keys(const AttentionTask &task, const TilePlaces &places, float
                 [&](auto *cache) { transpose_tile(task, places, cache, keys, fetch); });
 }
 
-// scores[r, e] = q[r] . key e for n rows, all entries of the tile.
+// scores[r, e] = q[first_row + r] . key e for n rows, all entries of the tile.
 inline void score_rows(const AttentionTask &task, const TilePlaces &, const float *keys,
-                       const float *q, int64_t n, float *scores, TileFetch &fetch) {
+                       int64_t first_row, int64_t n, float *scores, TileFetch &fetch) {
+    const float *q = task.q + first_row * task.ldq;
     for (int64_t c = 0; c < kTile; c += kPanel) {
         const DenseRows<float> columns = {keys + c, kTile};
         if (task.ldq == ops::cpu::kQueryStride) {

@@ -4,7 +4,7 @@
 
 #include "device/cpu/amx.hpp"
 #include "device/cpu/probes.hpp"
-#include "ops/cpu/byte_attention.hpp"
+#include "ops/cpu/prepared_attention.hpp"
 #include "ops/cpu/quant_kernels.hpp"
 #include "ops/cpu/tile_kernels.hpp"
 
@@ -26,11 +26,12 @@ extern const ops::cpu::Kernels kernels;
 }
 namespace cpu_avx512vnni {
 extern const ops::cpu::QuantKernels quant_kernels;
-extern const ops::cpu::ByteAttention byte_attention;
+extern const ops::cpu::PreparedAttention prepared_attention;
 } // namespace cpu_avx512vnni
 namespace cpu_amx {
 extern const ops::cpu::QuantKernels quant_kernels;
 extern const ops::cpu::TileKernels tile_kernels;
+extern const ops::cpu::PreparedAttention prepared_attention;
 } // namespace cpu_amx
 namespace cpu_neon {
 extern const ops::cpu::Kernels kernels;
@@ -60,7 +61,7 @@ constexpr const Kernels *kTables[] = {
 };
 
 std::atomic<const Kernels *> chosen{nullptr};
-std::atomic<bool> is_byte_attention_allowed{true};
+std::atomic<bool> is_prepared_attention_allowed{true};
 
 } // namespace
 
@@ -139,18 +140,28 @@ const TileKernels *tile_kernels() {
     return nullptr;
 }
 
-const ByteAttention *byte_attention() {
+const PreparedAttention *prepared_attention([[maybe_unused]] DType keys,
+                                            [[maybe_unused]] int64_t d) {
+    if (!is_prepared_attention_allowed.load(std::memory_order_relaxed) ||
+        kernels().isa != device::Isa::avx512) {
+        return nullptr;
+    }
 #if defined(LLAISYS_HAVE_AVX512VNNI)
-    if (is_byte_attention_allowed.load(std::memory_order_relaxed) &&
-        kernels().isa == device::Isa::avx512 && device::probes::has_i8()) {
-        return &cpu_avx512vnni::byte_attention;
+    if (keys == LLAISYS_DTYPE_I8 && device::probes::has_i8()) {
+        return &cpu_avx512vnni::prepared_attention;
+    }
+#endif
+#if defined(LLAISYS_HAVE_AMX)
+    constexpr int64_t kStep = 32; // values of d per tile product
+    if (keys == LLAISYS_DTYPE_BF16 && d % kStep == 0 && d <= kMaxTileHead && device::uses_amx()) {
+        return &cpu_amx::prepared_attention;
     }
 #endif
     return nullptr;
 }
 
-void allow_byte_attention(bool allowed) {
-    is_byte_attention_allowed.store(allowed, std::memory_order_relaxed);
+void allow_prepared_attention(bool allowed) {
+    is_prepared_attention_allowed.store(allowed, std::memory_order_relaxed);
 }
 
 } // namespace llaisys::ops::cpu

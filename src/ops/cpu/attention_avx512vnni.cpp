@@ -9,7 +9,7 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-extern const ops::cpu::ByteAttention byte_attention;
-constexpr ops::cpu::ByteAttention byte_attention = {prepare_query, attention_span};
+extern const ops::cpu::PreparedAttention prepared_attention;
+constexpr ops::cpu::PreparedAttention prepared_attention = {prepare_queries, attention_span};
 
 } // namespace llaisys::LLAISYS_CPU_NS

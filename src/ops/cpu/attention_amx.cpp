@@ -1,0 +1,22 @@
+// Attention over bf16 keys for AMX.
+#define LLAISYS_CPU_NS cpu_amx
+#include "device/cpu/simd_avx512.hpp"
+
+#include "device/cpu/simd.hpp"
+#include "device/cpu/tiles_amx.hpp"
+
+namespace llaisys::LLAISYS_CPU_NS {
+using KeyTiles = AmxTiles;
+}
+
+#include "ops/cpu/attention_tile_keys.hpp"
+
+#include "ops/cpu/attention_kernel.hpp"
+#include "ops/cpu/prepared_attention.hpp"
+
+namespace llaisys::LLAISYS_CPU_NS {
+
+extern const ops::cpu::PreparedAttention prepared_attention;
+constexpr ops::cpu::PreparedAttention prepared_attention = {prepare_queries, attention_span};
+
+} // namespace llaisys::LLAISYS_CPU_NS
