@@ -121,6 +121,6 @@ constexpr int kMaxTileRows = 12;
 constexpr int kTileRows = 12;
 constexpr int kDirectTiles = 4;
 constexpr int tile_vectors(int) { return 2; }
-constexpr int kStreamBytes = 4096;
+constexpr int kStreamBytes = 8192;
 
 } // namespace llaisys::LLAISYS_CPU_NS

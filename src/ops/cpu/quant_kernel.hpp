@@ -133,10 +133,10 @@ inline __attribute__((always_inline)) vf add_group(vf total, vf weighted, vf hig
 // acc [rows, 32], columns from `vector` on += the block, for `rows` rows from `row` on. `group` is
 // the index of the block's first group in a row of x.
 template <int rows, int vectors, int zero_point, bool is_split, bool has_min, bool is_short,
-          typename Groups>
+          typename Groups, typename F>
 void quant_tile(const QuantRows &x, int64_t row, int64_t group, int64_t n_groups,
                 const Groups &groups, int vector, const BlockScales &scales, const TileEnds &ends,
-                FarFetch fetch) {
+                F fetch) {
     constexpr int64_t kParts = is_split ? 2 : 1;
     vf total[rows][vectors];
 #pragma GCC unroll 8
@@ -227,10 +227,9 @@ template <typename Format> constexpr int vectors_of(int rows) {
 }
 
 // `rows` rows over one block; returns the remaining prefetch.
-template <typename Format, int rows, typename Groups>
-FarFetch quant_rows(const QuantTask &task, int64_t row, int64_t group, int64_t n_groups,
-                    const Groups &groups, const BlockScales &scales, const TileEnds &ends,
-                    FarFetch fetch) {
+template <typename Format, int rows, typename Groups, typename F>
+F quant_rows(const QuantTask &task, int64_t row, int64_t group, int64_t n_groups,
+             const Groups &groups, const BlockScales &scales, const TileEnds &ends, F fetch) {
     constexpr QuantLayout layout = Format::layout;
     // For kernels with signed weights the zero point is already subtracted from unpacked bytes.
     constexpr int zero = Groups::is_signed ? 0 : layout.bits == 8 ? kByteOffset : layout.zero;
@@ -282,6 +281,16 @@ void quant_block(const QuantTask &task, int64_t group, int64_t n_groups, const G
                  const BlockScales &scales, const TileEnds &ends, const std::byte *next,
                  const std::byte *end) {
     const char *first = reinterpret_cast<const char *>(next);
+    if constexpr (Format::layout.bits < 8) {
+        if (task.out.m == 1) { // bound by instructions: no branch
+            constexpr int64_t kBytes = Format::layout.group_bytes();
+            constexpr int kPasses = kPanelVectors / vectors_of<Format>(1);
+            static_assert(kBytes % 64 == 0);
+            const LineFetch<int(kBytes / 64 + kPasses - 1) / kPasses> fetch = {first, kBytes};
+            quant_rows<Format, 1>(task, 0, group, n_groups, groups, scales, ends, fetch);
+            return;
+        }
+    }
     const int64_t steps = passes_of<Format>(task.out.m) * n_groups;
     FarFetch fetch = {first, reinterpret_cast<const char *>(end), first,
                       (end - next + steps - 1) / steps};

@@ -92,6 +92,20 @@ struct FarFetch {
     }
 };
 
+// `lines` lines of every `stride` bytes into L2, without a branch: a part of the following block, the
+// next part for the next tile.
+template <int lines> struct LineFetch {
+    const char *next;
+    int64_t stride;
+    void step() {
+        for (int i = 0; i < lines; ++i) {
+            __builtin_prefetch(next + i * 64, 0, 2);
+        }
+        next += stride;
+    }
+    LineFetch after(int64_t) const { return {next + lines * 64, stride}; }
+};
+
 template <int rows, int pairs> struct Accumulators {
     vf low[rows][pairs];
     vf high[rows][pairs];
