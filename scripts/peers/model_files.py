@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.bench.latency import shape_model_path
-from llaisys.models.loading.cache import cache_directory
+from llaisys.models.loading.local_models import cache_directory
 from llaisys.models.synthetic import shape_config
 
 # name -> (type of most tensors, type of the other tensors, LLAMA_FTYPE_MOSTLY_*)

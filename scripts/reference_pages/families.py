@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llaisys.common.model_registry import MODEL_REGISTRY
 from llaisys.engine.config import QUANTIZATIONS
-from llaisys.models.draft_head_files import _PREFIXES as HEADS
+from llaisys.models.draft_head import _PREFIXES as HEADS
 from llaisys.models.families import FAMILIES
 from llaisys.models.loading.convert import STORAGE
 from llaisys.models.loading.gguf_file import UNREADABLE

@@ -15,8 +15,7 @@ from llaisys.common.step import ModelStepInput
 from llaisys.common.types import SchedulerOutputs
 from llaisys.engine.core import EngineCore
 from llaisys.models.base import AdapterOptions
-from llaisys.models.draft_head import DraftHeadAdapter
-from llaisys.models.draft_head_files import open_draft_head
+from llaisys.models.draft_head import DraftHeadAdapter, open_draft_head
 from llaisys.models.families import open_checkpoint
 
 KINDS = ("eagle", "eagle3", "mtp")

@@ -24,8 +24,7 @@ from llaisys.engine.llm_engine import LLMEngine
 from llaisys.engine.worker.drafting.head import LATEST, MAX_IDLE, DraftHead
 from llaisys.models.base import AdapterOptions
 from llaisys.models.decoder import DecoderAdapter
-from llaisys.models.draft_head import DraftHeadAdapter
-from llaisys.models.draft_head_files import open_draft_head
+from llaisys.models.draft_head import DraftHeadAdapter, open_draft_head
 from llaisys.models.families import open_checkpoint
 
 KINDS = ("eagle", "eagle3", "mtp")

@@ -30,8 +30,7 @@ from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.engine.core import EngineCore
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.engine.speculative.control import MAX_PAUSE
-from llaisys.engine.speculative.ngram import NgramProposer
-from llaisys.engine.speculative.proposer import HEAD_OBSERVED_STEPS
+from llaisys.engine.speculative.proposer import HEAD_OBSERVED_STEPS, NgramProposer
 
 ASYNC: dict[str, Any] = {"async_scheduling": "on"}
 SETTINGS: dict[str, dict[str, Any]] = {

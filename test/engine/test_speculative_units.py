@@ -18,8 +18,7 @@ from llaisys.common.types import NewSequence, SchedulerOutputs, StepOutput
 from llaisys.engine.config import EngineConfig, SpeculativeConfig
 from llaisys.engine.speculative.control import MAX_PAUSE, Speculator, best_length
 from llaisys.engine.speculative.costs import REFRESH, DraftCosts
-from llaisys.engine.speculative.ngram import MAX_CANDIDATES, NgramProposer
-from llaisys.engine.speculative.ngram_then_head import NgramThenHead
+from llaisys.engine.speculative.proposer import MAX_CANDIDATES, NgramProposer, NgramThenHead
 from llaisys.engine.worker.sampling_state import SamplingState
 from llaisys.engine.worker.step_buffers import SamplingBatch
 

@@ -13,8 +13,7 @@ from model_files import tiny_config, write_hf_model
 from llaisys.common.errors import InvalidInputError, ModelLoadError, NativeError
 from llaisys.common.step import ModelStepInput
 from llaisys.models.base import AdapterOptions
-from llaisys.models.draft_head import DraftHeadAdapter
-from llaisys.models.draft_head_files import open_draft_head
+from llaisys.models.draft_head import DraftHeadAdapter, open_draft_head
 from llaisys.models.families import open_checkpoint
 
 KINDS = ("eagle", "eagle3", "mtp")

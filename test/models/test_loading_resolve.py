@@ -14,7 +14,7 @@ import pytest
 from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading import resolve
-from llaisys.models.loading.cache import cache_directory
+from llaisys.models.loading.local_models import cache_directory
 from llaisys.models.loading.resolve import resolve_model
 
 

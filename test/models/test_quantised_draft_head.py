@@ -12,8 +12,7 @@ from model_files import tiny_config, write_gguf
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.step import ModelStepInput
 from llaisys.models.base import AdapterOptions
-from llaisys.models.draft_head import DraftHeadAdapter
-from llaisys.models.draft_head_files import open_draft_head
+from llaisys.models.draft_head import DraftHeadAdapter, open_draft_head
 from llaisys.models.families import open_checkpoint
 
 # Rows are multiples of 32, the block size.

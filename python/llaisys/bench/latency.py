@@ -23,8 +23,8 @@ from llaisys.models.decoder import weight_bytes
 from llaisys.models.families import open_checkpoint
 from llaisys.models.families.decoder_tensors import EMBEDDING
 from llaisys.models.families.model_config import decoder_config
-from llaisys.models.loading.cache import cache_directory
 from llaisys.models.loading.checkpoint import Checkpoint
+from llaisys.models.loading.local_models import cache_directory
 from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
 from llaisys.models.synthetic import write_shape_model
 

@@ -40,7 +40,7 @@ def delete_model(name: str) -> str:
 
 def chat_history_path() -> Path:
     """The file of the lines typed in `llaisys chat`."""
-    from llaisys.models.loading.cache import cache_directory
+    from llaisys.models.loading.local_models import cache_directory
 
     return cache_directory() / "chat_history"
 

@@ -25,15 +25,23 @@ from llaisys.engine.config import EngineConfig
 from llaisys.engine.engine_flags import engine_parameters
 from llaisys.engine.input_processor import normalize_message
 from llaisys.engine.llm_engine import LLMEngine
-from llaisys.entrypoints.beam_search import BeamSearchCalls
-from llaisys.entrypoints.embedding import EmbeddingCalls
-from llaisys.entrypoints.interrupts import deferred_interrupt, progress_bar
-from llaisys.entrypoints.prompts import Lora, Params, Prompt, Work, as_batch, as_loras, as_params
+from llaisys.entrypoints.prompts import (
+    Lora,
+    Params,
+    Prompt,
+    PromptCalls,
+    Work,
+    as_batch,
+    as_loras,
+    as_params,
+    deferred_interrupt,
+    progress_bar,
+)
 
 Messages = Sequence[Mapping[str, Any]]
 
 
-class LLM(BeamSearchCalls, EmbeddingCalls, Closing):
+class LLM(PromptCalls, Closing):
     """An engine in this process. Not thread-safe; `close()` or a `with` block frees it.
 
     `generate` and `stream` are built on `submit`, `step` and `collect`: a finished output is

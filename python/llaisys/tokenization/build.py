@@ -17,8 +17,11 @@ from llaisys.common.validation import is_int
 from llaisys.tokenization import encoder_files
 from llaisys.tokenization.encoder_files import gguf_word_piece, unigram, word_piece
 from llaisys.tokenization.json_file import read_bytes, read_json_object
-from llaisys.tokenization.sentencepiece_bpe import default_kinds, sentencepiece_bpe
-from llaisys.tokenization.sentencepiece_file import read_sentencepiece
+from llaisys.tokenization.sentencepiece_file import (
+    default_kinds,
+    read_sentencepiece,
+    sentencepiece_bpe,
+)
 from llaisys.tokenization.source import BpeVocabulary
 from llaisys.tokenization.tiktoken_file import find_tiktoken, read_tiktoken
 

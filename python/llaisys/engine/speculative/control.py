@@ -17,9 +17,13 @@ from llaisys.common.request import Request
 from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.engine.config import SpeculativeConfig
 from llaisys.engine.speculative.costs import DraftCosts
-from llaisys.engine.speculative.ngram import NgramProposer
-from llaisys.engine.speculative.ngram_then_head import NgramThenHead
-from llaisys.engine.speculative.proposer import Draft, DraftModelProposer, Proposer
+from llaisys.engine.speculative.proposer import (
+    Draft,
+    DraftModelProposer,
+    NgramProposer,
+    NgramThenHead,
+    Proposer,
+)
 
 FIRST_RATE = 0.7
 MAX_PAUSE = 64  # steps

@@ -1,10 +1,11 @@
-"""The interface of the sources of draft tokens, and the draft model or head on the worker."""
+"""Sources of draft tokens: n-gram lookup, the draft model or head on the worker, or both."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from llaisys.common.request import Request
 from llaisys.common.types import DraftRequest
@@ -81,3 +82,163 @@ class DraftModelProposer(Proposer):
     def release(self, seq_id: int) -> None:
         if self._known.pop(seq_id, None) is not None:
             self._released.append(seq_id)
+
+
+MAX_CANDIDATES = 8  # occurrences examined for one draft
+_NONE = -1
+
+
+class NgramProposer(Proposer):
+    """Prompt lookup: when the last tokens of a request occurred earlier, the draft is what followed
+    them. The index of every `shortest`-gram is stored under its tokens, with a link to the previous
+    occurrence: one entry per token. Of the latest occurrences the one with the longest common
+    suffix is chosen, the latest among equals."""
+
+    def __init__(self, shortest: int, longest: int) -> None:
+        """`shortest`, `longest`: length of the n-gram to match."""
+        self._shortest = shortest
+        self._longest = longest
+        self._tables: dict[int, _NgramTable] = {}  # by sequence id
+
+    def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:
+        drafts: list[Sequence[int]] = []
+        for request, count in zip(requests, counts, strict=True):
+            tokens = request.token_ids
+            start = self._table(request).find(tokens, self._longest)
+            draft = [] if start == _NONE else tokens[start : start + count]
+            if draft and len(draft) < count:  # the tokens repeat with this period
+                draft = (draft * (-(-count // len(draft))))[:count]
+            drafts.append(draft)
+        return drafts
+
+    def expects_draft(self, request: Request) -> bool:
+        """Whether the previous prediction of one token was right and there is another: a single
+        match may be chance."""
+        table, tokens = self._table(request), request.token_ids
+        was_right = table.prediction == (len(tokens) - 1, tokens[-1])
+        start = table.find(tokens, self._longest)
+        table.prediction = None if start == _NONE else (len(tokens), tokens[start])
+        return was_right and start != _NONE
+
+    def _table(self, request: Request) -> _NgramTable:
+        table = self._tables.get(request.seq_id)
+        if table is None:
+            table = self._tables[request.seq_id] = _NgramTable(self._shortest)
+        return table
+
+    def release(self, seq_id: int) -> None:
+        self._tables.pop(seq_id, None)
+
+
+class _NgramTable:
+    """Occurrences of the n-grams of one sequence."""
+
+    __slots__ = ("_before", "_latest", "_shortest", "prediction")
+
+    def __init__(self, shortest: int) -> None:
+        self._shortest = shortest
+        self._latest: dict[tuple[int, ...], int] = {}  # n-gram -> index after it
+        # [i - shortest]: the previous occurrence of the n-gram that ends at i
+        self._before: list[int] = []
+        self.prediction: tuple[int, int] | None = None  # (index, token)
+
+    def find(self, tokens: list[int], longest: int) -> int:
+        """Return the index after the best earlier occurrence of the last tokens, or _NONE; adds the
+        new tokens."""
+        size, latest, before = self._shortest, self._latest, self._before
+        for end in range(len(before) + size, len(tokens) + 1):
+            key = tuple(tokens[end - size : end])
+            before.append(latest.get(key, _NONE))
+            latest[key] = end
+        index = before[-1] if before else _NONE
+        best, best_length, left = _NONE, 0, MAX_CANDIDATES
+        while index != _NONE and left and best_length < longest:
+            length = self._common(tokens, index, longest)
+            if length > best_length:
+                best, best_length = index, length
+            index = before[index - size]
+            left -= 1
+        return best
+
+    def _common(self, tokens: list[int], index: int, longest: int) -> int:
+        """Return the length of the common suffix of tokens[:index] and tokens."""
+        length, most = self._shortest, min(longest, index)
+        while length < most and tokens[index - length - 1] == tokens[-length - 1]:
+            length += 1
+        return length
+
+
+FIRST_LENGTH = 3  # tokens of the first n-gram draft
+FIRST_PAUSE = 16  # tokens; doubles with every draft that is rejected entirely
+MAX_PAUSE = 256
+
+
+@dataclass(slots=True)
+class NgramTracker:
+    """Acceptance of the n-gram drafts of one sequence."""
+
+    length: int = FIRST_LENGTH
+    paused_until: int = 0  # tokens of the sequence
+    pause: int = FIRST_PAUSE
+    start: int = 0  # index of the last draft
+    draft: list[int] = field(default_factory=list)  # the last draft until `update`
+
+    def update(self, tokens: list[int]) -> None:
+        """Compare the last draft with the tokens of the sequence."""
+        if not self.draft:
+            return
+        draft, self.draft = self.draft, []
+        drafted, accepted = len(draft), 0
+        actual = tokens[self.start : self.start + drafted]
+        while accepted < len(actual) and actual[accepted] == draft[accepted]:
+            accepted += 1
+        if accepted:
+            self.pause = FIRST_PAUSE
+            self.length = 2 * drafted if accepted == drafted else accepted
+        else:
+            self.paused_until = len(tokens) + self.pause
+            self.pause = min(MAX_PAUSE, 2 * self.pause)
+            self.length = FIRST_LENGTH
+
+
+class NgramThenHead(Proposer):
+    """N-gram drafts where the request repeats itself, drafts of a head elsewhere. An n-gram lookup
+    is free and its drafts may be long. Their length adapts per sequence: as many tokens as were
+    accepted last time, twice as many when all were, and a pause when none was."""
+
+    is_steady = True
+
+    def __init__(self, ngram: NgramProposer, head: Proposer) -> None:
+        self._ngram, self._head = ngram, head
+        self.num_observed_steps = head.num_observed_steps
+        self.limits_length = head.limits_length
+        self.is_catching_up = False
+        self._trackers: dict[int, NgramTracker] = {}  # by sequence id
+
+    def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:
+        drafts = [self._ngram_draft(r, count) for r, count in zip(requests, counts, strict=True)]
+        others = [index for index, draft in enumerate(drafts) if not draft]
+        self.is_catching_up = False
+        if others:
+            rest = [requests[index] for index in others]
+            found = self._head.propose(rest, [counts[index] for index in others])
+            self.is_catching_up = self._head.is_catching_up
+            for index, draft in zip(others, found, strict=True):
+                drafts[index] = draft
+        return drafts
+
+    def _ngram_draft(self, request: Request, count: int) -> Sequence[int]:
+        tracker = self._trackers.get(request.seq_id)
+        if tracker is None:
+            tracker = self._trackers[request.seq_id] = NgramTracker()
+        tracker.update(request.token_ids)
+        if request.num_tokens < tracker.paused_until:
+            return ()
+        (draft,) = self._ngram.propose([request], [min(count, tracker.length)])
+        tracker.start, tracker.draft = request.num_tokens, list(draft)
+        return draft
+
+    def release(self, seq_id: int) -> None:
+        self._trackers.pop(seq_id, None)
+        self._ngram.release(seq_id)
+        self._head.release(seq_id)

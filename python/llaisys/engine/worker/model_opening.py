@@ -160,8 +160,7 @@ def _open_draft_files(
     from llaisys.models.loading.resolve import resolve_model
 
     if speculative.is_head:
-        from llaisys.models.draft_head import DraftHeadAdapter
-        from llaisys.models.draft_head_files import open_draft_head
+        from llaisys.models.draft_head import DraftHeadAdapter, open_draft_head
 
         if target is None:
             raise invalid_value(

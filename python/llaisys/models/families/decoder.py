@@ -10,18 +10,20 @@ from llaisys.common.errors import ModelLoadError
 from llaisys.models.families import decoder_tensors
 from llaisys.models.families.decoder_tensors import EMBEDDING, OUTPUT, TensorNames, source_of
 from llaisys.models.families.experts import ExpertFamily, expert_source
-from llaisys.models.families.gguf_fields import GgufFields
 from llaisys.models.families.latent import read_latent
 from llaisys.models.families.model_config import ModelConfig
 from llaisys.models.families.rope import RopeScaling, parse_rope, rope_from_gguf, rotated_part
-from llaisys.models.families.variant import ReadLayout, ReadVariant, RopeLayout, Sizes, Variant
-from llaisys.models.families.windows import ReadWindows, no_windows
+from llaisys.models.families.variant import (
+    ReadLayout,
+    ReadVariant,
+    ReadWindows,
+    RopeLayout,
+    Sizes,
+    Variant,
+    no_windows,
+)
 from llaisys.models.loading.family import Family, GgufContents
-from llaisys.models.loading.fields import Fields
-from llaisys.models.loading.gguf_file import prediction_layers
-from llaisys.models.loading.gguf_reader import GgufTensor
-from llaisys.models.loading.json_config import parse_generation, stored_dtype
-from llaisys.models.loading.limits import (
+from llaisys.models.loading.fields import (
     MAX_HEAD_DIM,
     MAX_HEADS,
     MAX_HIDDEN,
@@ -29,7 +31,11 @@ from llaisys.models.loading.limits import (
     MAX_LAYERS,
     MAX_POSITIONS,
     MAX_VOCAB,
+    Fields,
 )
+from llaisys.models.loading.gguf_file import prediction_layers
+from llaisys.models.loading.gguf_reader import GgufTensor
+from llaisys.models.loading.json_config import parse_generation, stored_dtype
 from llaisys.models.loading.quantization import parse_quantization
 from llaisys.models.loading.recommended_sampling import (
     gguf_model_name,
@@ -265,3 +271,51 @@ def _compute_dtype(tensors: Mapping[str, GgufTensor]) -> str:
     tensor = tensors.get("model.layers.0.self_attn.o_proj.weight")
     name = "" if tensor is None else tensor.type_name
     return {"F32": "f32", "F16": "f16"}.get(name, "bf16")
+
+
+# GGUF metadata under the names of config.json, so that a family reads both formats alike.
+# Key of config.json -> key of GGUF metadata after the architecture, where they differ.
+GGUF_KEYS = {
+    "hidden_size": "embedding_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "intermediate_size": "feed_forward_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    **dict.fromkeys(("layer_norm_eps", "norm_epsilon"), "attention.layer_norm_epsilon"),
+    "rope_theta": "rope.freq_base",
+    "rotary_dim": "rope.dimension_count",
+    "sliding_window": "attention.sliding_window",
+    "sliding_window_pattern": "attention.sliding_window_pattern",
+    "rope_local_base_freq": "rope.freq_base_swa",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
+    "kv_lora_rank": "attention.kv_lora_rank",
+    "q_lora_rank": "attention.q_lora_rank",
+    **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts"), "expert_count"),
+    **dict.fromkeys(("num_experts_per_tok", "moe_k"), "expert_used_count"),
+    "moe_num_experts": "expert_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    **dict.fromkeys(("n_shared_experts", "num_shared_experts"), "expert_shared_count"),
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "first_k_dense_replace": "leading_dense_block_count",
+    "moe_layer_interval": "interleave_moe_layer_step",
+    "norm_topk_prob": "expert_weights_norm",
+    "routed_scaling_factor": "expert_weights_scale",
+    "n_group": "expert_group_count",
+    "topk_group": "expert_group_used_count",
+}
+
+
+class GgufFields(Fields):
+    """A name that is not in GGUF_KEYS is a key after the architecture itself."""
+
+    def __init__(self, values: Mapping[str, Any], where: str, arch: str) -> None:
+        super().__init__(values, where)
+        self.arch = arch
+
+    def key(self, name: str) -> str:
+        return f"{self.arch}.{GGUF_KEYS.get(name, name)}"

@@ -11,8 +11,7 @@ from llaisys.models.families.decoder_tensors import TYPES, TensorNames
 from llaisys.models.families.model_config import Encoder, ModelConfig
 from llaisys.models.families.variant import RopeLayout, Sizes, Variant
 from llaisys.models.loading.family import GgufContents
-from llaisys.models.loading.fields import Fields
-from llaisys.models.loading.limits import MAX_POSITIONS, MAX_VOCAB
+from llaisys.models.loading.fields import MAX_POSITIONS, MAX_VOCAB, Fields
 from llaisys.models.loading.shard import TensorSource
 
 _CLASSIFIER = "ForSequenceClassification"

@@ -7,8 +7,7 @@ from typing import Any
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.families.variant import scale_of
-from llaisys.models.loading.fields import REQUIRED, Fields
-from llaisys.models.loading.limits import MAX_INTERMEDIATE, MAX_LAYERS
+from llaisys.models.loading.fields import MAX_INTERMEDIATE, MAX_LAYERS, REQUIRED, Fields
 from llaisys.models.loading.shard import TensorSource
 
 MAX_EXPERTS = 4096

@@ -7,8 +7,7 @@ from dataclasses import replace
 from llaisys.models.families.decoder import DecoderFamily
 from llaisys.models.families.decoder_tensors import TensorNames
 from llaisys.models.families.rope import window_theta
-from llaisys.models.families.variant import RopeLayout, Sizes, Variant, scale_of
-from llaisys.models.families.windows import pattern, windows
+from llaisys.models.families.variant import RopeLayout, Sizes, Variant, pattern, scale_of, windows
 from llaisys.models.loading.fields import Fields
 
 LOCAL_THETA = 10000.0  # RoPE base of layers with a window in Gemma 3

@@ -7,8 +7,7 @@ from dataclasses import replace
 from llaisys.models.families.decoder import DecoderFamily
 from llaisys.models.families.decoder_tensors import TensorNames
 from llaisys.models.families.experts import ExpertFamily
-from llaisys.models.families.variant import RopeLayout, Variant
-from llaisys.models.families.windows import late_layers, windows
+from llaisys.models.families.variant import RopeLayout, Variant, late_layers, windows
 
 GLM = DecoderFamily(
     name="glm",

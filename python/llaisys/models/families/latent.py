@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llaisys.models.loading.fields import Fields
-from llaisys.models.loading.limits import MAX_HEAD_DIM, MAX_HIDDEN
+from llaisys.models.loading.fields import MAX_HEAD_DIM, MAX_HIDDEN, Fields
 from llaisys.models.loading.shard import TensorSource
 
 MAX_RANK = 1024

@@ -7,8 +7,7 @@ from dataclasses import replace
 from llaisys.models.families.decoder import DecoderFamily
 from llaisys.models.families.experts import ExpertFamily
 from llaisys.models.families.qwen import qwen_windows
-from llaisys.models.families.variant import RopeLayout, Sizes
-from llaisys.models.families.windows import pattern, windows
+from llaisys.models.families.variant import RopeLayout, Sizes, pattern, windows
 from llaisys.models.loading.fields import Fields
 
 _INTERVAL = 4  # of layers without RoPE in SmolLM3

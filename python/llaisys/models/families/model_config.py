@@ -11,7 +11,7 @@ from llaisys.models.families.rope import RopeScaling
 from llaisys.models.families.variant import RopeLayout, Variant
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.family import CheckpointConfig
-from llaisys.models.loading.limits import MAX_PARAMETERS
+from llaisys.models.loading.fields import MAX_PARAMETERS
 from llaisys.models.loading.quantization import WeightScheme
 
 

@@ -8,8 +8,15 @@ from llaisys.models.families.decoder import DecoderFamily
 from llaisys.models.families.decoder_tensors import TensorNames
 from llaisys.models.families.experts import ExpertFamily
 from llaisys.models.families.rope import rope_section, window_theta
-from llaisys.models.families.variant import RopeLayout, Sizes, Variant
-from llaisys.models.families.windows import Windows, no_windows, pattern, windows
+from llaisys.models.families.variant import (
+    RopeLayout,
+    Sizes,
+    Variant,
+    Windows,
+    no_windows,
+    pattern,
+    windows,
+)
 from llaisys.models.loading.fields import Fields
 
 olmo3_windows = windows(4096, pattern(4))

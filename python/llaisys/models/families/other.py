@@ -9,8 +9,7 @@ from llaisys.models.families.decoder import DecoderFamily
 from llaisys.models.families.decoder_tensors import TensorNames
 from llaisys.models.families.experts import ExpertFamily
 from llaisys.models.families.olmo import OLMO2
-from llaisys.models.families.variant import RopeLayout, Sizes, Variant, scale_of
-from llaisys.models.families.windows import pattern, windows
+from llaisys.models.families.variant import RopeLayout, Sizes, Variant, pattern, scale_of, windows
 from llaisys.models.loading.fields import Fields
 
 PHI3 = DecoderFamily(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from llaisys.models.families.decoder import DecoderFamily
 from llaisys.models.families.experts import ExpertFamily
-from llaisys.models.families.windows import Windows, late_layers, windows
+from llaisys.models.families.variant import Windows, late_layers, windows
 from llaisys.models.loading.fields import Fields
 
 _MOE = "Qwen3-MoE (Qwen3-30B-A3B and others) and Qwen2-MoE (Qwen1.5-MoE, Qwen2-57B-A14B)."

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llaisys.models.loading.convert import Array
-from llaisys.models.loading.fields import Fields
-from llaisys.models.loading.limits import MAX_POSITIONS
+from llaisys.models.loading.fields import MAX_POSITIONS, Fields
 
 MAX_FACTOR = 1e6
 KNOWN = "default, linear, dynamic, yarn, llama3, longrope"

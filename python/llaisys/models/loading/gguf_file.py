@@ -20,11 +20,10 @@ from llaisys.models.loading import mxfp4
 from llaisys.models.loading.checkpoint import Checkpoint, TensorBlocks, TensorRecord
 from llaisys.models.loading.convert import CHUNK_ELEMENTS, Array, convert, storage_dtype
 from llaisys.models.loading.family import Family, GgufContents, find_family
-from llaisys.models.loading.fields import Fields
+from llaisys.models.loading.fields import MAX_LAYERS, MAX_VOCAB, Fields
 from llaisys.models.loading.file_range import read_range, read_rows
 from llaisys.models.loading.gguf_reader import GGML_TYPES, GgufHeader, GgufTensor
 from llaisys.models.loading.gguf_split import read_gguf_parts
-from llaisys.models.loading.limits import MAX_LAYERS, MAX_VOCAB
 from llaisys.models.loading.shard import Shard
 from llaisys.tokenization.source import BpeVocabulary, PackedStrings, TokenizerSource
 

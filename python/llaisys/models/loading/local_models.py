@@ -15,7 +15,6 @@ from pathlib import Path
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.validation import unknown_name
-from llaisys.models.loading.cache import cache_directory
 
 MAX_MANIFEST_BYTES = 1 << 20
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
@@ -206,3 +205,14 @@ def known_spec(name: str, tag: str | None) -> str | None:
 
 def known_names() -> list[str]:
     return [f"{name}:{tag}" for name, tags in KNOWN_MODELS.items() for tag in tags]
+
+
+def cache_directory(cache_dir: str | Path | None = None) -> Path:
+    """`cache_dir`, else $LLAISYS_CACHE, else llaisys/ in the user's cache directory."""
+    if cache_dir is not None:
+        return Path(cache_dir).expanduser()
+    own = os.environ.get("LLAISYS_CACHE")
+    if own:
+        return Path(own).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "llaisys"

@@ -20,13 +20,13 @@ from llaisys.common.errors import ModelLoadError
 from llaisys.common.interpreter import child_environment, module_command
 from llaisys.common.progress import report
 from llaisys.common.validation import invalid_value, unknown_name
-from llaisys.models.loading.cache import cache_directory
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.family import Family
 from llaisys.models.loading.gguf_file import GgufCheckpoint
 from llaisys.models.loading.gguf_split import first_part
 from llaisys.models.loading.json_config import read_config
 from llaisys.models.loading.local_models import (
+    cache_directory,
     find_in_lm_studio,
     find_in_ollama,
     is_later_part,

@@ -25,8 +25,13 @@ from llaisys.engine.context_window import DEFAULT_KEEP
 from llaisys.server.generation.formatter import AnswerFormatter
 from llaisys.server.generation.history import Recent, answer_room, common_length, num_leading
 from llaisys.server.generation.job import Job
-from llaisys.server.generation.messages import convert_messages, run_on_messages
-from llaisys.server.generation.prompts import encode_continued, encode_messages, encode_recent
+from llaisys.server.generation.prompts import (
+    convert_messages,
+    encode_continued,
+    encode_messages,
+    encode_recent,
+    run_on_messages,
+)
 from llaisys.server.http.error_handlers import validation_error
 from llaisys.server.openai.base_schema import Schema, conflicting_field
 from llaisys.server.openai.fields import FieldNotes, Ignored

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from llaisys.chat.tools import ToolSet
 from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED, InvalidInputError
-from llaisys.common.validation import invalid_count, invalid_value
+from llaisys.common.validation import check_count, invalid_count, invalid_value
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.history import Recent
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import json_bytes
+from llaisys.server.openai.schemas import ChatMessage, plain_messages
+from llaisys.server.service import Service
 
 Messages = Sequence[dict[str, Any]]
+P = ParamSpec("P")
 T = TypeVar("T")
 
 # An upper bound of the mean token length of any vocabulary: a longer text cannot fit.
@@ -28,6 +31,7 @@ WINDOW_CHARS = 64 << 10
 WINDOW_SLACK = 16  # tokens that splitting at window boundaries may add
 MAX_VARIABLE_BYTES = 16 << 10  # of chat_template_kwargs
 MESSAGE_CHARS = 64  # rendering cost of a message, in characters
+INLINE_MESSAGES = 256  # messages that work on the event loop may have
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,3 +281,22 @@ async def _of_each(engine: AsyncLLMEngine, ids: Sequence[int], show: Callable[[i
         return [known[token] for token in ids]
 
     return await engine.texts.run(len(ids), show_all)
+
+
+async def run_on_messages(
+    service: Service, count: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Run work on `count` messages: many in a thread. A session may have any number."""
+    if count <= INLINE_MESSAGES:
+        return work(*args, **kwargs)
+    return await service.body_pool.run(work, *args, **kwargs)
+
+
+async def convert_messages(
+    service: Service, messages: Sequence[ChatMessage], name: str | None = "messages"
+) -> list[dict[str, Any]]:
+    """Return `plain_messages`. Raises InvalidInputError for field `name` when there are too many;
+    None: any number."""
+    if name is not None:
+        check_count(name, len(messages), service.config.limits.max_messages, "messages")
+    return await run_on_messages(service, len(messages), plain_messages, messages)

@@ -20,8 +20,12 @@ from llaisys.server.errors import ApiError
 from llaisys.server.generation.infill import Snippet, encode_infill
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.llama_object import FinalObject, settings_object
-from llaisys.server.generation.messages import convert_messages
-from llaisys.server.generation.prompts import PromptLimit, encode_prompts, render_messages
+from llaisys.server.generation.prompts import (
+    PromptLimit,
+    convert_messages,
+    encode_prompts,
+    render_messages,
+)
 from llaisys.server.generation.slots import read_tokens, write_tokens
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.event_stream import unless_disconnected

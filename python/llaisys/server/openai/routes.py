@@ -14,9 +14,9 @@ from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.infill import encode_infill
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.llama_object import FinalObject
-from llaisys.server.generation.messages import convert_messages
 from llaisys.server.generation.prompts import (
     PromptLimit,
+    convert_messages,
     decode,
     encode_continued,
     encode_messages,

@@ -18,8 +18,7 @@ from llaisys.common.validation import check_count
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.chat import Chat, open_chat
 from llaisys.server.generation.job import Job
-from llaisys.server.generation.messages import convert_messages, run_on_messages
-from llaisys.server.generation.prompts import decode
+from llaisys.server.generation.prompts import convert_messages, decode, run_on_messages
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes, json_response

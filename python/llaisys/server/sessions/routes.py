@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.messages import convert_messages, run_on_messages
+from llaisys.server.generation.prompts import convert_messages, run_on_messages
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.openai.base_schema import Schema, Text
