@@ -12,7 +12,7 @@ import os
 import sys
 
 from llaisys.bench import ops, target
-from llaisys.bench.latency import LatencyOptions, run_latency
+from llaisys.bench.latency import run_latency
 from llaisys.bench.machine import describe_machine, measure
 from llaisys.engine.config import EngineConfig
 
@@ -43,14 +43,10 @@ def products() -> None:
 def model(weights: str, threads: int) -> None:
     """Fewer tokens with few threads, so that all thread counts take about as long."""
     result = run_latency(
-        LatencyOptions(
-            engine=EngineConfig(
-                n_threads=threads, quantization=None if weights == "bf16" else weights
-            ),
-            shape="qwen2.5-1.5b",
-            new_tokens=32 if threads >= 8 else 8,
-            repeats=4 if threads >= 8 else 1,
-        )
+        EngineConfig(n_threads=threads, quantization=None if weights == "bf16" else weights),
+        shape="qwen2.5-1.5b",
+        new_tokens=32 if threads >= 8 else 8,
+        repeats=4 if threads >= 8 else 1,
     )
     print(
         f"AMX {AMX:3s} 1.5B {weights} {threads:2d} threads: load {result['load_s']:.2f} s,"

@@ -75,14 +75,13 @@ def our_perplexity(
     model: Path, options: argparse.Namespace
 ) -> tuple[dict[str, Any], list[list[int]]]:
     """The report of `llaisys bench perplexity`, and the token ids of its chunks."""
-    from llaisys.bench.perplexity import PerplexityOptions, cut, run_perplexity
+    from llaisys.bench.perplexity import cut, run_perplexity
     from llaisys.engine.config import EngineConfig
     from llaisys.models.families import open_checkpoint
     from llaisys.tokenization import Tokenizer
 
     engine = EngineConfig.of(model=str(model), n_threads=options.threads)
-    asked = PerplexityOptions(options.file, engine, context=CONTEXT, chunks=options.chunks)
-    report = run_perplexity(asked)
+    report = run_perplexity(options.file, engine, context=CONTEXT, chunks=options.chunks)
     with open_checkpoint(model) as checkpoint:
         encoder = Tokenizer.from_source(checkpoint.tokenizer_source)
     text = options.file.read_text(encoding="utf-8")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import time
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,25 +31,28 @@ BLOCK = 16  # slots per KV block
 FIRST_PROMPT = 16  # prompt tokens of the time-to-first-token measurement
 
 
-@dataclass(frozen=True, slots=True)
-class LatencyOptions:
-    engine: EngineConfig = field(default_factory=EngineConfig)  # only its model options are used
-    shape: str | None = None  # random weights of this shape instead of a model
-    prompt_tokens: int = 512  # of the prefill measurement
-    context: int = 128  # tokens before the first decoded one
-    new_tokens: int = 64
-    repeats: int = 3
-
-
-def run_latency(options: LatencyOptions) -> dict[str, Any]:
-    options = replace(options, engine=resolve_device(options.engine))
-    engine = options.engine
-    path = _model_path(options)
+def run_latency(
+    engine: EngineConfig,
+    shape: str | None = None,
+    prompt_tokens: int = 512,
+    new_tokens: int = 64,
+    context: int = 128,
+    repeats: int = 3,
+) -> dict[str, Any]:
+    """Only the model options of `engine` are used. `shape`: random weights of this shape instead of
+    a model. `prompt_tokens`: of the prefill measurement. `context`: tokens before the first decoded
+    one."""
+    engine = resolve_device(engine)
+    if shape is not None:
+        path = shape_model_path(shape, engine.dtype)
+    else:
+        path = resolve_model(engine.model or DEFAULT_MODEL)
     rng = np.random.default_rng(0)  # imported before base_rss is measured
     base_rss = resident_bytes()
     start = time.perf_counter()
     with open_checkpoint(path) as checkpoint:
-        adapter_options = _adapter_options(checkpoint, options)
+        length = max(prompt_tokens, context + new_tokens) + 1
+        adapter_options = _adapter_options(checkpoint, engine, length)
         family = get_adapter_class(checkpoint.config.model_type)
         adapter = family.load(checkpoint, adapter_options)
         load_s = time.perf_counter() - start
@@ -68,42 +70,39 @@ def run_latency(options: LatencyOptions) -> dict[str, Any]:
         ttft_s = time.perf_counter() - start
         rss = resident_bytes()
         report("measuring prefill")
-        prefill = min(run.prompt(options.prompt_tokens) for _ in range(options.repeats))
+        prefill = min(run.prompt(prompt_tokens) for _ in range(repeats))
         report("measuring decode")
-        decode = min(
-            run.decode(options.context, options.new_tokens) for _ in range(options.repeats)
-        )
+        decode = min(run.decode(context, new_tokens) for _ in range(repeats))
         peak_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         with Stream(engine.device, n_threads=engine.n_threads) as stream:
             threads = stream.n_threads if engine.device == "cpu" else 0
             report("measuring bandwidth")
-            for _ in range(options.repeats):  # interleaved: the machine may be shared
+            for _ in range(repeats):  # interleaved: the machine may be shared
                 bandwidth = max(bandwidth, stream.probe("read_bandwidth"))
-                decode = min(decode, run.decode(options.context, options.new_tokens))
+                decode = min(decode, run.decode(context, new_tokens))
         stages = adapter.profile()  # of the last decode
     finally:
         adapter.close()
     return {
-        "model": options.shape or str(engine.model or path.name),
+        "model": shape or str(engine.model or path.name),
         "dtype": dtype,
         "kv_cache_dtype": kv_dtype,
         "threads": threads,  # CPU threads; 0 on a GPU
         "load_s": round(load_s, 3),  # opening the files and packing the weights
         "ttft_s": round(ttft_s, 3),  # load_s + the first token of a 16-token prompt
-        "prefill_tok_s": round(options.prompt_tokens / prefill, 2),
-        "decode_tok_s": round(options.new_tokens / decode, 2),
+        "prefill_tok_s": round(prompt_tokens / prefill, 2),
+        "decode_tok_s": round(new_tokens / decode, 2),
         # bytes of weights per second / measured bandwidth
-        "bandwidth_fraction": round(read * options.new_tokens / decode / bandwidth, 4),
+        "bandwidth_fraction": round(read * new_tokens / decode / bandwidth, 4),
         "weights_mb": round(weights / 1e6, 1),  # in memory
         "kv_cache_mb": round(kv_bytes / 1e6, 1),
         "rss_mb": round(rss / 1e6, 1),  # of the process after the first token
         "base_rss_mb": round(base_rss / 1e6, 1),  # of the process before the load
         "peak_rss_mb": round(peak_rss / 1e6, 1),
-        "prompt_tokens": options.prompt_tokens,
-        "new_tokens": options.new_tokens,
+        "prompt_tokens": prompt_tokens,
+        "new_tokens": new_tokens,
         "stage_ms_per_token": {  # per model stage, while decoding
-            stage: round(1e3 * seconds / options.new_tokens, 4)
-            for stage, (seconds, _) in stages.items()
+            stage: round(1e3 * seconds / new_tokens, 4) for stage, (seconds, _) in stages.items()
         },
     }
 
@@ -116,15 +115,7 @@ def shape_model_path(shape: str, dtype: str) -> Path:
     )
 
 
-def _model_path(options: LatencyOptions) -> Path:
-    if options.shape is not None:
-        return shape_model_path(options.shape, options.engine.dtype)
-    return resolve_model(options.engine.model or DEFAULT_MODEL)
-
-
-def _adapter_options(checkpoint: Checkpoint, options: LatencyOptions) -> AdapterOptions:
-    engine = options.engine
-    length = max(options.prompt_tokens, options.context + options.new_tokens) + 1
+def _adapter_options(checkpoint: Checkpoint, engine: EngineConfig, length: int) -> AdapterOptions:
     limit = checkpoint.config.max_position_embeddings
     if engine.max_model_len is not None:
         check_int("max_model_len", engine.max_model_len, min(length, limit), limit)

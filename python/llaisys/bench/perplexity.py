@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,16 +31,6 @@ from llaisys.tokenization import Tokenizer
 
 STEP_TOKENS = 32  # scored tokens per step; bounds the memory of the logits
 Rows = NDArray[np.float64]  # log-probabilities [tokens, vocabulary]
-
-
-@dataclass(frozen=True, slots=True)
-class PerplexityOptions:
-    file: Path
-    engine: EngineConfig = field(default_factory=EngineConfig)  # only its model options are used
-    reference: str | None = None  # reference model; None: the same model
-    reference_dtype: str | None = None  # compute dtype; both None: no reference
-    context: int = 512
-    chunks: int = 0  # 0: the whole text
 
 
 @dataclass(slots=True)
@@ -82,32 +72,39 @@ class Score:
         return result
 
 
-def run_perplexity(options: PerplexityOptions) -> dict[str, Any]:
-    engine = resolve_device(options.engine)
+def run_perplexity(
+    file: Path,
+    engine: EngineConfig,
+    reference: str | None = None,
+    reference_dtype: str | None = None,
+    context: int = 512,
+    chunks: int = 0,
+) -> dict[str, Any]:
+    """Only the model options of `engine` are used. `reference`: a model, None: the same one;
+    `reference_dtype`: its compute dtype. Both None: no reference. `chunks`: 0: the whole text."""
+    engine = resolve_device(engine)
     model = engine.model or DEFAULT_MODEL
-    has_reference = options.reference is not None or options.reference_dtype is not None
+    has_reference = reference is not None or reference_dtype is not None
     with ExitStack() as stack:
         keep = stack.enter_context
-        own = AdapterOptions(
-            **model_options(engine), kv_cache_layout="slot", max_model_len=options.context
-        )
+        own = AdapterOptions(**model_options(engine), kv_cache_layout="slot", max_model_len=context)
         encoder, adapter = _load(model, own)
         models = [keep(closing(adapter))]
         if has_reference:
-            dtype = options.reference_dtype or "f32"
+            dtype = reference_dtype or "f32"
             plain = replace(own, dtype=dtype, quantization=None, kv_cache_dtype="auto")
-            models.append(keep(closing(_load(options.reference or model, plain)[1])))
+            models.append(keep(closing(_load(reference or model, plain)[1])))
             if models[1].vocab_size != models[0].vocab_size:
                 raise invalid_count(
                     *("reference", models[1].vocab_size, "tokens in its vocabulary"),
                     f"those of the model, {models[0].vocab_size}",
                 )
-        chunks = cut(encoder, _read(options.file), options.context)[: options.chunks or None]
-        if not len(chunks):
-            limit = f"a text of at least {options.context} tokens, one chunk of --context"
-            raise invalid_value("file", str(options.file), limit)
+        found = cut(encoder, _read(file), context)[: chunks or None]
+        if not len(found):
+            limit = f"a text of at least {context} tokens, one chunk of --context"
+            raise invalid_value("file", str(file), limit)
         score = Score()
-        for done, chunk in enumerate(chunks, 1):
+        for done, chunk in enumerate(found, 1):
             for start, stop in steps_of(len(chunk)):
                 rows = [read_tokens(adapter, chunk, start, stop) for adapter in models]
                 if start > 0:
@@ -115,8 +112,8 @@ def run_perplexity(options: PerplexityOptions) -> dict[str, Any]:
             for adapter in models:
                 adapter.native.kv_seq_rm(0, 0, -1)  # type: ignore[attr-defined]
             perplexity = math.exp(score.loss / score.tokens)
-            report(f"perplexity {perplexity:.4f}", done, len(chunks))
-    about = {"model": model, "context": options.context, "chunks": len(chunks)}
+            report(f"perplexity {perplexity:.4f}", done, len(found))
+    about = {"model": model, "context": context, "chunks": len(found)}
     return about | score.report(has_reference)
 
 

@@ -64,7 +64,7 @@ class ChatStyle:
         check_choice("tool_call_parser", tool_parser, TOOL_PARSERS)
         check_choice("reasoning_parser", reasoning_parser, REASONING_PARSERS)
         info = getattr(tokenizer, "template_info", lambda: None)()
-        text = "" if info is None else info.text
+        text = "" if info is None else info.literal_text
         variables = frozenset() if info is None else info.variables
         lists_tools = "tools" in variables
         name = tool_formats.ALIASES.get(tool_parser, tool_parser)

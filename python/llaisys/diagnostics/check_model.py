@@ -27,18 +27,6 @@ Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class CheckOptions:
-    """`tolerance`: largest difference relative to the largest value of a row."""
-
-    model: str
-    device: str = "cpu"
-    dtype: str = "f32"
-    n_tokens: int = 48
-    tolerance: float = 1e-3
-    seed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Streams:
     """Values of a prompt: [tokens, hidden size] per layer boundary, and [tokens, vocabulary] of a
     decoder."""
@@ -47,18 +35,25 @@ class Streams:
     logits: Floats | None  # None: an encoder
 
 
-def check_model(options: CheckOptions, say: Callable[[str], None]) -> bool:
-    """Report through `say`; False when values are not finite or differ from transformers."""
-    path = resolve_model(options.model)
+def check_model(
+    model: str,
+    say: Callable[[str], None],
+    device: str = "cpu",
+    dtype: str = "f32",
+    n_tokens: int = 48,
+    tolerance: float = 1e-3,
+) -> bool:
+    """Report through `say`; False when values are not finite or differ from transformers.
+    `tolerance`: largest difference relative to the largest value of a row."""
+    path = resolve_model(model)
     with open_checkpoint(path) as checkpoint:
         config = decoder_config(checkpoint)
         _describe(checkpoint, config, say)
-        rng = np.random.default_rng(options.seed)
-        n_tokens = min(options.n_tokens, config.max_position_embeddings)
-        tokens = rng.integers(0, config.vocab_size, n_tokens)
+        n_tokens = min(n_tokens, config.max_position_embeddings)
+        tokens = np.random.default_rng(0).integers(0, config.vocab_size, n_tokens)
         if config.encoder is not None:  # padding moves the positions of transformers
             tokens[tokens == config.encoder.first_position - 1] += 1
-        own = _run(checkpoint, config, tokens, options)
+        own = _run(checkpoint, config, tokens, device, dtype)
     what, last = ("logits", own.logits)
     if last is None:
         what, last = ("last hidden states", own.hidden[_label(-1)])
@@ -74,7 +69,7 @@ def check_model(options: CheckOptions, say: Callable[[str], None]) -> bool:
     except Exception as error:  # transformers raises all kinds for models that it cannot load
         say(f"transformers cannot load this model: {type(error).__name__}: {str(error)[:300]}")
         return True
-    return _compare(own, reference, options.tolerance, say)
+    return _compare(own, reference, tolerance, say)
 
 
 def _describe(checkpoint: Checkpoint, config: ModelConfig, say: Callable[[str], None]) -> None:
@@ -91,17 +86,12 @@ def _describe(checkpoint: Checkpoint, config: ModelConfig, say: Callable[[str], 
 
 
 def _run(
-    checkpoint: Checkpoint, config: ModelConfig, tokens: NDArray[np.int64], options: CheckOptions
+    checkpoint: Checkpoint, config: ModelConfig, tokens: NDArray[np.int64], device: str, dtype: str
 ) -> Streams:
     n = len(tokens)
     adapter = get_adapter_class(config.model_type).load(
         checkpoint,
-        AdapterOptions(
-            device=options.device,
-            dtype=options.dtype,
-            kv_cache_layout="slot",
-            max_model_len=max(n, 1),
-        ),
+        AdapterOptions(device=device, dtype=dtype, kv_cache_layout="slot", max_model_len=max(n, 1)),
     )
     if not isinstance(adapter, NativeAdapter):
         raise ModelLoadError(f"{checkpoint.where}: this model has no hidden states to compare")

@@ -48,7 +48,6 @@ class ProcessedInput:
 
     request_id: str
     prompt: str | None
-    prompt_token_ids: list[int]
     params: SamplingParams
     requests: list[Request]
 
@@ -188,7 +187,7 @@ class InputProcessor:
             )
             for choice in range(sampling.n)
         ]
-        return ProcessedInput(request_id, text, token_ids, sampling, requests)
+        return ProcessedInput(request_id, text, sampling, requests)
 
     def _require_tokenizer(self, what: str, field: str) -> Any:
         if self.tokenizer is None:

@@ -92,7 +92,6 @@ def _ops(options: argparse.Namespace) -> Outcome:
 
 
 def _latency(options: argparse.Namespace) -> Outcome:
-    from llaisys.bench.latency import LatencyOptions
     from llaisys.bench.latency import run_latency as measure
 
     given = given_engine_options(
@@ -100,14 +99,8 @@ def _latency(options: argparse.Namespace) -> Outcome:
         only=LATENCY_OPTIONS,
         because=NO_ENGINE.format("one sequence of a model"),
     )
-    result = measure(
-        LatencyOptions(
-            engine=EngineConfig.of(model=options.model, **given),
-            shape=options.shape,
-            prompt_tokens=options.prompt_tokens,
-            new_tokens=options.new_tokens,
-        )
-    )
+    engine = EngineConfig.of(model=options.model, **given)
+    result = measure(engine, options.shape, options.prompt_tokens, options.new_tokens)
     shown = {name: value for name, value in result.items() if name != "stage_ms_per_token"}
     if not options.profile:
         return Outcome(shown, format_fields(shown))
@@ -192,21 +185,18 @@ def _structured(options: argparse.Namespace) -> Outcome:
 
 
 def _perplexity(options: argparse.Namespace) -> Outcome:
-    from llaisys.bench.perplexity import PerplexityOptions
     from llaisys.bench.perplexity import run_perplexity as measure
 
     given = given_engine_options(
         options, only=PERPLEXITY_OPTIONS, because=NO_ENGINE.format("a model")
     )
     result = measure(
-        PerplexityOptions(
-            file=Path(options.file),
-            engine=EngineConfig.of(model=options.model, **given),
-            reference=options.reference,
-            reference_dtype=options.reference_dtype,
-            context=check_int("context", options.context, 4, 1 << 20),
-            chunks=check_int("chunks", options.chunks, 0, 1 << 40),
-        )
+        Path(options.file),
+        EngineConfig.of(model=options.model, **given),
+        options.reference,
+        options.reference_dtype,
+        check_int("context", options.context, 4, 1 << 20),
+        check_int("chunks", options.chunks, 0, 1 << 40),
     )
     return Outcome(result, format_fields(result))
 

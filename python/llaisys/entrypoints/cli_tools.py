@@ -84,16 +84,14 @@ def _rm(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     from llaisys.common.validation import invalid_value
-    from llaisys.diagnostics.check_model import CheckOptions, check_model
+    from llaisys.diagnostics.check_model import check_model
 
     if options.model is None:
         raise invalid_value("model", None, "a directory, a GGUF file or a model id")
     if not 1 <= options.tokens <= 1 << 16:
         raise invalid_value("tokens", options.tokens, "in 1..65536")
-    given = CheckOptions(
-        options.model, options.device, options.dtype, options.tokens, options.tolerance
-    )
-    return 0 if check_model(given, print) else 1
+    given = (options.device, options.dtype, options.tokens, options.tolerance)
+    return 0 if check_model(options.model, print, *given) else 1
 
 
 def _env(options: argparse.Namespace) -> int:

@@ -298,8 +298,8 @@ def _from_tiktoken(path: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer
 def _from_sentencepiece(directory: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
     """tokenizer.model, with the added tokens of tokenizer_config.json."""
     add_bos, add_eos = settings.get("add_bos_token", True), settings.get("add_eos_token", False)
-    file = read_sentencepiece(directory / "tokenizer.model", add_bos is True, add_eos is True)
-    result = from_vocabulary(file.vocabulary, file.special_ids)
+    found = read_sentencepiece(directory / "tokenizer.model", add_bos is True, add_eos is True)
+    result = from_vocabulary(*found)
     return _with_added(result, directory, settings)
 
 

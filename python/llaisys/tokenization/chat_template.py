@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -87,14 +86,6 @@ def _environment() -> MeteredEnvironment:
     environment.globals["namespace"] = _namespace
     environment.globals["dict"] = _make_dict
     return environment
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateInfo:
-    """Contents of a template, from which `ChatStyle` detects formats."""
-
-    text: str  # literal texts, separated by NUL
-    variables: frozenset[str]  # read by the template
 
 
 class ChatTemplate:

@@ -104,15 +104,15 @@ def build_word_piece(
 def unigram(directory: Path, settings: dict[str, Any]) -> tokenizers.Tokenizer:
     """XLM-RoBERTa's tokenizer from a SentencePiece model. Its ids are those of the pieces plus 1,
     as fairseq puts <s>, <pad>, </s> and <unk> first, and <mask> is the last."""
-    file = read_unigram(directory / UNIGRAM)
+    pieces, character_map = read_unigram(directory / UNIGRAM)
     ends = {"bos_token": "<s>", "pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     first = [_name(settings, key, default) for key, default in ends.items()]
     mask = _name(settings, "mask_token", "<mask>")
     names = [(name, HIDDEN_SCORE) for name in first]
-    vocab = [*names, *file.pieces[3:], (mask, HIDDEN_SCORE)]
+    vocab = [*names, *pieces[3:], (mask, HIDDEN_SCORE)]
     result = tokenizers.Tokenizer(models.Unigram(vocab, unk_id=3, byte_fallback=False))
-    if file.character_map:
-        result.normalizer = normalizers.Precompiled(file.character_map)
+    if character_map:
+        result.normalizer = normalizers.Precompiled(character_map)
     space = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always")
     result.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
     result.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="always")

@@ -34,22 +34,11 @@ _UNIGRAM, _BPE = 1, 2  # model_type of trainer_spec; the default is unigram
 _KINDS = {1: "unigram", 2: "BPE", 3: "word", 4: "char"}
 
 
-@dataclass(frozen=True, slots=True)
-class SentencePieceFile:
-    vocabulary: BpeVocabulary
-    special_ids: dict[str, int]  # 'bos_token' -> id, ...
-
-
-@dataclass(frozen=True, slots=True)
-class UnigramFile:
-    pieces: list[tuple[str, float]]  # with scores
-    character_map: bytes  # of the normalisation; empty: none
-
-
-def read_unigram(path: Path) -> UnigramFile:
-    """Raises `ModelLoadError` for a damaged file or another kind of model."""
+def read_unigram(path: Path) -> tuple[list[tuple[str, float]], bytes]:
+    """Pieces with scores, and the character map of the normalisation, empty: none. Raises
+    `ModelLoadError` for a damaged file or another kind of model."""
     file = _read(path, _UNIGRAM)
-    return UnigramFile(list(zip(file.pieces, file.scores, strict=True)), file.character_map)
+    return list(zip(file.pieces, file.scores, strict=True)), file.character_map
 
 
 class _DamagedError(ValueError):
@@ -104,7 +93,9 @@ def _parse(data: bytes, path: Path) -> _Contents:
     return found
 
 
-def read_sentencepiece(path: Path, add_bos: bool, add_eos: bool) -> SentencePieceFile:
+def read_sentencepiece(
+    path: Path, add_bos: bool, add_eos: bool
+) -> tuple[BpeVocabulary, dict[str, int]]:
     """Raises `ModelLoadError` for a damaged file or an unsupported kind of model."""
     file = _read(path, _BPE)
     pieces, trainer, normaliser = file.pieces, file.trainer, file.normaliser
@@ -125,7 +116,7 @@ def read_sentencepiece(path: Path, add_bos: bool, add_eos: bool) -> SentencePiec
         add_eos=add_eos,
         add_space_prefix=bool(normaliser.get(3, 1)),
     )
-    return SentencePieceFile(vocabulary, ids)
+    return vocabulary, ids
 
 
 def _piece(data: bytes) -> tuple[str, float, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import overload
 
 
@@ -72,7 +71,7 @@ class TokenizerSource:
     and the chat template are here.
     """
 
-    directory: Path | None = None
+    directory: str | None = None
     vocabulary: BpeVocabulary | None = None
     chat_template: str | None = None
     special_ids: tuple[tuple[str, int], ...] = ()  # ('bos_token', id), ...

@@ -23,7 +23,7 @@ from llaisys.tokenization.build import (
     from_vocabulary,
     without_special_tokens,
 )
-from llaisys.tokenization.chat_template import ChatTemplate, TemplateInfo, plain_data
+from llaisys.tokenization.chat_template import ChatTemplate, plain_data
 from llaisys.tokenization.control_tokens import ControlTokens, Span, mark_strings
 from llaisys.tokenization.detokenizer import ByteDetokenizer, Detokenizer, WindowDetokenizer
 from llaisys.tokenization.expansion import check_expansion
@@ -105,8 +105,9 @@ class Tokenizer:
         """Raises `ModelLoadError` when the source has no tokenizer or a damaged one.
         `chat_template`: replaces all templates of the source."""
         if source.directory is not None:
-            settings = read_settings(source.directory)
-            built = from_directory(source.directory, settings.raw)
+            directory = Path(source.directory)
+            settings = read_settings(directory)
+            built = from_directory(directory, settings.raw)
         elif source.vocabulary is not None:
             special_ids = dict(source.special_ids)
             built = from_vocabulary(source.vocabulary, special_ids)
@@ -126,7 +127,7 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> Self:
-        return cls.from_source(TokenizerSource(directory=Path(directory)))
+        return cls.from_source(TokenizerSource(directory=str(directory)))
 
     @property
     def vocab_size(self) -> int:
@@ -152,12 +153,12 @@ class Tokenizer:
         """'bos_token' -> '<s>', ..."""
         return dict(self._settings.special_tokens)
 
-    def template_info(self) -> TemplateInfo | None:
-        """Info of the chat template, preferably the one for tools; None without a valid one."""
+    def template_info(self) -> ChatTemplate | None:
+        """The chat template, preferably the one for tools; None without a valid one."""
         for name in ("tool_use", "default"):
             template = self._templates.get(name)
             if isinstance(template, ChatTemplate):
-                return TemplateInfo(template.literal_text, template.variables)
+                return template
         return None
 
     def _find_affixes(self) -> tuple[list[int], list[int]]:

@@ -34,7 +34,6 @@ logger = logging.getLogger("llaisys.engine")
 
 @dataclass(slots=True)
 class ExecutorStats:
-    steps: int = 0
     worker_errors: int = 0
     timeouts: int = 0  # not in worker_errors
 

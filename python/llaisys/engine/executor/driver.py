@@ -122,7 +122,6 @@ class DriverExecutor(Executor):
                 serial, args = self._next_serial(), (output.step_id,)
                 store = Call(serial, "store_tokens", args, sampled=output.sampled)
                 self._send(store, self._upstream)
-        self.stats.steps += 1
         return cast(StepOutput, output)
 
     def _call(

@@ -68,31 +68,21 @@ class UniProcExecutor(Executor, backend="uni"):
             method = f"{method}#{next(_groups)}"
         return method, parallel.rank, parallel.local_rank
 
-    @property
-    def _is_direct(self) -> bool:
-        """Whether there is one rank, called in the caller's thread."""
-        return len(self._ranks) == 1 and self.config.step_timeout is None
-
     def execute_model(self, outputs: SchedulerOutputs, queued: bool = False) -> None:
-        if self._is_direct:
-            self._call_worker("execute_model", outputs, queued)
-        else:
-            self.collective_rpc("execute_model", self.config.step_timeout, (outputs, queued))
+        self._run_step("execute_model", outputs, queued)
 
     def sample_tokens(
         self, step_id: int | None = None, masks: Callable[[], TokenMasks] | None = None
     ) -> StepOutput:
-        output: StepOutput
-        if self._is_direct:
-            output = self._call_worker("sample_tokens", step_id, masks)
-        else:
-            timeout = self.config.step_timeout
-            output = self.collective_rpc("sample_tokens", timeout, (step_id, masks))[0]
-        self.stats.steps += 1
+        output: StepOutput = self._run_step("sample_tokens", step_id, masks)
         return output
 
-    def _call_worker(self, method: str, *args: Any) -> Any:
-        """Call the only worker in the caller's thread; as `collective_rpc`, in less time."""
+    def _run_step(self, method: str, *args: Any) -> Any:
+        """Call a method of every worker and return the driver's result. One rank is called in the
+        caller's thread: as `collective_rpc`, in less time."""
+        timeout = self.config.step_timeout
+        if len(self._ranks) > 1 or timeout is not None:
+            return self.collective_rpc(method, timeout, args)[0]
         self._check_open()
         try:
             return getattr(self.worker, method)(*args)

@@ -17,7 +17,6 @@ import resource
 import signal
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
@@ -45,18 +44,12 @@ from llaisys.engine.structured.messages import (
     receive,
     send,
 )
-from llaisys.tokenization import Tokenizer, TokenizerSource
+from llaisys.tokenization import Tokenizer
 
 
 def open_vocabulary(vocabulary: Vocabulary) -> LLTokenizer:
     """Open a tokenizer; LlaisysError: its tokens have no bytes, or the model has no end token."""
-    source = TokenizerSource(
-        directory=None if vocabulary.directory is None else Path(vocabulary.directory),
-        vocabulary=vocabulary.bpe,
-        special_ids=vocabulary.special_ids,
-        eos_token_ids=vocabulary.eos_token_ids,
-    )
-    tokenizer = Tokenizer.from_source(source)
+    tokenizer = Tokenizer.from_source(vocabulary.source)
     size = vocabulary.vocab_size
     tokens = tokenizer.vocabulary_bytes(size)
     eos = {*vocabulary.eos_token_ids, *tokenizer.eos_token_ids}

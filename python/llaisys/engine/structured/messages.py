@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from llaisys.tokenization import BpeVocabulary
+from llaisys.tokenization import TokenizerSource
 
 _LENGTH = struct.Struct("<I")
 CHUNK = 1 << 16
@@ -20,10 +20,8 @@ SMALL_CHUNK = 1 << 12  # for short replies: allocating a CHUNK takes longer than
 class Vocabulary(Struct, forbid_unknown_fields=True):
     """The first message to the tokenizer process."""
 
-    directory: str | None  # as in TokenizerSource
-    bpe: BpeVocabulary | None
-    special_ids: tuple[tuple[str, int], ...]
-    eos_token_ids: tuple[int, ...]
+    source: TokenizerSource
+    eos_token_ids: tuple[int, ...]  # beside those of the source
     vocab_size: int  # of the model: larger token ids are never sampled
 
 

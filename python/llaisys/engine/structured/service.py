@@ -305,15 +305,7 @@ class GrammarService:
                 process_group=0,  # as in processes/child.py
                 pass_fds=(theirs.fileno(),),
             )
-            directory = None if source.directory is None else str(source.directory)
-            vocabulary = Vocabulary(
-                directory,
-                source.vocabulary,
-                source.special_ids,
-                tuple({*info.eos_token_ids, *source.eos_token_ids}),
-                info.vocab_size,
-            )
-            send(ours, vocabulary)
+            send(ours, Vocabulary(source, info.eos_token_ids, info.vocab_size))
         except OSError as error:
             ours.close()
             self._fail_all(f"the tokenizer process cannot be started: {error}")

@@ -264,7 +264,7 @@ def _pooling(config: EngineConfig, opened: OpenedModel) -> str:
     if source is not None and source.directory is not None:
         from llaisys.models.loading.sentence_transformers import declared_pooling
 
-        found = declared_pooling(source.directory)
+        found = declared_pooling(Path(source.directory))
     encoder = getattr(opened.checkpoint and opened.checkpoint.config, "encoder", None)
     return found or ("last" if encoder is None else str(encoder.pooling))
 

@@ -262,4 +262,4 @@ def _tokenizer_source(directory: Path, eos_token_ids: tuple[int, ...]) -> Tokeni
     has_tokenizer = any((directory / name).is_file() for name in names)
     if not has_tokenizer and not any(directory.glob("*.tiktoken")):
         return TokenizerSource(missing=f"{directory} has no tokenizer files")
-    return TokenizerSource(directory=directory, eos_token_ids=eos_token_ids)
+    return TokenizerSource(directory=str(directory), eos_token_ids=eos_token_ids)

@@ -7,7 +7,6 @@ frame (`msgspec.DecodeError`); nothing in a frame is ever executed.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
@@ -225,23 +224,15 @@ class Ready(Struct, tag="ready"):
     """The model is loaded."""
 
     info: ModelInfo  # without tokenizer_source, which is `source`
-    source: TokenizerSource | None  # without its directory
-    directory: str | None
+    source: TokenizerSource | None
     kv_address: str = ""  # where other engines fetch its KV blocks; empty: nowhere
 
     @classmethod
     def of(cls, info: ModelInfo, kv_address: str = "") -> Ready:
-        source: TokenizerSource | None = info.tokenizer_source
-        directory = None
-        if source is not None and source.directory is not None:
-            source, directory = replace(source, directory=None), str(source.directory)
-        return cls(replace(info, tokenizer_source=None), source, directory, kv_address)
+        return cls(replace(info, tokenizer_source=None), info.tokenizer_source, kv_address)
 
     def model_info(self) -> ModelInfo:
-        source = self.source
-        if source is not None and self.directory is not None:
-            source = replace(source, directory=Path(self.directory))
-        return replace(self.info, tokenizer_source=source)
+        return replace(self.info, tokenizer_source=self.source)
 
 
 class Failed(Struct, tag="failed"):

@@ -136,24 +136,19 @@ class EngineLoop:
                 self._submit(message)
             elif isinstance(message, Finish):
                 updates += self._finish(message)
-            elif isinstance(message, LoadLora):
-                self._load_lora(message)
-            elif isinstance(message, UnloadLora):
-                self._unload_lora(message)
+            elif isinstance(message, LoadLora | UnloadLora):
+                self._change_lora(message)
             elif isinstance(message, Shutdown):
                 self._closing = True
 
-    def _load_lora(self, message: LoadLora) -> None:
+    def _change_lora(self, message: LoadLora | UnloadLora) -> None:
         try:
-            lora_id = self.core.loras.load(message.name, message.path, message.in_place)
-            self._lora_serials[lora_id] = message.serial
-        except InvalidInputError as error:
-            self._reply_lora(message.serial, error)
-
-    def _unload_lora(self, message: UnloadLora) -> None:
-        try:
-            self.core.loras.unload(message.name)
-            self._reply_lora(message.serial)
+            if isinstance(message, LoadLora):
+                lora_id = self.core.loras.load(message.name, message.path, message.in_place)
+                self._lora_serials[lora_id] = message.serial
+            else:
+                self.core.loras.unload(message.name)
+                self._reply_lora(message.serial)
         except InvalidInputError as error:
             self._reply_lora(message.serial, error)
 
