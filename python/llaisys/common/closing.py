@@ -1,12 +1,16 @@
-"""Base class of objects with `close()` that are also context managers."""
+"""Objects with `close()`."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Self
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol, Self
 
 
 class Closing:
+    """Base class of those that are also context managers."""
+
     @abstractmethod
     def close(self) -> None:
         """Idempotent."""
@@ -16,3 +20,18 @@ class Closing:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@contextmanager
+def closed_on_error(owned: Closable | None) -> Iterator[None]:
+    """Close an object if the block raises; otherwise it stays open."""
+    try:
+        yield
+    except BaseException:
+        if owned is not None:
+            owned.close()
+        raise

@@ -43,5 +43,4 @@ def get_adapter_class(model_type: str) -> type[ModelAdapter]:
         known = ", ".join(sorted(MODEL_REGISTRY))
         raise invalid_value("model_type", model_type, f"one of {known}")
     module, name = location.split(":")
-    adapter: type[ModelAdapter] = getattr(import_module(module), name)
-    return adapter
+    return getattr(import_module(module), name)

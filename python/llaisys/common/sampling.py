@@ -420,8 +420,7 @@ class SamplingParams:
     @classmethod
     def from_wire(cls, values: Mapping[str, Any]) -> SamplingParams:
         """Validate and build; raises InvalidInputError."""
-        params: SamplingParams = rebuilt(cls, values)
-        return params
+        return rebuilt(cls, values)
 
 
 def _as_id(key: object) -> object:

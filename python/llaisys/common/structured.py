@@ -173,8 +173,7 @@ class Structured(Record):
             raise invalid_value(name, value, "an object with one of " + ", ".join(CONSTRAINTS))
         given = {str(key): item for key, item in value.items() if item is not None}
         given.pop("disable_fallback", None)  # vLLM's: there is one backend here
-        made: StructuredOutputs = rebuilt_field(StructuredOutputs, name, given)
-        return made
+        return rebuilt_field(StructuredOutputs, name, given)
 
 
 def _read(name: str, text: str) -> Any:

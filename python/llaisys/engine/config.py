@@ -409,8 +409,7 @@ class EngineConfig:
         """Everything is checked again; raises InvalidInputError."""
         parts = {name: rebuilt(kind, values.get(name, {})) for name, kind in SECTIONS.items()}
         own = {name: value for name, value in values.items() if name not in SECTIONS}
-        config: EngineConfig = rebuilt(cls, own, **parts)
-        return config
+        return rebuilt(cls, own, **parts)
 
 
 OBJECTS = ("tokenizer", "adapter_class")  # fields of EngineConfig that are no options

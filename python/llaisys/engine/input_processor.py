@@ -117,12 +117,10 @@ class InputProcessor:
             raise invalid_value("messages", messages, "a list of {'role', 'content'}, not empty")
         tokenizer = self._require_tokenizer("chat", "messages")
         normalized = [normalize_message(message, i) for i, message in enumerate(messages)]
-        ids: list[int] = tokenizer.encode_chat(normalized, **options)
-        return ids
+        return tokenizer.encode_chat(normalized, **options)
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = self._require_tokenizer("a text prompt", "prompt").encode(text)
-        return ids
+        return self._require_tokenizer("a text prompt", "prompt").encode(text)
 
     def process(
         self,

@@ -48,8 +48,7 @@ def decode_plan(frame: bytes) -> SchedulerOutputs:
         _convert(seq, NewSequence, sampling=SamplingParams.from_wire(seq.sampling))
         for seq in plan.new_seqs
     ]
-    result: SchedulerOutputs = _convert(plan, SchedulerOutputs, new_seqs=sequences)
-    return result
+    return _convert(plan, SchedulerOutputs, new_seqs=sequences)
 
 
 class _WireMasks(msgspec.Struct, array_like=True, forbid_unknown_fields=True):

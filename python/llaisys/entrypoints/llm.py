@@ -129,8 +129,7 @@ class LLM(PromptCalls, Closing):
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """The token ids of a text."""
-        ids: list[int] = self._need_tokenizer().encode(text, add_special_tokens)
-        return ids
+        return self._need_tokenizer().encode(text, add_special_tokens)
 
     def encode_chat(
         self,
@@ -157,8 +156,7 @@ class LLM(PromptCalls, Closing):
 
     def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids."""
-        text: str = self._need_tokenizer().decode_tokens(token_ids, skip_special_tokens)
-        return text
+        return self._need_tokenizer().decode_tokens(token_ids, skip_special_tokens)
 
     # ---- complete answers ----------------------------------------------------------------------
 

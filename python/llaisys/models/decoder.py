@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Self
 
+from llaisys.common.closing import closed_on_error
 from llaisys.common.parallel import ParallelConfig
 from llaisys.common.progress import report
 from llaisys.common.validation import check_choice, invalid_value
@@ -311,11 +312,8 @@ def _open_tensor(
         records = checkpoint.records(name, shard)
     if records is not None:
         tensor = Tensor.create(load.shape_in(checkpoint), dtype)
-        try:
+        with closed_on_error(tensor):
             _read_records(records, tensor)
-        except BaseException:
-            tensor.close()
-            raise
         return tensor
     if shard is not None:
         return tensor_from(checkpoint.read_shard(name, dtype, shard), dtype)

@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from llaisys.common.closing import closed_on_error
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput
 from llaisys.common.validation import invalid_value
@@ -184,11 +185,8 @@ def open_draft_head(directory: Path | None, model: Checkpoint) -> DraftHeadFiles
     if directory is None:
         return _head_of(model, model, {})
     files = SafetensorsCheckpoint(directory, *read_config(directory, FAMILIES))
-    try:
+    with closed_on_error(files):
         return _head_of(files, model, read_json_object(directory / "config.json"))
-    except BaseException:
-        files.close()
-        raise
 
 
 def _head_of(files: Checkpoint, model: Checkpoint, values: dict[str, Any]) -> DraftHeadFiles:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llaisys.common.closing import closed_on_error
 from llaisys.libllaisys.handles import Stream, Tensor
 from llaisys.libllaisys.library import check, lib
 
@@ -39,9 +40,6 @@ def quantise(tensor: Tensor, dtype: str, stream: Stream) -> Tensor:
     """Return a quantised copy and close `tensor`."""
     with tensor:
         result = Tensor.create(tensor.shape, dtype)
-        try:
+        with closed_on_error(result):
             check(lib().llaisysQuantise(stream.handle, result.handle, tensor.handle))
-        except BaseException:
-            result.close()
-            raise
     return result

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from llaisys.common.closing import closed_on_error
 from llaisys.common.parallel import ParallelConfig
 from llaisys.common.step import (
     ROW_NUMBERS,
@@ -91,11 +92,8 @@ class NativeAdapter(ModelAdapter):
     @classmethod
     def _load(cls, checkpoint: Any, options: AdapterOptions, check: Callable[[], None]) -> Self:
         adapter = cls._create(checkpoint, options)
-        try:
+        with closed_on_error(adapter):
             adapter._fill(checkpoint, options, check)
-        except BaseException:
-            adapter.close()
-            raise
         return adapter
 
     @classmethod

@@ -103,8 +103,7 @@ _CHUNK = 1 << 20  # elements
 def shape_config(shape: str) -> dict[str, Any]:
     """The Hugging Face config of a shape, or of a `config.json` file."""
     if shape.endswith(".json"):
-        config: dict[str, Any] = json.loads(Path(shape).read_text())
-        return config
+        return json.loads(Path(shape).read_text())
     if shape not in SHAPES:
         raise invalid_value("shape", shape, f"one of {', '.join(SHAPES)}, or a config.json")
     return SHAPES[shape]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llaisys.common.closing import closed_on_error
 from llaisys.common.validation import invalid_value
 from llaisys.libllaisys.handles import Tensor
 
@@ -34,10 +35,7 @@ def tensor_from(array: NDArray[Any], dtype: str) -> Tensor:
 def tensor_from_blocks(rows: NDArray[Any], shape: tuple[int, ...], dtype: str) -> Tensor:
     """A native copy of a tensor of `shape` elements; `rows`: its elements, or its blocks by row."""
     tensor = Tensor.create(shape, dtype)
-    try:
+    with closed_on_error(tensor):
         dense = np.ascontiguousarray(rows)
         tensor.load(dense.ctypes.data, dense.nbytes)
-    except BaseException:
-        tensor.close()
-        raise
     return tensor

@@ -216,13 +216,11 @@ def default_model_name(given: str | None, path: str) -> str:
 def service_of(request: Request) -> Service:
     """Return the service of the first model, loaded or not: for state that all models share
     (sessions, the registry, thread pools, limits)."""
-    service: Service = request.app.state.models.first
-    return service
+    return request.app.state.models.first
 
 
 def owner_of(request: Request) -> str:
-    owner: str = request.scope["state"]["owner"]
-    return owner
+    return request.scope["state"]["owner"]
 
 
 async def session_model(request: Request, session_id: str | None) -> str | None:

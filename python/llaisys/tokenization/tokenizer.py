@@ -318,8 +318,7 @@ class Tokenizer:
         """The vocabulary entry of a token id, or None."""
         if not 0 <= token_id < self._size:
             return None
-        name: str | None = self._full.id_to_token(token_id)
-        return name
+        return self._full.id_to_token(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a token, which need not be whole characters; for a special token those of
@@ -342,8 +341,7 @@ class Tokenizer:
 
     def token_id(self, text: str) -> int | None:
         """The id of a vocabulary entry, or None."""
-        found: int | None = self._full.token_to_id(clean_text(text))
-        return found
+        return self._full.token_to_id(clean_text(text))
 
     def detokenizer(
         self, skip_special_tokens: bool = True, visible_ids: frozenset[int] = frozenset()

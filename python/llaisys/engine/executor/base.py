@@ -97,10 +97,7 @@ class Executor(ABC):
         """Return draft tokens per request, from the driver rank; see `Drafter.draft`."""
         self._check_open()
         with self._counted():
-            drafts: list[list[int]] = self._call_driver(
-                "draft", self.config.step_timeout, (requests, released)
-            )
-            return drafts
+            return self._call_driver("draft", self.config.step_timeout, (requests, released))
 
     def _call_driver(
         self,
@@ -185,8 +182,7 @@ class Executor(ABC):
 
     def host_files(self) -> list[int]:
         """Return the descriptor of each rank's host slots, which this process has."""
-        files: list[int] = self.collective_rpc("host_file")
-        return files
+        return self.collective_rpc("host_file")
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks to host slots or back on every rank, outside of a step."""
@@ -198,8 +194,7 @@ class Executor(ABC):
 
     def profile(self, reset: bool = False) -> dict[str, Any]:
         """Return the times per stage of the driver rank."""
-        result: dict[str, Any] = self.collective_rpc("profile", kwargs={"reset": reset})[0]
-        return result
+        return self.collective_rpc("profile", kwargs={"reset": reset})[0]
 
     def gpu_usage(self) -> list[GpuUsage]:
         """Return the usage of the driver rank's GPU; empty on a CPU."""

@@ -74,8 +74,7 @@ class UniProcExecutor(Executor, backend="uni"):
     def sample_tokens(
         self, step_id: int | None = None, masks: Callable[[], TokenMasks] | None = None
     ) -> StepOutput:
-        output: StepOutput = self._run_step("sample_tokens", step_id, masks)
-        return output
+        return self._run_step("sample_tokens", step_id, masks)
 
     def _run_step(self, method: str, *args: Any) -> Any:
         """Call a method of every worker and return the driver's result. One rank is called in the

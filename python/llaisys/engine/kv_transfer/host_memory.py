@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llaisys.common.closing import closed_on_error
 from llaisys.common.types import ModelInfo
 from llaisys.common.version import __version__
 from llaisys.engine.config import EngineConfig
@@ -50,7 +51,7 @@ class HostMemory:
         self._maps: list[mmap.mmap] = []
         self._slots: list[np.ndarray] = []  # of each rank: [num_slots, slot bytes]
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
-        try:
+        with closed_on_error(self):
             for descriptor in descriptors:
                 size = os.fstat(descriptor).st_size
                 if num_slots < 1 or size < num_slots or size % num_slots:
@@ -60,9 +61,6 @@ class HostMemory:
                 self._maps.append(mmap.mmap(descriptor, size, access=access))
                 flat = np.frombuffer(self._maps[-1], np.uint8)
                 self._slots.append(flat.reshape(num_slots, -1))
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def slot_bytes(self) -> tuple[int, ...]:

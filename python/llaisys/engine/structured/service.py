@@ -129,8 +129,7 @@ class Grammar:
         if frame is None:
             return None
         self.pending = None
-        masks: Masks = msgspec.msgpack.decode(frame, type=Masks)
-        return masks
+        return msgspec.msgpack.decode(frame, type=Masks)
 
     def _take(self) -> bytes | None:
         try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Any
 
+from llaisys.common.closing import closed_on_error
 from llaisys.common.errors import LlaisysError, ModelLoadError
 from llaisys.common.lora import LoraLoad, LoraState
 from llaisys.common.parallel import ParallelConfig
@@ -203,14 +204,11 @@ def load_loras(
 ) -> LoraStore:
     """Return a store with the adapters of `lora_modules`, numbered from 1."""
     store = LoraStore(decoder_config(checkpoint), parallel, opened.max_rank)
-    try:
+    with closed_on_error(store):
         for number, files in enumerate(opened.files, 1):
             report("loading adapters", number - 1, len(opened.files))
             with _named(config.lora_modules[number - 1].name):
                 store.add(number, files, read=number <= config.num_host)
-    except BaseException:
-        store.close()
-        raise
     return store
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llaisys.common.closing import closed_on_error
 from llaisys.common.errors import InvalidInputError, ModelLoadError
 from llaisys.common.machine_limits import available_memory, cores_within, cpu_quota, usable_cores
 from llaisys.common.model_registry import get_adapter_class
@@ -128,7 +129,7 @@ def _open_draft(
     if speculative is None or not speculative.has_weights:
         return None
     path, adapter_class, checkpoint, is_checked = _open_draft_files(config, speculative, target)
-    try:
+    with closed_on_error(checkpoint):
         length = options.max_model_len
         if checkpoint is not None:
             limit = checkpoint.config.max_position_embeddings
@@ -143,10 +144,6 @@ def _open_draft(
             parallel=ParallelConfig(),
         )
         per_token = int(adapter_class.kv_bytes_per_token(checkpoint, options))
-    except BaseException:
-        if checkpoint is not None:
-            checkpoint.close()
-        raise
     return OpenedModel(
         *(path, speculative.method, checkpoint, adapter_class, options, per_token, 0),
         has_checked_vocabulary=is_checked,
@@ -171,17 +168,13 @@ def _open_draft_files(
         return head.where, DraftHeadAdapter, head, True
     own = replace(config, model=speculative.model, model_type=None, adapter_class=None)
     name, model_type, checkpoint = _open_checkpoint(own)
-    try:
+    with closed_on_error(checkpoint):
         is_checked = False
         if checkpoint is not None and target is not None:
             from llaisys.models.loading.vocabulary import check_same_vocabulary
 
             is_checked = check_same_vocabulary(target, checkpoint)
         return name, get_adapter_class(model_type), checkpoint, is_checked
-    except BaseException:
-        if checkpoint is not None:
-            checkpoint.close()
-        raise
 
 
 def _open_checkpoint(config: EngineConfig) -> tuple[str, str, Checkpoint | None]:

@@ -84,8 +84,7 @@ class Sampler:
         return StepOutput(plan.step_id, sampled)
 
     def seq_ids(self, batch: SamplingBatch) -> list[int]:
-        ids: list[int] = self._inputs.seq_ids[batch.rows].tolist()
-        return ids
+        return self._inputs.seq_ids[batch.rows].tolist()
 
     def _sample(self, forward: ForwardOutput, batch: SamplingBatch) -> NDArray[np.int32]:
         if not len(batch.rows):

@@ -265,8 +265,7 @@ class SamplingState:
         """Return the indices into `rows` that request logprobs."""
         if not self._users["n_logprobs"]:
             return []
-        indices: list[int] = np.flatnonzero(self._numbers["n_logprobs"][rows] >= 0).tolist()
-        return indices
+        return np.flatnonzero(self._numbers["n_logprobs"][rows] >= 0).tolist()
 
     def metadata(
         self,

@@ -60,5 +60,4 @@ def read_gguf_parts(path: Path) -> GgufHeader:
 
 
 def _integer(header: GgufHeader, path: Path, key: str, low: int, high: int, default: int) -> int:
-    value: int = Fields(header.metadata, str(path)).integer(key, low, high, default)
-    return value
+    return Fields(header.metadata, str(path)).integer(key, low, high, default)

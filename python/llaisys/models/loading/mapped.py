@@ -93,8 +93,7 @@ class MappedCheckpoint(Checkpoint):
         return {source.name for source in self._tensors.values()}
 
     def _find(self, name: str) -> TensorSource:
-        source: TensorSource = super()._find(name)
-        return source
+        return super()._find(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         source = self._find(name)

@@ -40,8 +40,7 @@ class RandomCheckpoint(Checkpoint):
         self._tensors = dict(family.tensors(self.config))  # shapes
 
     def shape(self, name: str) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self._find(name)
-        return shape
+        return self._find(name)
 
     def record(self, name: str) -> TensorRecord | None:
         self.shape(name)

@@ -228,8 +228,7 @@ class SafetensorsCheckpoint(Checkpoint):
         return dtype if dtype in USABLE.values() else "f32"
 
     def shape(self, name: str) -> tuple[int, ...]:
-        shape: tuple[int, ...] = self._find(name).shape
-        return shape
+        return self._find(name).shape
 
     def record(self, name: str) -> TensorRecord | None:
         return self._usable(name)
@@ -251,8 +250,7 @@ class SafetensorsCheckpoint(Checkpoint):
         record = self._find(name)
         if record.dtype not in INTEGERS:
             return super().read_integers(name)
-        values: Array = record.read().astype(np.int64)
-        return values
+        return record.read().astype(np.int64)
 
 
 def _tokenizer_source(directory: Path, eos_token_ids: tuple[int, ...]) -> TokenizerSource:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from llaisys.common.closing import closed_on_error
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.parallel import ParallelConfig
 from llaisys.models.families.model_config import ModelConfig
@@ -29,13 +30,10 @@ def read_lora(
     """Read this rank's shards. Raises ModelLoadError for damaged or changed files. `check` is
     called between tensors and may raise."""
     weights = LoraWeights()
-    try:
+    with closed_on_error(weights):
         for pair in files.pairs:
             check()
             weights.tensors.append(_read_pair(files.where, pair, config, parallel))
-    except BaseException:
-        weights.close()
-        raise
     return weights
 
 
@@ -52,11 +50,8 @@ def _read_pair(
     elif shard is not None:
         a = a[shard.index()]
     first = tensor_from(a, pair.a.dtype)
-    try:
+    with closed_on_error(first):
         second = tensor_from(b, pair.b.dtype)
-    except BaseException:
-        first.close()
-        raise
     return LoraTensors(linear.field, linear.layer, first, second, pair.scale)
 
 

@@ -86,8 +86,7 @@ async def encode_infill(
 
     def encode(text: str) -> list[int]:
         limit.check_text(tokenizer, text)
-        ids: list[int] = tokenizer.encode(text, False)
-        return ids
+        return tokenizer.encode(text, False)
 
     def make() -> Infill:
         start = list(tokenizer.encode("", True))

@@ -126,8 +126,7 @@ def plain_endpoint(route: APIRoute) -> Endpoint | None:
     found = inspect.signature(route.endpoint, eval_str=True)
     if list(found.parameters) != ["request", "body"] or found.return_annotation is not Response:
         return None
-    endpoint: Endpoint = route.endpoint
-    return endpoint
+    return route.endpoint
 
 
 def is_json(request: Request) -> bool:

@@ -339,8 +339,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """Id of the request whose response is unsent; None without a valid request."""
         cycle = self._open[0] if self._open else self.cycle
         state = {} if cycle is None else cycle.scope.get("state", {})
-        found: str | None = state.get("request_id")
-        return found
+        return state.get("request_id")
 
     def _stop_unsent_timer(self) -> None:
         if self._unsent_timer is not None:

@@ -123,8 +123,7 @@ async def models(request: Request) -> dict[str, Any]:
 
 @router.get("/v1/models/{model:path}", tags=["OpenAI"])
 async def model(request: Request, model: str) -> dict[str, Any]:
-    card: dict[str, Any] = request.app.state.models.card(model)
-    return card
+    return request.app.state.models.card(model)
 
 
 @router.post("/v1/requests/{request_id}/cancel", tags=["requests"])

@@ -56,5 +56,4 @@ class RayEngine:
 def node_address() -> str:
     import ray
 
-    address: str = ray.util.get_node_ip_address()
-    return address
+    return ray.util.get_node_ip_address()

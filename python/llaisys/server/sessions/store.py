@@ -236,8 +236,7 @@ def exists_in(db: sqlite3.Connection, owner: str, session_id: str) -> bool:
 
 def count_messages(db: sqlite3.Connection, owner: str, session_id: str) -> int:
     query = "SELECT count(*) FROM messages WHERE owner = ? AND session = ?"
-    count: int = db.execute(query, (owner, session_id)).fetchone()[0]
-    return count
+    return db.execute(query, (owner, session_id)).fetchone()[0]
 
 
 def read_messages(db: sqlite3.Connection, owner: str, session_id: str) -> list[Message]:

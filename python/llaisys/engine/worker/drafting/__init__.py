@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from llaisys.common.closing import closed_on_error
 from llaisys.common.errors import InvalidInputError
 from llaisys.engine.worker.drafting.draft_model import DraftModel
 from llaisys.engine.worker.drafting.drafter import Drafter
@@ -27,7 +28,7 @@ def load_drafter(
     block_size = opened.options.kv_cache_block_size
     options = replace(opened.options, kv_cache_capacity_tokens=num_blocks * block_size)
     adapter = opened.adapter_class.load(opened.checkpoint, options)
-    try:
+    with closed_on_error(adapter):
         if isinstance(adapter, DraftHeadAdapter):
             model.capture_hidden_states(opened.checkpoint.layers)
             return DraftHead(adapter, block_size, max_batch)
@@ -40,6 +41,3 @@ def load_drafter(
                 limit=f"{model.vocab_size} tokens",
             )
         return DraftModel(adapter, block_size, max_step_tokens)
-    except BaseException:
-        adapter.close()
-        raise
