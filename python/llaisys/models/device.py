@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from llaisys.common.errors import InvalidInputError
 from llaisys.common.types import GpuUsage
-from llaisys.common.validation import check_choice
-from llaisys.libllaisys.cuda_support import CudaProblem, find_cuda, load_cuda
+from llaisys.common.validation import check_choice, invalid_value
+from llaisys.libllaisys.cuda_support import find_cuda, load_cuda
 from llaisys.libllaisys.handles import describe_devices, device_memory
 from llaisys.libllaisys.library import choose_library, lib
 from llaisys.libllaisys.nvml import NvmlDevice
@@ -57,15 +56,8 @@ def require_cuda(device_ids: Sequence[int] = (0,), num_ranks: int = 1) -> Device
     support = find_cuda(device_ids, num_ranks)
     problem = support.problem or load_cuda()
     if problem is not None:
-        raise _no_cuda(problem)
+        raise invalid_value("device", "cuda", f"cpu here: {problem}")
     return DeviceChoice("cuda", "as requested", support.num_gpus)
-
-
-def _no_cuda(problem: CudaProblem) -> InvalidInputError:
-    limit = f"cpu here: {problem}"
-    return InvalidInputError(
-        f"device is 'cuda'; it must be {limit}", field="device", value="cuda", limit=limit
-    )
 
 
 def open_device(device: str) -> None:

@@ -92,9 +92,6 @@ class MappedCheckpoint(Checkpoint):
         """Tensors of `inner` that are used."""
         return {source.name for source in self._tensors.values()}
 
-    def _find(self, name: str) -> TensorSource:
-        return super()._find(name)
-
     def shape(self, name: str) -> tuple[int, ...]:
         source = self._find(name)
         if source.is_stacked:
