@@ -5,10 +5,9 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
-from llaisys.common.errors import InvalidInputError
 from llaisys.common.http_client import Header, HttpClient, HttpError
+from llaisys.common.validation import check_url
 
 READ_LIMIT = 64 << 20  # bytes of one response body
 
@@ -24,23 +23,12 @@ class Endpoint:
 
     @classmethod
     def of(cls, url: str, insecure: bool = False) -> Endpoint:
-        wanted = InvalidInputError(
-            f"--url is {url!r}; it must be http(s)://HOST[:PORT]", field="url", value=url
-        )
-        try:
-            parts = urlsplit(url if "://" in url else f"http://{url}")
-            port = parts.port
-        except ValueError:
-            raise wanted from None
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise wanted
-        context = None
-        if parts.scheme == "https":
-            context = ssl.create_default_context()
-            if insecure:
-                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        path = parts.path.rstrip("/").removesuffix("/v1")
-        return cls(parts.hostname, port or (443 if context else 80), path, context)
+        whole = url if "://" in url else f"http://{url}"
+        is_tls, host, port, path = check_url("url", whole, label="--url")
+        context = ssl.create_default_context() if is_tls else None
+        if context is not None and insecure:
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return cls(host, port, path.rstrip("/").removesuffix("/v1"), context)
 
     @property
     def authority(self) -> str:

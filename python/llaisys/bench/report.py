@@ -33,6 +33,7 @@ _LABELS = {"tok_s": "rate", "microseconds": "time", "fraction": "of the limit"}
 # Words of names of which less is better, and more.
 _LOWER = ("_ms", "_s", "_mb", "microseconds", "perplexity", "overhead", "errors")
 _HIGHER = ("tok_s", "speedup", "hit_rate", "fraction", "acceptance", "accepted", "right")
+_SETTINGS = ("concurrency", "prompt_tokens", "new_tokens", "threads", "requests", "rows")
 _SCALES = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")),
     "B": ((1e9, "GB"), (1e6, "MB")),
@@ -153,7 +154,7 @@ def format_comparison(before: Any, now: Any) -> str:
     old = dict(_numbers(before))
     lines = [["", "before", "now", "change", ""]]
     for path, value in _numbers(now):
-        if path not in old or _is_setting(path[-1]):
+        if path not in old or path[-1] in _SETTINGS:
             continue
         was, name = old[path], path[-1]
         metric = name if _unit(name)[1] else next((p for p in path[::-1] if _unit(p)[1]), name)
@@ -168,10 +169,6 @@ def format_comparison(before: Any, now: Any) -> str:
             ]
         )
     return _aligned(lines, [True, False, False, False, True])
-
-
-def _is_setting(name: str) -> bool:
-    return name in ("concurrency", "prompt_tokens", "new_tokens", "threads", "requests", "rows")
 
 
 def _judgement(name: str, change: float) -> str:

@@ -39,7 +39,9 @@ def call_constraint(
     if is_tagged and any(tool.strict for tool in tools.tools):
         structures = [_structure(tool) for tool in tools.tools]
         tag = {"structures": structures, "triggers": [START]}
-        return StructuredOutputs(structural_tag=tag, lenient=not _all_strict(tools))
+        return StructuredOutputs(
+            structural_tag=tag, lenient=not all(tool.strict for tool in tools.tools)
+        )
     return None
 
 
@@ -135,10 +137,6 @@ def _arguments(tool: Tool) -> dict[str, Any]:
     """The schema of the arguments, which are always an object."""
     schema = {"type": "object", **(tool.parameters or {"properties": {}})}
     return dict(closed(schema))
-
-
-def _all_strict(tools: ToolSet) -> bool:
-    return all(tool.strict for tool in tools.tools)
 
 
 def _json(value: Any) -> str:

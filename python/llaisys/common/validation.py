@@ -16,6 +16,7 @@ from numbers import Real
 from operator import index
 from struct import error
 from typing import Any
+from urllib.parse import urlsplit
 
 from llaisys.common.errors import InvalidInputError
 
@@ -129,6 +130,20 @@ def check_choice(name: str, value: Any, choices: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in choices:
         raise invalid_value(name, value, f"one of {', '.join(choices)}", is_choice=True)
     return value
+
+
+def check_url(name: str, url: str, *, label: str | None = None) -> tuple[bool, str, int, str]:
+    """Return (TLS?, host, port, path) of an http or https URL."""
+    wanted = invalid_value(name, url, "http(s)://HOST[:PORT]", label=label)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise wanted from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise wanted
+    is_tls = parts.scheme == "https"
+    return is_tls, parts.hostname, port or (443 if is_tls else 80), parts.path
 
 
 def check_count(name: str, count: int, most: int, unit: str) -> None:

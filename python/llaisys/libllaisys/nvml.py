@@ -1,7 +1,7 @@
 """NVIDIA's management library (NVML): finds GPUs and reads their utilization.
 
 Wraps the few calls of nvml.h that are used. The library is optional: without it the utilization
-metric is missing, and `gpu_probe` asks libcuda.
+metric is missing, and `cuda_support` asks libcuda.
 """
 
 from __future__ import annotations

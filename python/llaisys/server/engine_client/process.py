@@ -112,7 +112,9 @@ class EngineLoop:
             self.clock.stats = stats = self._stats()
             if updates:
                 self._send_updates(updates, stats)
-            self._check_faults()
+            failed = self.core.failed_steps  # consecutive; their requests have ended
+            if failed >= self.max_failed_steps:
+                raise RuntimeError(f"{failed} consecutive steps failed in the worker")
 
     def _send_updates(self, updates: list[TokenUpdate], stats: EngineStats) -> None:
         if self.clock_offset:
@@ -206,13 +208,6 @@ class EngineLoop:
             names = [request.request_id for request in requests]
             error = "waited too long in the queue"
             self.outputs.send(encode(Rejected(requests[0].group, names, error, timed_out=True)))
-
-    def _check_faults(self) -> None:
-        """Raise after `max_failed_steps` consecutive failed steps. A failed step has ended its
-        requests."""
-        failed = self.core.failed_steps
-        if failed >= self.max_failed_steps:
-            raise RuntimeError(f"{failed} consecutive steps failed in the worker")
 
     def _stats(self) -> EngineStats:
         now = time.monotonic()

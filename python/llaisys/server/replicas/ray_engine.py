@@ -27,10 +27,12 @@ class RayEngine:
     def start(self, engine_module: str, setup: dict[str, Any], clock_offset: float) -> None:
         """Start the engine with `setup`, but with sockets of this machine and the GPUs that Ray
         gave this actor, which are not shared with other replicas."""
+        import ray
+
         setup["replicas"] = 1
         for name in ("input_address", "output_address", "socket_directory"):
             setup.pop(name)
-        own = {"clock_offset": clock_offset, "kv_host": node_address()}
+        own = {"clock_offset": clock_offset, "kv_host": ray.util.get_node_ip_address()}
         self._child = ChildProcess(engine_module, {**setup, **own})
         context: Context = zmq.Context()
         self._outputs = bind_receiver(context, self._child.output_address)
@@ -51,9 +53,3 @@ class RayEngine:
             self._child.remove()
             return frames, status
         return frames, None
-
-
-def node_address() -> str:
-    import ray
-
-    return ray.util.get_node_ip_address()

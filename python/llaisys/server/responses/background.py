@@ -136,12 +136,9 @@ class BackgroundResponses:
             for release in releases:
                 release()
             response.end()
-            self._forget_oldest()
-
-    def _forget_oldest(self) -> None:
-        ended = [name for name, found in self._responses.items() if found.ended]
-        for name in ended[: max(0, len(ended) - MAX_ENDED)]:
-            del self._responses[name]
+            ended = [name for name, found in self._responses.items() if found.ended]
+            for name in ended[: max(0, len(ended) - MAX_ENDED)]:
+                del self._responses[name]
 
 
 def detached(request: Request) -> tuple[Request, list[Callable[[], None]]]:

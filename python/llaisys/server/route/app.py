@@ -22,13 +22,14 @@ from starlette.types import Receive, Scope, Send
 
 from llaisys.common.http_client import Exchange, Header, HttpClient, HttpError
 from llaisys.common.logs import log_event
+from llaisys.common.validation import check_url
 from llaisys.server.errors import ApiError
 from llaisys.server.http.event_stream import ClientDisconnected, unless_disconnected
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.http.security import error_object, header, respond_error
 from llaisys.server.metrics import CONTENT_TYPE, PREFIX
 from llaisys.server.replicas.router import Conversation, PrefixRouter, Route
-from llaisys.server.route.config import RouteConfig, parse_url
+from llaisys.server.route.config import RouteConfig
 
 logger = logging.getLogger("llaisys.server.route")
 
@@ -50,7 +51,7 @@ class Replica:
     def __init__(self, index: int, url: str) -> None:
         self.index = index
         self.url = url
-        is_tls, host, port = parse_url(url)
+        is_tls, host, port, _ = check_url("replicas", url)
         tls = ssl.create_default_context() if is_tls else None
         self.client = HttpClient(host, port, tls, CONNECT_TIMEOUT, MAX_IDLE)
         self.problem: str | None = "not probed yet"

@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 from llaisys.common.logs import FORMATS, LEVELS
 from llaisys.common.options import Choice, Integer, Number, Switch, Text, check_options, option
-from llaisys.common.validation import invalid_value
+from llaisys.common.validation import check_url, invalid_value
 from llaisys.server.config import Limits
 
 MAX_REPLICAS = 256
-
-
-def parse_url(url: str) -> tuple[bool, str, int]:
-    """(TLS?, host, port). Raises InvalidInputError for another form than http(s)://HOST[:PORT]."""
-    wanted = invalid_value("replicas", url, "http(s)://HOST[:PORT]")
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise wanted from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
-        raise wanted
-    is_tls = parts.scheme == "https"
-    return is_tls, parts.hostname, port or (443 if is_tls else 80)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,4 +53,5 @@ class RouteConfig:
         if len(set(self.replicas)) != len(self.replicas):
             raise invalid_value("replicas", self.replicas, "URLs that differ")
         for url in self.replicas:
-            parse_url(url)
+            if check_url("replicas", url)[3].strip("/"):
+                raise invalid_value("replicas", url, "http(s)://HOST[:PORT]")
