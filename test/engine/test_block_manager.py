@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import NIGHTLY
 
 from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
@@ -223,7 +224,7 @@ def test_private_copy_does_not_mark_the_shared_block_ready():
     numbers(manager)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 if NIGHTLY else 75, deadline=None)
 @given(data=st.data(), collide=st.booleans(), min_match=st.sampled_from([0, 4, 8]))
 def test_random_events_keep_block_counts_valid(data, collide, min_match):
     """Blocks shared by two requests have the same tokens and the same prefix."""

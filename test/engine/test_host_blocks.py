@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import NIGHTLY
 from scheduler_helpers import add, answer, make_scheduler
 
 from llaisys.common.request import Request
@@ -241,7 +242,7 @@ class Reference:
         self.host.append(node)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100 if NIGHTLY else 50, deadline=None)
 @given(
     sizes=st.tuples(st.integers(5, 9), st.integers(0, 7)),
     prompts=st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=20), min_size=1, max_size=20),
@@ -286,7 +287,7 @@ class Memories:
                 self.blocks[block] = tuple(tokens[:end])
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100 if NIGHTLY else 50, deadline=None)
 @given(
     data=st.data(),
     slots=st.integers(0, 6),

@@ -74,8 +74,13 @@ def llm(base: Path, four: dict[str, str]) -> Iterator[LLM]:
 # ---- results -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("targets", [ALL, ATTENTION, MLP, ("q_proj", "v_proj"), ("down_proj",)])
-@pytest.mark.parametrize("rank", [1, 8, 64, 256])
+@pytest.mark.parametrize(
+    ("rank", "targets"),
+    [
+        *((rank, ALL) for rank in (1, 8, 64, 256)),
+        *((8, targets) for targets in (ATTENTION, MLP, ("q_proj", "v_proj"), ("down_proj",))),
+    ],
+)
 def test_equal_to_merged_weights(
     tmp_path: Path, base: Path, rank: int, targets: tuple[str, ...]
 ) -> None:
@@ -107,17 +112,19 @@ def test_gguf_adapter_equals_peft(tmp_path: Path) -> None:
 
 
 def test_answers_do_not_depend_on_the_batch(tmp_path: Path, base: Path) -> None:
-    """32 adapters, 256 requests at random: every answer as alone, bit for bit (logprobs too)."""
-    names = [*adapters(tmp_path, 32), None]
-    modules = {f"a{i}": str(tmp_path / f"a{i}") for i in range(32)}
+    """Many adapters and requests at random: every answer as alone, bit for bit (logprobs too)."""
+    num_adapters, num_requests = (32, 256) if NIGHTLY else (12, 80)
+    modules = adapters(tmp_path, num_adapters)
+    names = [*modules, None]
     params = SamplingParams(
         max_tokens=6, temperature=0.7, seed=5, ignore_eos=True, detokenize=False, logprobs=1
     )
     rng = random.Random(1)
     work = [
-        (prompt(rng.randrange(40), rng.randrange(1, 30)), rng.choice(names)) for _ in range(256)
+        (prompt(rng.randrange(40), rng.randrange(1, 30)), rng.choice(names))
+        for _ in range(num_requests)
     ]
-    limits = {"max_loras": 32, "max_num_seqs": 64, "enable_prefix_caching": False}
+    limits = {"max_loras": num_adapters, "max_num_seqs": 64, "enable_prefix_caching": False}
     with LLM(str(base), lora_modules=modules, **options(**limits)) as llm:
         outputs = llm.generate([p for p, _ in work], params, lora=[name for _, name in work])
         together = [(o.token_ids, o.outputs[0].logprobs) for o in outputs]
@@ -131,7 +138,7 @@ def test_answers_do_not_depend_on_the_batch(tmp_path: Path, base: Path) -> None:
     with LLM(str(base), lora_modules=modules, max_loras=3, **options()) as llm:  # few slots
         outputs = llm.generate([p for p, _ in work], params, lora=[name for _, name in work])
         assert [(o.token_ids, o.outputs[0].logprobs) for o in outputs] == together
-        assert llm.stats()["lora_slot_loads"] > 32
+        assert llm.stats()["lora_slot_loads"] >= num_adapters
 
 
 # ---- options and errors --------------------------------------------------------------------------
@@ -317,12 +324,8 @@ def cycles(base: Path, folder: Path, count: int) -> None:
         assert resident_bytes() - warm < 16 << 20 or is_sanitized()
 
 
-def test_adapters_are_reloaded_under_load(base: Path, tmp_path: Path) -> None:
-    cycles(base, tmp_path, 50)
-
-
 @pytest.mark.slow
-def test_many_reloads_under_load(base: Path, tmp_path: Path) -> None:
+def test_adapters_are_reloaded_under_load(base: Path, tmp_path: Path) -> None:
     cycles(base, tmp_path, 1000 if NIGHTLY else 250)
 
 

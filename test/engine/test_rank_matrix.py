@@ -1,5 +1,6 @@
-"""The tokens of one rank in every combination of executor, ranks, asynchronous scheduling, drafts,
-quantized weights and prefix cache. (Ray: test_ray.py; pipeline stages: test_pipeline_parallel.py.)
+"""The tokens of one rank for every pair of values of executor, ranks, asynchronous scheduling,
+drafts, quantized weights and prefix cache; at night, with threads, in every combination. (Ray:
+test_ray.py; pipeline stages: test_pipeline_parallel.py.)
 """
 
 from __future__ import annotations
@@ -7,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from nightly import NIGHTLY
 from rank_matrix import EVERY, PAIRWISE, Row, check_row, name_of, pairs, write_models
 
 
@@ -15,11 +17,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return write_models(tmp_path_factory.mktemp("matrix"))
 
 
-def test_every_pair_of_values_is_among_the_rows_for_processes() -> None:
+def test_every_pair_of_values_is_among_the_pairwise_rows() -> None:
     assert set(pairs(PAIRWISE)) == set(pairs(EVERY))
 
 
-@pytest.mark.parametrize("row", EVERY, ids=name_of)
+@pytest.mark.parametrize("row", EVERY if NIGHTLY else PAIRWISE, ids=name_of)
 def test_threads(models: tuple[Path, Path], row: Row) -> None:
     check_row(models, "uni", row)
 

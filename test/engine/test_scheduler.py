@@ -16,6 +16,7 @@ from engine_fakes import (
 from error_helpers import invalid_input
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nightly import NIGHTLY
 from scheduler_helpers import add, given_tokens, make_scheduler, step
 
 from llaisys.common.errors import InvalidInputError
@@ -255,7 +256,7 @@ JOBS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200 if NIGHTLY else 80, deadline=None)
 @given(
     jobs=JOBS,
     num_blocks=st.integers(9, 24),

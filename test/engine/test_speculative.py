@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import pytest
@@ -160,14 +161,24 @@ SETTINGS = {
 }
 
 
+@cache
+def requests_of(name: str, seed: int) -> list[tuple[list[int], SamplingParams, bool]]:
+    return random_requests(seed, VOCAB if name == "fake" else MOCK_VOCAB)
+
+
+@cache
+def plain_run(name: str, seed: int) -> Run:
+    """Without drafts."""
+    return run(requests_of(name, seed), SETTINGS[name])
+
+
 @pytest.mark.parametrize("proposer", [None, *FAKES], ids=lambda p: p.__name__ if p else "ngram")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_drafts_change_nothing_but_the_number_of_steps(name: str, proposer: type[Fake] | None):
     settings = SETTINGS[name]
     accepted = preemptions = 0
     for seed in range(COUNT):
-        requests = random_requests(seed, VOCAB if name == "fake" else MOCK_VOCAB)
-        plain = run(requests, settings)
+        requests, plain = requests_of(name, seed), plain_run(name, seed)
         drafted = run(requests, settings, truth_of(plain), proposer)
         assert answers(drafted.outputs) == answers(plain.outputs)
         streamed = [f"r{index}" for index, request in enumerate(requests) if request[2]]

@@ -23,7 +23,7 @@ from llaisys.models.mock import MockAdapter
 ALLOWED = [3, 11, 20, 41]
 PROMPT = [7, 3, 50, 11, 2]
 TEMPERATURE = 4.0
-SAMPLES = 2000
+SAMPLES = 1000
 # The statistic of a correct sampler exceeds it once in 10,000 runs (Wilson, Hilferty).
 ONE_IN_10000 = 3.719
 

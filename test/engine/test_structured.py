@@ -19,7 +19,7 @@ from test_speculative import NothingCosts
 
 from llaisys import LLM, SamplingParams
 
-COUNT = int(os.environ.get("LLAISYS_TEST_SCHEMAS", "100"))  # of random schemas
+COUNT = int(os.environ.get("LLAISYS_TEST_SCHEMAS", "60"))  # of random schemas
 PERSON = {
     "type": "object",
     "properties": {

@@ -4,26 +4,28 @@ default sampling about as many, and none that goes on looping."""
 from __future__ import annotations
 
 import pytest
+from nightly import NIGHTLY
 
 from llaisys.bench.questions import GREEDY, QUESTIONS, Score, is_right, run_questions
 from llaisys.entrypoints.llm import LLM
 
-# Of transformers, greedy, with the weights of the same file in f32 (scripts/score_answers.py).
+# Of transformers, greedy, with the weights of the same file in f32 (scripts/score_answers.py); an
+# answer of it that is right is so within 24 tokens.
 TRANSFORMERS = 19
 MAX_TOKENS = 64
 
 
 @pytest.fixture(scope="module")
 def scores() -> list[Score]:
-    """Of greedy decoding and two runs with default sampling."""
+    """Of greedy decoding and, seeded, default sampling."""
     with LLM() as llm:
-        defaults = ("defaults", llm.default_sampling)
-        return run_questions(llm, [("greedy", GREEDY), defaults, defaults], MAX_TOKENS)
+        defaults = [("defaults", llm.default_sampling)] * (4 if NIGHTLY else 1)
+        return run_questions(llm, [("greedy", GREEDY), *defaults], MAX_TOKENS)
 
 
 def test_greedy_score_in_f32_equals_transformers() -> None:
     with LLM(dtype="f32") as llm:
-        [score] = run_questions(llm, [("greedy", GREEDY)], MAX_TOKENS)
+        [score] = run_questions(llm, [("greedy", GREEDY)], MAX_TOKENS if NIGHTLY else 24)
     assert score.right == TRANSFORMERS, score.answers
 
 
@@ -32,8 +34,9 @@ def test_greedy_score_of_the_quantized_model(scores: list[Score]) -> None:
 
 
 def test_defaults_score_like_greedy_decoding(scores: list[Score]) -> None:
-    mean = (scores[1].right + scores[2].right) / 2
-    assert mean >= scores[0].right - 2, (scores[1].answers, scores[2].answers)
+    greedy, *defaults = scores
+    mean = sum(score.right for score in defaults) / len(defaults)
+    assert mean >= greedy.right - 2, [score.answers for score in defaults]
 
 
 def test_loops_are_rare_and_end_before_the_token_limit(scores: list[Score]) -> None:

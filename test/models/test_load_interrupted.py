@@ -183,7 +183,7 @@ def test_exception_at_any_line_of_the_loader_frees_nothing_twice(
     """Signals never reach that thread; this checks the order of ownership transfers."""
     total = lines_of(source, "in_loader")
     assert total > 20
-    for at in range(0, total, 1 if NIGHTLY else 4):
+    for at in range(0, total, 1 if NIGHTLY else 8):
         with pytest.raises(KeyboardInterrupt):
             load(source, watched=Interrupter(at).in_loader())
         assert ledger.faults == [], f"line {at} of {total}"

@@ -28,8 +28,7 @@ def best_logprobs(llm: LLM, prompts: list[list[int]]) -> list[Any]:
     return [dict(output.outputs[0].logprobs[0].top) for output in llm.generate(prompts, params)]
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+@pytest.mark.parametrize(("model_type", "tied"), [("llama", False), ("qwen2", True)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantised_gguf_is_close_to_dequantised_model(
     kind: str, model_type: str, tied: bool, tmp_path: Path
