@@ -352,7 +352,7 @@ attack-nightly: $(TOOLS)/.installed $(VENV)/.test $(PACKAGE) ## attack and fuzz 
 tsan: $(TOOLS)/.installed
 	$(CMAKE) -S . -B $(TSAN) -G Ninja -DCMAKE_MAKE_PROGRAM=$(NINJA) \
 	  -DLLAISYS_BUILD_TESTS=ON -DLLAISYS_WERROR=ON -DLLAISYS_SANITIZE=thread
-	$(CMAKE) --build $(TSAN) --target tsan_tests
+	$(CMAKE) --build $(TSAN) --target cpp_tests
 	TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 \
 	  $(NO_ASLR) $(CTEST) --test-dir $(TSAN) -L tsan --output-on-failure
 

@@ -68,7 +68,7 @@ foreach(_path IN LISTS LLAISYS_ISA_PATHS)
 endforeach()
 
 # Split `sources` into those for the baseline and those for an instruction set (in link order),
-# and give the latter their flags.
+# and give the latter their flags. A precompiled header is valid for one set of flags: not for these.
 function(llaisys_split_isa_sources sources out_base out_isa)
   set(base ${sources})
   set(isa "")
@@ -79,7 +79,8 @@ function(llaisys_split_isa_sources sources out_base out_isa)
     if(LLAISYS_ISA_${path})
       list(APPEND isa ${matching})
       if(matching AND _flags_${path})
-        set_source_files_properties(${matching} PROPERTIES COMPILE_OPTIONS "${_flags_${path}}")
+        set_source_files_properties(${matching} PROPERTIES COMPILE_OPTIONS "${_flags_${path}}"
+                                                           SKIP_PRECOMPILE_HEADERS ON)
       endif()
     endif()
   endforeach()
@@ -88,7 +89,7 @@ function(llaisys_split_isa_sources sources out_base out_isa)
     # times as long to compile. Results are the same at every level.
     set(portable ${base})
     list(FILTER portable INCLUDE REGEX "kernels_portable\\.cpp$")
-    set_source_files_properties(${portable} PROPERTIES COMPILE_OPTIONS -O1)
+    set_source_files_properties(${portable} PROPERTIES COMPILE_OPTIONS -O1 SKIP_PRECOMPILE_HEADERS ON)
   endif()
   set(${out_base} ${base} PARENT_SCOPE)
   set(${out_isa} ${isa} PARENT_SCOPE)

@@ -61,10 +61,10 @@ if(NOT LLAISYS_SANITIZE AND NOT APPLE)
   check_linker_flag(CXX -static-libstdc++ LLAISYS_LINKS_STATIC_LIBSTDCXX)
 endif()
 
-# Use ccache if it is installed.
+# Use ccache if it is installed and not disabled.
 find_program(LLAISYS_CCACHE ccache)
 mark_as_advanced(LLAISYS_CCACHE)
-if(LLAISYS_CCACHE)
+if(LLAISYS_CCACHE AND NOT "$ENV{CCACHE_DISABLE}")
   foreach(_language C CXX)
     if(NOT DEFINED CMAKE_${_language}_COMPILER_LAUNCHER)
       set(CMAKE_${_language}_COMPILER_LAUNCHER "${LLAISYS_CCACHE}")

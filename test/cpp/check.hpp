@@ -1,8 +1,8 @@
-// Minimal test harness. A test file includes this once and defines
+// Minimal test harness. A test file includes this and defines
 //
 //     TEST(name_of_the_behaviour) { CHECK(x > 0); CHECK_EQ(x, 3); CHECK_THROWS(f(), "in"); }
-// main() runs every test, or those whose name contains a program argument. A failed check is
-// reported with file and line and the test continues; an exception ends the test.
+// The program runs every test, or those whose name, "file/behaviour", contains a program argument. A
+// failed check is reported with file and line and the test continues; an exception ends the test.
 #pragma once
 
 #include <cstdio>
@@ -15,7 +15,7 @@
 namespace check {
 
 struct Test {
-    const char *name;
+    std::string name; // "test_tensor/name_of_the_behaviour"
     void (*body)();
 };
 
@@ -30,7 +30,10 @@ inline int &failures() {
 }
 
 struct Registration {
-    Registration(const char *name, void (*body)()) { tests().push_back({name, body}); }
+    Registration(const std::string &path, const char *name, void (*body)()) {
+        const size_t begin = path.rfind('/') + 1; // 0 without a directory
+        tests().push_back({path.substr(begin, path.rfind('.') - begin) + "/" + name, body});
+    }
 };
 
 inline void report(const char *file, int line, const std::string &what) {
@@ -67,9 +70,9 @@ void throws(const char *file, int line, const char *text, std::initializer_list<
     report(file, line, std::string(text) + ": nothing was thrown");
 }
 
-inline bool is_selected(const char *name, int argc, char **argv) {
+inline bool is_selected(const std::string &name, int argc, char **argv) {
     for (int i = 1; i < argc; ++i) {
-        if (std::strstr(name, argv[i]) != nullptr) {
+        if (name.find(argv[i]) != std::string::npos) {
             return true;
         }
     }
@@ -87,11 +90,11 @@ inline int run(int argc, char **argv) {
         try {
             test.body();
         } catch (const std::exception &error) {
-            report(test.name, 0, std::string("unexpected exception: ") + error.what());
+            report(test.name.c_str(), 0, std::string("unexpected exception: ") + error.what());
         }
         ++n_run;
         n_failed += failures() != before;
-        std::printf("%s %s\n", failures() == before ? "ok    " : "FAILED", test.name);
+        std::printf("%s %s\n", failures() == before ? "ok    " : "FAILED", test.name.c_str());
     }
     std::printf("%d tests, %d failed\n", n_run, n_failed);
     return n_failed == 0 && n_run > 0 ? 0 : 1;
@@ -101,7 +104,7 @@ inline int run(int argc, char **argv) {
 
 #define TEST(name)                                                                                 \
     static void test_##name();                                                                     \
-    static const check::Registration registration_##name(#name, test_##name);                      \
+    static const check::Registration registration_##name(__FILE__, #name, test_##name);            \
     static void test_##name()
 #define CHECK(condition)                                                                           \
     ((condition) ? (void)0 : check::report(__FILE__, __LINE__, "failed: " #condition))
@@ -110,5 +113,3 @@ inline int run(int argc, char **argv) {
 // CHECK_THROWS(expression, "part of the text", ...)
 #define CHECK_THROWS(expression, ...)                                                              \
     check::throws(__FILE__, __LINE__, #expression, {__VA_ARGS__}, [&] { (void)(expression); })
-
-int main(int argc, char **argv) { return check::run(argc, argv); }
