@@ -10,8 +10,8 @@ from typing import Any
 
 from llaisys.common.logs import setup_logging
 from llaisys.engine.config import EngineConfig
+from llaisys.engine.executor.calls import answer_call
 from llaisys.engine.executor.messages import decode_call
-from llaisys.engine.executor.rank_process import answer_call
 from llaisys.engine.worker import Worker
 from llaisys.processes.channel import encode
 from llaisys.processes.child import exit_when_orphaned
