@@ -3,8 +3,8 @@
 #
 #   suffix             architecture  compiled with
 #   *_avx2.cpp         x86-64        -mavx2 -mfma -mf16c
-#   *_avx512.cpp       x86-64        the above, AVX-512 F BW VL DQ
-#   *_avx512vnni.cpp   x86-64        the above, AVX-512 VNNI; jumps within 32 bytes where the assembler can
+#   *_avx512.cpp       x86-64        the above, AVX-512 F BW VL DQ; jumps within 32 bytes where the assembler can
+#   *_avx512vnni.cpp   x86-64        the above, AVX-512 VNNI
 #   *_amx.cpp          x86-64        those of *_avx512vnni.cpp, AVX-512 BF16, AMX tile, int8 and bf16
 #   *_neon.cpp         aarch64       the baseline (armv8-a)
 #   *_neon_dotprod.cpp aarch64       -march=armv8.2-a+dotprod+fp16
@@ -30,15 +30,15 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # gcc warns about _mm512_undefined_*() inside its own intrinsics.
   list(APPEND _flags_avx512 -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
-set(_flags_avx512vnni ${_flags_avx512} -mavx512vnni)
 if(LLAISYS_ARCH STREQUAL x86_64)
   # Cores from Skylake to Cascade Lake do not cache decoded jumps that touch a 32-byte boundary (JCC
   # erratum), which costs byte tiles up to a quarter of their speed.
   check_cxx_compiler_flag(-Wa,-mbranches-within-32B-boundaries LLAISYS_ASSEMBLER_PLACES_BRANCHES)
   if(LLAISYS_ASSEMBLER_PLACES_BRANCHES)
-    list(APPEND _flags_avx512vnni -Wa,-mbranches-within-32B-boundaries)
+    list(APPEND _flags_avx512 -Wa,-mbranches-within-32B-boundaries)
   endif()
 endif()
+set(_flags_avx512vnni ${_flags_avx512} -mavx512vnni)
 set(_flags_amx ${_flags_avx512vnni} -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16)
 set(_flags_neon "")
 set(_flags_neon_dotprod -march=armv8.2-a+dotprod+fp16)

@@ -5,7 +5,9 @@
 #include "check.hpp"
 
 #include "device/cpu/amx.hpp"
+#include "device/cpu/probes.hpp"
 #include "ops/cpu/kernels.hpp"
+#include "ops/cpu/quant_kernels.hpp"
 #include "ops/rearrange/op.hpp"
 #include "tensor/tensor.hpp"
 
@@ -75,6 +77,18 @@ template <typename Body> void for_each_isa(const Body &body) {
     }
     device::allow_amx(true);
     ops::cpu::use_kernels_of(device::cpu_isa());
+}
+
+// The same for kernels of quantized weights: also without the machine's dot product of bytes.
+template <typename Body> void for_each_byte_isa(const Body &body) {
+    for_each_isa(body);
+    if (device::probes::has_i8()) {
+        device::allow_amx(false);
+        ops::cpu::allow_byte_dot(false);
+        body();
+        ops::cpu::allow_byte_dot(true);
+        device::allow_amx(true);
+    }
 }
 
 // ---- tensors --------------------------------------------------------------------------------

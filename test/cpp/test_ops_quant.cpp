@@ -100,12 +100,12 @@ float reference_value(DType dtype, const uint8_t *p, int i) {
     }
 }
 
-// Random blocks whose f16 scales are small and finite.
-Tensor random_weight(DType dtype, int64_t n, int64_t k) {
+// Blocks of bytes in [low, high] whose f16 scales are random, small and finite.
+Tensor random_weight(DType dtype, int64_t n, int64_t k, int low = 0, int high = 255) {
     const Tensor tensor = Tensor::create({n, k}, dtype);
     auto *bytes = tensor.as<uint8_t>();
     for (int64_t i = 0; i < tensor.bytes(); ++i) {
-        bytes[i] = uint8_t(random_int(0, 255));
+        bytes[i] = uint8_t(random_int(low, high));
     }
     const int64_t block = traits_of(dtype).block_bytes;
     for (int64_t at = 0; at < tensor.bytes(); at += block) {
@@ -202,7 +202,7 @@ void check_product(const Tensor &in, const Tensor &weight, const Tensor &bias, c
 } // namespace
 
 TEST(quantised_products_match_the_reference_over_odd_sizes) {
-    for_each_isa([] {
+    for_each_byte_isa([] {
         for (DType dtype : kFormats) {
             const int64_t unit = traits_of(dtype).block_elements;
             for (int64_t n : {1, 31, 33}) {
@@ -220,8 +220,24 @@ TEST(quantised_products_match_the_reference_over_odd_sizes) {
     });
 }
 
+TEST(sums_of_the_largest_products_do_not_overflow) {
+    for_each_byte_isa([] {
+        for (DType dtype : kFormats) {
+            for (int byte : {0x00, 0x7f, 0x80, 0xff}) {
+                const Tensor weight = random_weight(dtype, 33, 256, byte, byte);
+                const Tensor in = Tensor::create({20, 256}, kF32);
+                for (int64_t i = 0; i < in.elements(); ++i) {
+                    set(in, i, i / 256 % 2 == 0 ? 1.0f : -1.0f);
+                }
+                const Tensor bias = random_tensor({33}, kF32);
+                check_product(in, weight, bias, product(two_threads(), in, weight, &bias));
+            }
+        }
+    });
+}
+
 TEST(a_row_has_the_same_bits_at_any_number_of_rows_and_threads) {
-    for_each_isa([] {
+    for_each_byte_isa([] {
         for (DType dtype : kFormats) {
             const Tensor weight = random_weight(dtype, 70, 768);
             const Tensor in = random_tensor({250, 768}, kF32);
@@ -237,7 +253,7 @@ TEST(a_row_has_the_same_bits_at_any_number_of_rows_and_threads) {
 }
 
 TEST(wide_rows_are_taken_in_groups_that_do_not_show) {
-    for_each_isa([] {
+    for_each_byte_isa([] {
         const Tensor weight = random_weight(LLAISYS_DTYPE_Q4_0, 33, 7168);
         const Tensor in = random_tensor({50, 7168}, kF32);
         const Tensor all = product(two_threads(), in, weight);
@@ -251,7 +267,7 @@ TEST(wide_rows_are_taken_in_groups_that_do_not_show) {
 }
 
 TEST(rows_come_back_out_of_panels_exactly) {
-    for_each_isa([] {
+    for_each_byte_isa([] {
         for (DType dtype : kFormats) {
             const Tensor weight = random_weight(dtype, 37, 512);
             const ops::LinearWeight packed = ops::LinearWeight::pack(two_threads(), weight);
@@ -293,7 +309,7 @@ TEST(plain_and_quantised_parts_of_one_call_are_both_computed) {
 }
 
 TEST(what_is_not_finite_stays_so) {
-    for_each_isa([] {
+    for_each_byte_isa([] {
         const Tensor weight = random_weight(LLAISYS_DTYPE_Q4_0, 33, 64);
         const Tensor in = random_tensor({2, 64}, kF32);
         in.as<float>()[40] = kNan;

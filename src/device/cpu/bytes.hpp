@@ -8,6 +8,8 @@
 //   kUnsignedWeights: dot takes weights of 0..255 instead of -128..127; kByteOffset is then 128, else 0
 //   ByteGroup, load_group: 32 bytes of x; dot<c, is_signed>(acc, w, x): acc + the products of each
 //   lane of w with quad c of x; weights below 128 may use is_signed = false
+//   vw: sums of products in 16 bits, where there is no dot product of bytes (elsewhere vi, unused):
+//   dot<c, false>(vw, w, x); add_words(sum, vw): both added in 32 bits
 //   start_sum(n), sum_of(sum): a sum of products that starts with n, and its value; |sum| < 2^22
 //   kSumStart: representation of a zero sum, either 0 or the bits of the float kSumBase; in the latter
 //   case float_of_bits(sum) is kSumBase + the value

@@ -35,17 +35,32 @@ struct ByteGroup {
 };
 inline ByteGroup load_group(const int8_t *x) { return {x}; }
 
+inline __m256i broadcast_quad(const int8_t *p) {
+    int32_t bits;
+    __builtin_memcpy(&bits, p, sizeof bits);
+    return _mm256_set1_epi32(bits);
+}
+
 // Pairs of products are summed in 16 bits; |w| <= 128 and |x| <= 127 cannot overflow.
 template <int c, bool is_signed> vi dot(vi acc, vb w, const ByteGroup &x) {
-    int32_t bits;
-    __builtin_memcpy(&bits, x.x + 4 * c, sizeof bits);
-    __m256i quad = _mm256_set1_epi32(bits);
+    __m256i quad = broadcast_quad(x.x + 4 * c);
     if constexpr (is_signed) {
         quad = _mm256_sign_epi8(quad, w);
         w = _mm256_abs_epi8(w);
     }
     const __m256i pairs = _mm256_maddubs_epi16(w, quad);
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+
+struct vw {
+    __m256i words;
+};
+template <int c, bool is_signed> vw dot(vw acc, vb w, const ByteGroup &x) {
+    const __m256i pairs = _mm256_maddubs_epi16(w, broadcast_quad(x.x + 4 * c));
+    return {_mm256_add_epi16(acc.words, pairs)};
+}
+inline vi add_words(vi sum, vw acc) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(acc.words, _mm256_set1_epi16(1)));
 }
 
 constexpr int32_t kSumStart = 0;
@@ -57,7 +72,7 @@ inline vi broadcast_int(const int32_t *p) { return _mm256_set1_epi32(*p); }
 template <int n> vi start_sum_less(vi total) {
     return _mm256_mullo_epi32(total, _mm256_set1_epi32(-n));
 }
-inline void hold(vi &) {}
+template <typename V> void hold(V &) {}
 
 inline vf load_u8(const std::byte *p) {
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p));

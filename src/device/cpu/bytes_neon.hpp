@@ -46,6 +46,8 @@ template <int c, bool is_signed> vi dot(vi acc, vb w, const ByteGroup &x) {
 #endif
 }
 
+using vw = vi;
+
 // A sum is stored as the bits of 1.5 * 2^23 + sum: converting it is a subtraction, four times as
 // fast as the conversion instruction, and free where a fused multiply-add consumes it.
 constexpr int32_t kSumStart = 0x4b400000;

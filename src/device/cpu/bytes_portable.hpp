@@ -60,6 +60,8 @@ template <int c, bool is_signed> vi dot(vi acc, vb w, const ByteGroup &x) {
     return acc;
 }
 
+using vw = vi;
+
 constexpr int32_t kSumStart = 0;
 constexpr float kSumBase = 0;
 inline vf float_of_bits(vi sum) {

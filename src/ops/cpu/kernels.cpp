@@ -23,7 +23,8 @@ extern const ops::cpu::QuantKernels quant_kernels;
 } // namespace cpu_avx2
 namespace cpu_avx512 {
 extern const ops::cpu::Kernels kernels;
-}
+extern const ops::cpu::QuantKernels quant_kernels;
+} // namespace cpu_avx512
 namespace cpu_avx512vnni {
 extern const ops::cpu::QuantKernels quant_kernels;
 extern const ops::cpu::PreparedAttention prepared_attention;
@@ -62,6 +63,11 @@ constexpr const Kernels *kTables[] = {
 
 std::atomic<const Kernels *> chosen{nullptr};
 std::atomic<bool> is_prepared_attention_allowed{true};
+std::atomic<bool> is_byte_dot_allowed{true};
+
+bool uses_byte_dot() {
+    return is_byte_dot_allowed.load(std::memory_order_relaxed) && device::probes::has_i8();
+}
 
 } // namespace
 
@@ -96,20 +102,21 @@ bool use_kernels_of(device::Isa isa) {
     return table != nullptr;
 }
 
-// has_i8: the machine has the dot product instructions of its architecture.
 const QuantKernels *quant_kernels_of(device::Isa isa) {
     switch (isa) {
-#if defined(LLAISYS_HAVE_AVX512VNNI)
+#if defined(LLAISYS_HAVE_AVX512)
     case device::Isa::avx512:
 #if defined(LLAISYS_HAVE_AMX)
         if (device::uses_amx()) {
             return &cpu_amx::quant_kernels;
         }
 #endif
-        if (device::probes::has_i8()) {
+#if defined(LLAISYS_HAVE_AVX512VNNI)
+        if (uses_byte_dot()) {
             return &cpu_avx512vnni::quant_kernels;
         }
-        return &cpu_avx2::quant_kernels;
+#endif
+        return &cpu_avx512::quant_kernels;
 #endif
 #if defined(LLAISYS_HAVE_AVX2)
     case device::Isa::avx2:
@@ -118,7 +125,7 @@ const QuantKernels *quant_kernels_of(device::Isa isa) {
 #if defined(LLAISYS_HAVE_NEON)
     case device::Isa::neon:
 #if defined(LLAISYS_HAVE_NEON_DOTPROD)
-        if (device::probes::has_i8()) {
+        if (uses_byte_dot()) {
             return &cpu_neon_dotprod::quant_kernels;
         }
 #endif
@@ -147,7 +154,7 @@ const PreparedAttention *prepared_attention([[maybe_unused]] DType keys,
         return nullptr;
     }
 #if defined(LLAISYS_HAVE_AVX512VNNI)
-    if (keys == LLAISYS_DTYPE_I8 && device::probes::has_i8()) {
+    if (keys == LLAISYS_DTYPE_I8 && uses_byte_dot()) {
         return &cpu_avx512vnni::prepared_attention;
     }
 #endif
@@ -159,6 +166,8 @@ const PreparedAttention *prepared_attention([[maybe_unused]] DType keys,
 #endif
     return nullptr;
 }
+
+void allow_byte_dot(bool allowed) { is_byte_dot_allowed.store(allowed, std::memory_order_relaxed); }
 
 void allow_prepared_attention(bool allowed) {
     is_prepared_attention_allowed.store(allowed, std::memory_order_relaxed);

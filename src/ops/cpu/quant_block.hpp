@@ -7,6 +7,8 @@
 #include "ops/cpu/quant_kernels.hpp"
 #include "ops/cpu/row_kernels.hpp"
 
+#include <type_traits>
+
 namespace llaisys::LLAISYS_CPU_NS {
 
 using ops::cpu::kQuantGroup;
@@ -32,9 +34,13 @@ struct BytePair {
     vb low, high; // quads c and c + 4
 };
 
-// The q of consecutive groups of a panel, `stride` bytes apart.
-template <int bits> struct PackedGroups {
-    static constexpr bool is_signed = bits == 8 && !kUnsignedWeights;
+// Whether products of weights below 128 are summed in 16 bits first.
+constexpr bool kWordSums = !std::is_same_v<vw, vi>;
+
+// The q of consecutive groups of a panel, `stride` bytes apart. They are below 2^value_bits, or signed.
+template <int bits, int value_bits = bits> struct PackedGroups {
+    static constexpr bool is_signed = value_bits == 8 && !kUnsignedWeights;
+    static constexpr int kValueBits = value_bits;
     const std::byte *q;
     int64_t stride;
 

@@ -29,17 +29,17 @@ struct TileEnds {
 };
 
 // Byte-product sums of one group: low for its first 16 values of k, high for the others where they
-// have their own scale.
-template <int rows, int vectors, bool is_split> struct GroupSums {
-    vi low[rows][vectors];
-    vi high[is_split ? rows : 1][is_split ? vectors : 1];
+// have their own scale. V: vi or vw.
+template <typename V, int rows, int vectors, bool is_split> struct GroupSums {
+    V low[rows][vectors];
+    V high[is_split ? rows : 1][is_split ? vectors : 1];
 };
 
 // The same with the weights of all vectors in registers: row by row, so that an x is broadcast once
 // and two uses of a sum are far apart.
-template <int c, int rows, int vectors, bool is_split, typename Groups>
+template <int c, typename V, int rows, int vectors, bool is_split, typename Groups>
 inline __attribute__((always_inline)) void
-quant_step_by_rows(GroupSums<rows, vectors, is_split> &sums, const ByteGroup (&x)[rows],
+quant_step_by_rows(GroupSums<V, rows, vectors, is_split> &sums, const ByteGroup (&x)[rows],
                    const Groups &groups, int64_t group, int vector) {
     BytePair w[vectors];
 #pragma GCC unroll 8
@@ -57,16 +57,16 @@ quant_step_by_rows(GroupSums<rows, vectors, is_split> &sums, const ByteGroup (&x
     for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; ++v) {
-            vi &sum = is_split ? sums.high[is_split ? r : 0][is_split ? v : 0] : sums.low[r][v];
+            V &sum = is_split ? sums.high[is_split ? r : 0][is_split ? v : 0] : sums.low[r][v];
             sum = dot<c + 4, Groups::is_signed>(sum, w[v].high, x[r]);
         }
     }
 }
 
 // The quads c and c + 4 of a group.
-template <int c, int rows, int vectors, bool is_split, typename Groups>
+template <int c, typename V, int rows, int vectors, bool is_split, typename Groups>
 inline __attribute__((always_inline)) void
-quant_step(GroupSums<rows, vectors, is_split> &sums, const ByteGroup (&x)[rows],
+quant_step(GroupSums<V, rows, vectors, is_split> &sums, const ByteGroup (&x)[rows],
            const Groups &groups, int64_t group, int vector) {
     if constexpr (kRowsFirst) {
         return quant_step_by_rows<c>(sums, x, groups, group, vector);
@@ -94,6 +94,59 @@ quant_step(GroupSums<rows, vectors, is_split> &sums, const ByteGroup (&x)[rows],
         for (int v = 0; v < vectors; ++v) {
             hold(sums.low[r][v]);
         }
+    }
+}
+
+// sums += the quads [c, c + n) and [c + 4, c + 4 + n) of a group.
+template <int c, int n, typename Sums, int rows, typename Groups>
+inline __attribute__((always_inline)) void quant_steps(Sums &sums, const ByteGroup (&x)[rows],
+                                                       const Groups &groups, int64_t group,
+                                                       int vector) {
+    quant_step<c>(sums, x, groups, group, vector);
+    if constexpr (n > 1) {
+        quant_steps<c + 1, n - 1>(sums, x, groups, group, vector);
+    }
+}
+
+// Likewise from quad c on, in 16 bits for n quads at a time.
+template <int c, int n, int rows, int vectors, bool is_split, typename Groups>
+inline __attribute__((always_inline)) void
+quant_words(GroupSums<vi, rows, vectors, is_split> &sums, const ByteGroup (&x)[rows],
+            const Groups &groups, int64_t group, int vector) {
+    GroupSums<vw, rows, vectors, is_split> words{};
+    quant_steps<c, n>(words, x, groups, group, vector);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 8
+        for (int v = 0; v < vectors; ++v) {
+            sums.low[r][v] = add_words(sums.low[r][v], words.low[r][v]);
+            if constexpr (is_split) {
+                sums.high[r][v] = add_words(sums.high[r][v], words.high[r][v]);
+            }
+        }
+    }
+    if constexpr (c + n < 4) {
+        quant_words<c + n, n>(sums, x, groups, group, vector);
+    }
+}
+
+// Quads c of which the sums fit in 16 bits: a lane adds two products |q x| <= (2^bits - 1) * 127 per
+// quad, and quad c + 4 as well unless it has a sum of its own.
+constexpr int word_quads(int bits, bool is_split) {
+    const int quads = 32767 / (2 * 127 * ((1 << bits) - 1)) / (is_split ? 1 : 2);
+    return quads >= 4 ? 4 : quads; // 1 or 2 otherwise: divides 4
+}
+static_assert(word_quads(4, false) == 4 && word_quads(5, false) == 2 && word_quads(6, true) == 2);
+
+// sums += the products of a group.
+template <int rows, int vectors, bool is_split, typename Groups>
+inline __attribute__((always_inline)) void
+quant_group(GroupSums<vi, rows, vectors, is_split> &sums, const ByteGroup (&x)[rows],
+            const Groups &groups, int64_t group, int vector) {
+    if constexpr (kWordSums && Groups::kValueBits < 8) {
+        quant_words<0, word_quads(Groups::kValueBits, is_split)>(sums, x, groups, group, vector);
+    } else {
+        quant_steps<0, 4>(sums, x, groups, group, vector);
     }
 }
 
@@ -158,7 +211,7 @@ void quant_tile(const QuantRows &x, int64_t row, int64_t group, int64_t n_groups
     const float *m = scales.m + vector * kLanes;
     for (int64_t g = 0; g < n_groups; ++g) {
         fetch.step();
-        GroupSums<rows, vectors, is_split> sums;
+        GroupSums<vi, rows, vectors, is_split> sums;
         ByteGroup xg[rows];
 #pragma GCC unroll 8
         for (int r = 0; r < rows; ++r) {
@@ -184,10 +237,7 @@ void quant_tile(const QuantRows &x, int64_t row, int64_t group, int64_t n_groups
                 }
             }
         }
-        quant_step<0>(sums, xg, groups, g, vector);
-        quant_step<1>(sums, xg, groups, g, vector);
-        quant_step<2>(sums, xg, groups, g, vector);
-        quant_step<3>(sums, xg, groups, g, vector);
+        quant_group(sums, xg, groups, g, vector);
 #pragma GCC unroll 8
         for (int v = 0; v < vectors; ++v) {
             const GroupScale<is_short> scale(load(s + v * kLanes));
@@ -340,8 +390,9 @@ template <typename Format> void quant_linear(const QuantTask &task) {
             const PackedGroups<layout.bits> packed = {header + layout.group_header(),
                                                       layout.group_bytes()};
             if (unpack) {
-                unpack_groups<kUnsignedWeights ? 0 : layout.zero>(bytes, packed, n);
-                const PackedGroups<8> wide = {bytes, kGroupBytes};
+                constexpr bool is_unsigned = kUnsignedWeights || kWordSums;
+                unpack_groups<is_unsigned ? 0 : layout.zero>(bytes, packed, n);
+                const PackedGroups<8, is_unsigned ? layout.bits : 8> wide = {bytes, kGroupBytes};
                 quant_block<Format>(task, group, n, wide, scales, ends, next, end);
             } else {
                 quant_block<Format>(task, group, n, packed, scales, ends, next, end);

@@ -64,4 +64,8 @@ struct QuantKernels {
 const QuantKernels &quant_kernels();
 const QuantKernels *quant_kernels_of(device::Isa isa);
 
+// For tests: use or avoid instructions for the dot product of bytes (VNNI, SDOT). Weights must be
+// packed again. Must not be called while an operator runs.
+void allow_byte_dot(bool allowed);
+
 } // namespace llaisys::ops::cpu
