@@ -112,18 +112,25 @@ $(TOOLS)/.installed: pyproject.toml $(VENV)/.created
 	  $(PIP) --python $(TOOLS)/bin/python install --progress-bar off --no-compile -r build/requirements-build.txt
 	@touch $@
 
-$(VENV)/.test: pyproject.toml $(VENV)/.base
+# The pip of Python 3.11 takes minutes of CPU time to resolve what the tests need, a later one seconds.
+$(TOOLS)/.pip: $(TOOLS)/.installed
+	@$(STEP) $(NETWORK_HINT) "Installing pip" $(LOGS)/pip.txt -- \
+	  $(PIP) --python $(TOOLS)/bin/python install --progress-bar off --no-compile "pip>=25"
+	@touch $@
+LATER_PIP := $(PYCACHE) $(TOOLS)/bin/python -m pip --disable-pip-version-check --no-input
+
+$(VENV)/.test: pyproject.toml $(VENV)/.base $(TOOLS)/.pip
 	@$(call requirements,base test) > build/requirements-test.txt
 	@$(STEP) $(NETWORK_HINT) "Installing what the tests need" $(LOGS)/test-packages.txt -- \
-	  $(PIP_INSTALL) --no-compile -r build/requirements-test.txt
+	  $(LATER_PIP) --python $(PY) install --progress-bar off --no-compile -r build/requirements-test.txt
 	@touch $@
 
 # Clients that are tested pin other versions than we do: an environment of their own.
-$(CLIENTS)/.installed: pyproject.toml $(VENV)/.created
+$(CLIENTS)/.installed: pyproject.toml $(TOOLS)/.pip
 	@$(call requirements,clients) > build/requirements-clients.txt
 	@$(PYTHON) -m venv --without-pip $(CLIENTS)
 	@$(STEP) $(NETWORK_HINT) "Installing clients to test with" $(LOGS)/clients.txt -- \
-	  $(PIP) --python $(CLIENTS)/bin/python install --progress-bar off --no-compile \
+	  $(LATER_PIP) --python $(CLIENTS)/bin/python install --progress-bar off --no-compile \
 	  -r build/requirements-clients.txt
 	@touch $@
 
