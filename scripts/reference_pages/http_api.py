@@ -7,7 +7,7 @@ from typing import Any
 
 from llaisys.common.options import options_of
 from llaisys.common.sampling import FIELDS, SamplingParams
-from llaisys.server.openai.fields import HINTS, IGNORED_HEADER, REJECTED_AT_TOP, STRICT_HEADER
+from llaisys.server.schemas.fields import HINTS, IGNORED_HEADER, REJECTED_AT_TOP, STRICT_HEADER
 from reference_pages.application import application
 from reference_pages.markdown import code, one_line, page, prose, table
 

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 import llaisys.server.app  # noqa: F401  # imports every schema
 from llaisys.server.http.error_handlers import validation_error
-from llaisys.server.openai.base_schema import MAX_FIELDS, Schema
+from llaisys.server.schemas.base import MAX_FIELDS, Schema
 
 VALUES = [True, -1, 1.5, 10**400, "x", [], {}, [1], [{"type": "x"}], {"type": "x", "role": 1}]
 GRAMMAR = re.compile(

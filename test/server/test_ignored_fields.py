@@ -24,8 +24,8 @@ from field_helpers import (
 from pydantic import ValidationError
 from server_helpers import ServerProcess
 
-from llaisys.server.openai.fields import FieldNotes
-from llaisys.server.openai.schemas import ChatCompletionRequest
+from llaisys.server.schemas.chat import ChatCompletionRequest
+from llaisys.server.schemas.fields import FieldNotes
 
 
 @pytest.fixture(scope="module")

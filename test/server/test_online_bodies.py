@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llaisys.server.errors import ApiError
 from llaisys.server.http import bodies
 from llaisys.server.http.bodies import check_structure, outside_strings, parse_body
-from llaisys.server.openai.schemas import CompletionRequest
+from llaisys.server.schemas.chat import CompletionRequest
 
 JSON = st.recursive(
     st.none() | st.integers() | st.text('ab[]{},:"\\\né\u2028', max_size=12),

@@ -13,7 +13,7 @@ from http_helpers import CHAT, chat, error_of
 from server_helpers import CONTEXT, ServerProcess
 
 from llaisys.common.validation import MIN_FLOAT
-from llaisys.server.openai.schemas import CompletionRequest
+from llaisys.server.schemas.chat import CompletionRequest
 
 IGNORED = "x-llaisys-ignored-fields"
 COMPLETIONS = "/v1/completions"

@@ -59,7 +59,7 @@ def test_a_stale_page_is_found(
 def test_every_request_field_has_a_description(generator: Any, pages: dict[str, str]) -> None:
     from reference_pages.application import application
 
-    from llaisys.server.openai.field_help import FIELD_HELP
+    from llaisys.server.schemas.field_help import FIELD_HELP
 
     schemas = application().openapi()["components"]["schemas"]
     used = set()

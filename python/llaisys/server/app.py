@@ -33,8 +33,8 @@ from llaisys.server.models.served import SingleModel
 from llaisys.server.ollama import formatter as ollama_formatter
 from llaisys.server.ollama import routes as ollama_routes
 from llaisys.server.openai import routes as openai_routes
-from llaisys.server.openai.fields import IGNORED_HEADER, FieldNotes
 from llaisys.server.responses import routes as responses_routes
+from llaisys.server.schemas.fields import IGNORED_HEADER, FieldNotes
 from llaisys.server.service import VERSION, SharedState
 from llaisys.server.sessions import routes as session_routes
 from llaisys.server.vllm import routes as vllm_routes

@@ -10,10 +10,10 @@ from pydantic import Field
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.generation.chat import ProtocolRequest
-from llaisys.server.openai.base_schema import ModelName, Schema, Text
-from llaisys.server.openai.field_kinds import Checked
-from llaisys.server.openai.fields import UNSUPPORTED, FieldNotes, Ignored, unsupported
-from llaisys.server.openai.sampling_fields import NEW_TOKENS
+from llaisys.server.schemas.base import ModelName, Schema, Text
+from llaisys.server.schemas.fields import UNSUPPORTED, FieldNotes, Ignored, unsupported
+from llaisys.server.schemas.kinds import Checked
+from llaisys.server.schemas.sampling import NEW_TOKENS
 
 CacheControl = dict[str, Any] | None  # a hint: prefix caching is automatic
 NAME = Field(max_length=128)

@@ -20,10 +20,10 @@ from llaisys.server.embeddings.pooling import (
     respond_with_scores,
     usage_object,
 )
-from llaisys.server.embeddings.schemas import EmbeddingRequest, RerankRequest, ScoreRequest
 from llaisys.server.generation.job import Job
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes
+from llaisys.server.schemas.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
 from llaisys.server.service import service_of
 
 router = APIRouter(tags=["embeddings"], route_class=CheckedRoute)

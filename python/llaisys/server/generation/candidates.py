@@ -11,7 +11,7 @@ from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import CompletionOutput, RequestOutput
 from llaisys.engine.beam_search import BeamSearch, BeamSearchParams
 from llaisys.server.generation.generation import Generation
-from llaisys.server.openai.sampling_fields import SamplingFields
+from llaisys.server.schemas.sampling import SamplingFields
 
 
 async def search_beams(

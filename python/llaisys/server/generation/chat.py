@@ -33,9 +33,9 @@ from llaisys.server.generation.prompts import (
     run_on_messages,
 )
 from llaisys.server.http.error_handlers import validation_error
-from llaisys.server.openai.base_schema import Schema, conflicting_field
-from llaisys.server.openai.fields import FieldNotes, Ignored
-from llaisys.server.openai.schemas import PROMPT_IDS, ChatCompletionRequest
+from llaisys.server.schemas.base import Schema, conflicting_field
+from llaisys.server.schemas.chat import PROMPT_IDS, ChatCompletionRequest
+from llaisys.server.schemas.fields import FieldNotes, Ignored
 
 Message = dict[str, Any]
 

@@ -25,9 +25,9 @@ from llaisys.server.generation.prompts import CHARS_PER_TOKEN, PromptLimit
 from llaisys.server.http.error_handlers import to_api_error
 from llaisys.server.http.event_stream import ClientDisconnected, EventStream, unless_disconnected
 from llaisys.server.http.payload import body_response, join_chunks
-from llaisys.server.openai.base_schema import conflicting_field
-from llaisys.server.openai.fields import FieldNotes, Ignored
-from llaisys.server.openai.sampling_fields import SamplingFields
+from llaisys.server.schemas.base import conflicting_field
+from llaisys.server.schemas.fields import FieldNotes, Ignored
+from llaisys.server.schemas.sampling import SamplingFields
 from llaisys.server.service import Service, service_for
 
 MAX_PROMPT_LOGPROBS = 1 << 18  # of one request, top logprobs included
@@ -78,7 +78,8 @@ class Job:
         lora = lora_of(service, name, body)
         state["log"] = {"model": name, "stream": bool(body.stream), "user": body.user}
         owner, request_id = state["owner"], state["request_id"]
-        body.set_defaults(service.config)
+        config = service.config
+        body.set_defaults(config.force_include_usage, config.return_tokens_as_token_ids)
         return cls(service, request, body, prompt_name, name, owner, request_id, lora)
 
     @property

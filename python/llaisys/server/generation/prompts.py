@@ -15,7 +15,7 @@ from llaisys.server.errors import ApiError
 from llaisys.server.generation.history import Recent
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import json_bytes
-from llaisys.server.openai.schemas import ChatMessage, plain_messages
+from llaisys.server.schemas.chat import ChatMessage, plain_messages
 from llaisys.server.service import Service
 
 Messages = Sequence[dict[str, Any]]

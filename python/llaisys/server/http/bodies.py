@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from llaisys.server.errors import ApiError
 from llaisys.server.http.error_handlers import validation_error
-from llaisys.server.openai.fields import STRICT_HEADER, FieldNotes, is_strict_header
+from llaisys.server.schemas.fields import STRICT_HEADER, FieldNotes, is_strict_header
 
 INLINE_BYTES = 16 << 10  # smaller bodies are parsed on the event loop
 SLICE_BYTES = 256 << 10  # scanned per call; other threads run in between

@@ -25,7 +25,8 @@ from llaisys.server.errors import (
 )
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.http.security import error_object, record_error
-from llaisys.server.openai.fields import field_error
+from llaisys.server.schemas.fields import field_error
+from llaisys.server.schemas.kinds import WORD
 from llaisys.server.sessions.file import (
     SessionDiskFullError,
     SessionLimitError,
@@ -36,8 +37,6 @@ logger = logging.getLogger("llaisys.server")
 
 API_PATH = re.compile(r"/v1/[a-z0-9_/-]{1,64}")
 FIELD = re.compile(r"[a-z_][a-z0-9_]*")
-# A plausible value of a choice field that cannot be a secret or a name.
-WORD = re.compile(r"(?=.{1,24}$)[A-Za-z]+([_-][A-Za-z]+)*[0-9]{0,3}")
 TYPE_NAMES = frozenset({"str", "int", "float", "bool", "list", "dict", "none", "body"})
 OWN_WORDS = ("given", "true", "false", "left out", "forced")  # values in `conflicting_field`
 MAX_MESSAGE = 300  # characters

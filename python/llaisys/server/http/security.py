@@ -25,7 +25,7 @@ from llaisys.common.logs import log_event
 from llaisys.server.errors import ApiError, ErrorShape, error_type, internal_error, is_fault
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.keys.budget import ANONYMOUS, KeyRing
-from llaisys.server.openai.fields import IGNORED_HEADER, FieldNotes
+from llaisys.server.schemas.fields import IGNORED_HEADER, FieldNotes
 from llaisys.server.thread_pool import current_owner
 
 logger = logging.getLogger("llaisys.server")

@@ -40,8 +40,8 @@ from llaisys.server.llamacpp.schemas import (
     SlotRequest,
 )
 from llaisys.server.openai import routes as openai
-from llaisys.server.openai.schemas import template_options
 from llaisys.server.responses import routes as responses
+from llaisys.server.schemas.chat import template_options
 from llaisys.server.service import Service, owner_of, service_for
 
 router = APIRouter(route_class=CheckedRoute)

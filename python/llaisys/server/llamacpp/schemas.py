@@ -10,13 +10,13 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.options import Integer
 from llaisys.common.sampling import DEFAULT_SAMPLERS, SamplingParams
 from llaisys.common.validation import check_count, invalid_count
-from llaisys.server.embeddings.schemas import MixedInput, PoolingRequest, as_list
-from llaisys.server.openai.base_schema import ModelName, Schema, Text, TokenId, conflicting_field
-from llaisys.server.openai.field_kinds import UNLIMITED, Checked
-from llaisys.server.openai.fields import FieldNotes
-from llaisys.server.openai.sampling_fields import LOGPROBS, NEW_TOKENS, SamplingFields
-from llaisys.server.openai.schemas import ChatMessage
-from llaisys.server.openai.tool_schemas import FUNCTION_TOOLS, ToolDefinition
+from llaisys.server.schemas.base import ModelName, Schema, Text, TokenId, conflicting_field
+from llaisys.server.schemas.chat import ChatMessage
+from llaisys.server.schemas.embeddings import MixedInput, PoolingRequest, as_list
+from llaisys.server.schemas.fields import FieldNotes
+from llaisys.server.schemas.kinds import UNLIMITED, Checked
+from llaisys.server.schemas.sampling import LOGPROBS, NEW_TOKENS, SamplingFields
+from llaisys.server.schemas.tools import FUNCTION_TOOLS, ToolDefinition
 
 # llama.cpp's sampler names; UNUSED_SAMPLERS have no effect unless a field enables them.
 SAMPLER_NAMES = {"typ_p": "typical_p", "temp": "temperature", "top-k": "top_k", "top-p": "top_p"}

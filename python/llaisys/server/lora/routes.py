@@ -17,8 +17,8 @@ from llaisys.common.validation import check_text, invalid_value
 from llaisys.server.errors import ApiError
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_response
-from llaisys.server.openai.base_schema import ModelName, Schema, Text
-from llaisys.server.openai.sampling_fields import LoraScale
+from llaisys.server.schemas.base import ModelName, Schema, Text
+from llaisys.server.schemas.sampling import LoraScale
 from llaisys.server.service import owner_of, service_for, service_of
 
 router = APIRouter(tags=["LoRA"], route_class=CheckedRoute)

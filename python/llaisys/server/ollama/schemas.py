@@ -13,17 +13,17 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.options import Integer
 from llaisys.common.validation import MAX_INT, check_int, invalid_value
 from llaisys.server.generation.chat import ProtocolRequest
-from llaisys.server.openai.base_schema import Schema, Text, TokenId
-from llaisys.server.openai.field_kinds import Checked
-from llaisys.server.openai.fields import (
+from llaisys.server.schemas.base import Schema, Text, TokenId
+from llaisys.server.schemas.chat import CompletionRequest
+from llaisys.server.schemas.fields import (
     FieldNotes,
     Ignored,
     field_error,
     filter_object,
     unsupported,
 )
-from llaisys.server.openai.sampling_fields import LOGPROBS
-from llaisys.server.openai.schemas import CompletionRequest
+from llaisys.server.schemas.kinds import Checked
+from llaisys.server.schemas.sampling import LOGPROBS
 
 Number = float | int
 

@@ -27,9 +27,9 @@ from llaisys.server.generation.prompts import (
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.event_stream import EventStream
 from llaisys.server.http.payload import json_response
-from llaisys.server.openai.base_schema import conflicting_field
 from llaisys.server.openai.formatter import OpenAIFormatter
-from llaisys.server.openai.schemas import (
+from llaisys.server.schemas.base import conflicting_field
+from llaisys.server.schemas.chat import (
     ChatCompletionRequest,
     CompletionRequest,
     DetokenizeRequest,

@@ -7,7 +7,7 @@ from typing import Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.validation import invalid_value
-from llaisys.server.openai.fields import FieldNotes, Ignored, filter_object, unsupported
+from llaisys.server.schemas.fields import FieldNotes, Ignored, filter_object, unsupported
 
 Item = dict[str, Any]
 Message = dict[str, Any]

@@ -10,9 +10,9 @@ from pydantic import Field
 from llaisys.common.sampling import FIELDS
 from llaisys.common.validation import invalid_value
 from llaisys.server.generation.chat import ProtocolRequest
-from llaisys.server.openai.base_schema import ModelName, Schema, Text, conflicting_field
-from llaisys.server.openai.field_kinds import Checked
-from llaisys.server.openai.fields import (
+from llaisys.server.responses import items
+from llaisys.server.schemas.base import ModelName, Schema, Text, conflicting_field
+from llaisys.server.schemas.fields import (
     NEVER,
     FieldNotes,
     Ignored,
@@ -20,9 +20,9 @@ from llaisys.server.openai.fields import (
     filter_object,
     unsupported,
 )
-from llaisys.server.openai.sampling_fields import LENIENT, LOGPROBS, NEW_TOKENS, SEED
-from llaisys.server.openai.tool_schemas import FUNCTION_TOOLS
-from llaisys.server.responses import items
+from llaisys.server.schemas.kinds import Checked
+from llaisys.server.schemas.sampling import LENIENT, LOGPROBS, NEW_TOKENS, SEED
+from llaisys.server.schemas.tools import FUNCTION_TOOLS
 
 RESPONSE_ID = r"^resp_[0-9a-f]{32}$"
 MAX_METADATA = 16  # OpenAI's

@@ -13,8 +13,8 @@ from llaisys.server.errors import ApiError
 from llaisys.server.generation.prompts import convert_messages, run_on_messages
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes
-from llaisys.server.openai.base_schema import Schema, Text
-from llaisys.server.openai.schemas import SESSION_PATTERN, ChatMessage, SessionId
+from llaisys.server.schemas.base import Schema, Text
+from llaisys.server.schemas.chat import SESSION_PATTERN, ChatMessage, SessionId
 from llaisys.server.service import owner_of, service_of
 
 router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=CheckedRoute)

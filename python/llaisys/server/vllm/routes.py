@@ -23,10 +23,10 @@ from llaisys.server.http.bodies import (
 )
 from llaisys.server.http.payload import json_response
 from llaisys.server.openai import routes as openai
-from llaisys.server.openai.base_schema import conflicting_field
-from llaisys.server.openai.fields import FieldNotes
 from llaisys.server.openai.formatter import OpenAIFormatter
-from llaisys.server.openai.schemas import ChatCompletionRequest, ChatMessage
+from llaisys.server.schemas.base import conflicting_field
+from llaisys.server.schemas.chat import ChatCompletionRequest, ChatMessage
+from llaisys.server.schemas.fields import FieldNotes
 from llaisys.server.service import service_for, service_of
 
 Conversation = Annotated[list[ChatMessage], Field(min_length=1)]

@@ -9,7 +9,7 @@ from pydantic import Field
 from llaisys.chat.records import Tool
 from llaisys.chat.tools import ToolSet
 from llaisys.common.validation import invalid_value
-from llaisys.server.openai.base_schema import Schema, Text
+from llaisys.server.schemas.base import Schema, Text
 
 FUNCTION_TOOLS = frozenset({"function"})  # supported tool types
 MAX_ARGUMENT_CHARS = 256 << 10  # of one call in a history

@@ -11,8 +11,8 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.options import Kind
 from llaisys.common.structured import FIELD, StructuredOutputs
 from llaisys.common.validation import check_choice, invalid_value
-from llaisys.server.openai.field_kinds import clean
-from llaisys.server.openai.fields import FieldNotes, filter_object
+from llaisys.server.schemas.fields import FieldNotes, filter_object
+from llaisys.server.schemas.kinds import clean
 
 TEXT = "text"  # a response_format without a constraint
 FORMAT_NAMES = frozenset({"type", "json_schema", "schema", "name", "description", "strict"})

@@ -23,9 +23,9 @@ from llaisys.common.sampling import (
 from llaisys.common.validation import check_int, integer_limit, invalid_value
 from llaisys.engine.beam_search import MAX_BEAM_WIDTH, MAX_LENGTH_PENALTY
 from llaisys.engine.input_processor import MAX_SALT_CHARS, SEED_BITS
-from llaisys.server.config import ServerConfig
-from llaisys.server.openai.base_schema import ModelName, Schema, Text, conflicting_field
-from llaisys.server.openai.field_kinds import (
+from llaisys.server.schemas.base import ModelName, Schema, Text, conflicting_field
+from llaisys.server.schemas.fields import FieldNotes, Ignored
+from llaisys.server.schemas.kinds import (
     UNLIMITED,
     BiasField,
     BiasPairs,
@@ -36,8 +36,7 @@ from llaisys.server.openai.field_kinds import (
     TopNSigma,
     TopP,
 )
-from llaisys.server.openai.fields import FieldNotes, Ignored
-from llaisys.server.openai.structured import STRUCTURED_FIELDS, structured_of, with_known_format
+from llaisys.server.schemas.structured import STRUCTURED_FIELDS, structured_of, with_known_format
 
 RequestId = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
 
@@ -139,13 +138,13 @@ class SamplingFields(TableFields):
             notes.ignore("stream_options", Ignored.HINT)
         return super().prepare(with_known_format(data, notes), notes)
 
-    def set_defaults(self, config: ServerConfig) -> None:
+    def set_defaults(self, force_include_usage: bool, tokens_as_ids: bool) -> None:
         """Set fields without a value as the server's options say."""
-        if config.force_include_usage and self.stream:
+        if force_include_usage and self.stream:
             self.stream_options = self.stream_options or StreamOptions(continuous_usage_stats=True)
             self.stream_options.include_usage = True
         if self.return_tokens_as_token_ids is None:
-            self.return_tokens_as_token_ids = config.return_tokens_as_token_ids
+            self.return_tokens_as_token_ids = tokens_as_ids
 
     @property
     def budget(self) -> tuple[str, int] | None:

@@ -15,7 +15,7 @@ from llaisys.common.sampling import SamplingParams
 from llaisys.common.structured import StructuredOutputs
 from llaisys.common.validation import MAX_INT, check_token_ids, invalid_count
 from llaisys.engine.input_processor import normalize_message
-from llaisys.server.openai.base_schema import (
+from llaisys.server.schemas.base import (
     MAX_FIELDS,
     ModelName,
     Schema,
@@ -23,11 +23,11 @@ from llaisys.server.openai.base_schema import (
     TokenId,
     conflicting_field,
 )
-from llaisys.server.openai.field_kinds import Checked
-from llaisys.server.openai.fields import FieldNotes, Ignored
-from llaisys.server.openai.sampling_fields import ALL_OR_SOME, BUDGET, NEW_TOKENS, SamplingFields
-from llaisys.server.openai.structured import json_format
-from llaisys.server.openai.tool_schemas import (
+from llaisys.server.schemas.fields import FieldNotes, Ignored
+from llaisys.server.schemas.kinds import Checked
+from llaisys.server.schemas.sampling import ALL_OR_SOME, BUDGET, NEW_TOKENS, SamplingFields
+from llaisys.server.schemas.structured import json_format
+from llaisys.server.schemas.tools import (
     FUNCTION_TOOLS,
     CalledFunction,
     FunctionDefinition,

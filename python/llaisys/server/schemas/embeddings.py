@@ -10,10 +10,10 @@ from llaisys.common.embedding import EmbeddingFormat
 from llaisys.common.options import Choice, Integer
 from llaisys.common.sampling import POOLINGS
 from llaisys.common.validation import MAX_INT, check_count, invalid_count
-from llaisys.server.openai.base_schema import Schema, Text, TokenId, conflicting_field
-from llaisys.server.openai.field_kinds import Checked
-from llaisys.server.openai.sampling_fields import RequestId
-from llaisys.server.openai.schemas import CompletionRequest, TokenPrompt
+from llaisys.server.schemas.base import Schema, Text, TokenId, conflicting_field
+from llaisys.server.schemas.chat import CompletionRequest, TokenPrompt
+from llaisys.server.schemas.kinds import Checked
+from llaisys.server.schemas.sampling import RequestId
 
 FORMATS = ("float", "base64")
 

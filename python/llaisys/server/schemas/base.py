@@ -20,8 +20,8 @@ from pydantic_core import CoreSchema
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.validation import MAX_INT
-from llaisys.server.openai.field_help import help_of_field
-from llaisys.server.openai.fields import FieldNotes, Reasons, drop_tools, filter_fields
+from llaisys.server.schemas.field_help import help_of_field
+from llaisys.server.schemas.fields import FieldNotes, Reasons, drop_tools, filter_fields
 from llaisys.tokenization.unicode_text import clean_text
 
 MAX_FIELDS = 128

@@ -15,12 +15,13 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.options import Integer, Kind, Number, Strings
 from llaisys.common.sampling import BAN, MAX_BIAS, MAX_LOGIT_BIAS, MAX_STOP_CHARS, LogitBias
 from llaisys.common.validation import MIN_FLOAT, check_count, check_float, check_int, invalid_value
-from llaisys.server.http.error_handlers import WORD
 from llaisys.tokenization.unicode_text import clean_text
 
 UNLIMITED = -1  # max_tokens: fill the context
 NUMBER = re.compile(r"-?[0-9]+")
 MAX_SHOWN = 8  # invalid keys in an error
+# A plausible value of a choice field that cannot be a secret or a name.
+WORD = re.compile(r"(?=.{1,24}$)[A-Za-z]+([_-][A-Za-z]+)*[0-9]{0,3}")
 
 
 class Checked:
