@@ -6,7 +6,7 @@ Requests arrive at random: chats with short prompts and documents with long ones
 steps. A step decodes its running sequences and computes up to CHUNK prompt tokens; a decode replica
 restores up to RESTORED received tokens instead. The time of a step follows from the bytes it reads
 and the operations of its prompt tokens (see GPUS). The roles are those of
-`llaisys.server.replicas.disaggregation`. The table shows the latency between tokens, compared with
+`engine_client.replicas.disaggregation`. The table shows the latency between tokens, compared with
 streams on the decode replicas beside which prompts cost nothing, and the time to first token.
 """
 
@@ -19,7 +19,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from llaisys.engine.core import MAX_RESTORED_TOKENS
-from llaisys.server.replicas.disaggregation import Disaggregation
+from llaisys.server.engine_client.replicas.disaggregation import Disaggregation
 
 CHUNK = 2_048  # max_num_batched_tokens
 MIN_CHUNK = 64  # min_prefill_chunk

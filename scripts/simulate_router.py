@@ -9,7 +9,7 @@ uncached part of each prompt (LRU cache of whole blocks) and decodes up to `MAX_
 constant speed. `--load` is the part of the prefill capacity that the traffic would need without any
 cache; above 1 it is feasible only with cache hits.
 
-All policies run `llaisys.server.replicas.router`: `prefix` as in `serve --data-parallel-size`,
+All policies run `engine_client.replicas.router`: `prefix` as in `serve --data-parallel-size`,
 `prefix and session` as in `route`. `2 routers`: each request arrives at one of two routers that do
 not communicate.
 """
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from llaisys.server.replicas.router import Conversation, PrefixRouter, Route
+from llaisys.server.engine_client.replicas.router import Conversation, PrefixRouter, Route
 
 BLOCK = 64
 CACHE_BLOCKS = 4_096  # per replica: 262,144 tokens

@@ -11,7 +11,7 @@ from llaisys.common.options import GROUPS, Switch, options_of
 from llaisys.common.sampling import DEFAULTED, SamplingParams
 from llaisys.engine.config import SpeculativeConfig, engine_rows
 from llaisys.entrypoints.cli import build_parser
-from llaisys.server.keys.api_key import ApiKey
+from llaisys.server.api_keys import ApiKey
 from llaisys.server.options import CONFIG, serve_rows
 from reference_pages.markdown import code, page, prose, table
 

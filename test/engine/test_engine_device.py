@@ -20,7 +20,7 @@ from llaisys.models import device
 from llaisys.models.device import DeviceChoice
 from llaisys.server.engine_client import process
 from llaisys.server.engine_client.messages import EngineSetup
-from llaisys.server.replicas.ray_relay import replica_needs
+from llaisys.server.engine_client.replicas.ray_relay import replica_needs
 
 
 class FakeGpus:

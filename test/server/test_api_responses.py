@@ -16,8 +16,8 @@ from scripted_server import scripted_server
 from server_helpers import ServerProcess
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.server.errors import SessionLimitError
 from llaisys.server.responses.items import chat_messages
-from llaisys.server.sessions.file import SessionLimitError
 from llaisys.server.sessions.responses import ResponseStore
 from llaisys.server.sessions.store import SessionStore
 

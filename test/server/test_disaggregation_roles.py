@@ -13,7 +13,11 @@ import pytest
 from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
 from llaisys.server.engine_client.messages import Submit
-from llaisys.server.replicas.disaggregation import Disaggregation, decode_of, prefill_of
+from llaisys.server.engine_client.replicas.disaggregation import (
+    Disaggregation,
+    decode_of,
+    prefill_of,
+)
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 ROLES = Disaggregation(2, 100)

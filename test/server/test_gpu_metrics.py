@@ -18,7 +18,7 @@ from llaisys.models import device
 from llaisys.models.device import GpuMonitor
 from llaisys.server.collectors import gpu_metrics
 from llaisys.server.engine_client.messages import EngineStats
-from llaisys.server.replicas.replica import total, without_gauges
+from llaisys.server.engine_client.replicas.replica import total, without_gauges
 
 GIB = 1 << 30
 

@@ -11,10 +11,10 @@ from error_helpers import invalid_input
 from server_helpers import ServerProcess
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.server.api_keys import ApiKey, named_keys, read_key_file
 from llaisys.server.config import ServerConfig
 from llaisys.server.errors import ApiError
-from llaisys.server.keys.api_key import ApiKey, named_keys, read_key_file
-from llaisys.server.keys.budget import KeyBudget, KeyRing, SlidingWindow
+from llaisys.server.http.key_budgets import KeyBudget, KeyRing, SlidingWindow
 
 
 class Clock:

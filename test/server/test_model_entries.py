@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.server.models.entries import entries_of, read_models_file
+from llaisys.server.model_entries import entries_of, read_models_file
 
 
 def test_file_names_models_and_options(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from model_files import tiny_config, write_hf_model
 from server_helpers import ServerProcess
 
 from llaisys.common.lora import LoraModule
-from llaisys.server.lora.table import LoraTable
+from llaisys.server.engine_client.lora_table import LoraTable
 
 CONFIG = tiny_config("qwen2")
 KEYS = [
@@ -305,7 +305,7 @@ def test_several_models_have_their_own_adapters(folder: Path, tmp_path: Path) ->
 
 
 def test_number_of_adapters_is_limited_at_run_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llaisys.server.lora.table.MAX_MODULES", 2)
+    monkeypatch.setattr("llaisys.server.engine_client.lora_table.MAX_MODULES", 2)
     table = LoraTable([LoraModule("a", "/a")])
     table.begin_load("b", in_place=False)
     with invalid_input("lora_name"):

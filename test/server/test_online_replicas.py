@@ -20,7 +20,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.numa import cores_of_rank, numa_nodes
 from llaisys.engine.config import EngineConfig
 from llaisys.server.config import ServerConfig
-from llaisys.server.models.entries import ModelEntry
+from llaisys.server.model_entries import ModelEntry
 
 STEP = {"LLAISYS_TEST_STEP_SECONDS": "0.02"}
 TWO = ("--data-parallel-size", "2")

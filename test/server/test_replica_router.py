@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from llaisys.server.replicas.router import ANSWER_COST, PrefixRouter, Route
+from llaisys.server.engine_client.replicas.router import ANSWER_COST, PrefixRouter, Route
 
 BLOCK = 4
 

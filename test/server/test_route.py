@@ -21,7 +21,7 @@ from prefork import preforked
 from server_helpers import PACKAGE, Gate, ServerProcess, wait_for
 from wire_helpers import sse_events
 
-from llaisys.server.replicas.router import PrefixRouter
+from llaisys.server.engine_client.replicas.router import PrefixRouter
 from llaisys.server.route.app import prompt_of
 from llaisys.server.route.config import RouteConfig
 

@@ -21,7 +21,7 @@ from server_helpers import HELPERS, PACKAGE, ServerProcess
 from llaisys.common.errors import InvalidInputError
 from llaisys.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from llaisys.server.config import ServerConfig
-from llaisys.server.sessions.file import SessionDiskFullError
+from llaisys.server.errors import SessionDiskFullError
 from llaisys.server.sessions.responses import ResponseStore
 from llaisys.server.sessions.store import SessionStore
 

@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.server.errors import SessionLimitError, SessionStorageError
 from llaisys.server.sessions import file as session_file
-from llaisys.server.sessions.file import MIGRATIONS, SessionLimitError, SessionStorageError
+from llaisys.server.sessions.file import MIGRATIONS
 from llaisys.server.sessions.store import SessionStore
 
 QUESTION = {"role": "user", "content": "q"}

@@ -15,7 +15,7 @@ from deploy_queries import DEPLOY, expressions, names_asked
 
 from llaisys.common.flags import OptionParser
 from llaisys.server.config import ServerConfig
-from llaisys.server.models.entries import entries_of
+from llaisys.server.model_entries import entries_of
 from llaisys.server.models.opening import open_models
 from llaisys.server.options import add_arguments
 from llaisys.server.service import SharedState

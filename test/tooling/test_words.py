@@ -69,7 +69,7 @@ def test_every_exception_is_explained() -> None:
         ("eagle", "src/models/draft_head/draft_head.hpp"),
         ("structured output", "python/llaisys/engine/structured/__init__.py"),
         ("preemption", "python/llaisys/engine/request_queues.py"),
-        ("data parallel", "python/llaisys/server/replicas/__init__.py"),
+        ("data parallel", "python/llaisys/server/engine_client/replicas/__init__.py"),
     ],
 )
 def test_a_search_for_a_term_finds_the_file_that_implements_it(term: str, path: str) -> None:

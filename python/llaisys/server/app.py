@@ -34,6 +34,7 @@ from llaisys.server.ollama import formatter as ollama_formatter
 from llaisys.server.ollama import routes as ollama_routes
 from llaisys.server.openai import routes as openai_routes
 from llaisys.server.responses import routes as responses_routes
+from llaisys.server.responses.background import BackgroundResponses
 from llaisys.server.schemas.fields import IGNORED_HEADER, FieldNotes
 from llaisys.server.service import VERSION, SharedState
 from llaisys.server.sessions import routes as session_routes
@@ -76,6 +77,7 @@ def make_app(shared: SharedState, models: Models) -> ASGIApp:
         responses={400: {"description": "Invalid request; the body has the reason."}},
     )
     app.state.models = models
+    app.state.background = BackgroundResponses()
     error_handlers.install(app)
     for adapter in PROTOCOL_ADAPTERS:
         app.include_router(adapter.router)

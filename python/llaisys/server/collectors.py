@@ -15,12 +15,12 @@ from starlette.responses import Response
 
 from llaisys.common.types import GpuUsage
 from llaisys.server.engine_client.messages import EngineStats
-from llaisys.server.keys.budget import KeyRing
+from llaisys.server.http.key_budgets import KeyRing
 from llaisys.server.metrics import PREFIX, RequestTotals
 
 if TYPE_CHECKING:
     from llaisys.server.engine_client.async_engine import AsyncLLMEngine
-    from llaisys.server.replicas.replica import Replica
+    from llaisys.server.engine_client.replicas.replica import Replica
     from llaisys.server.service import Service
 
 GAUGES = {

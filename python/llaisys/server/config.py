@@ -36,8 +36,8 @@ from llaisys.common.sampling import SamplingParams
 from llaisys.common.validation import MAX_INT, invalid_value
 from llaisys.engine.config import EngineConfig
 from llaisys.processes.watchdog import WatchdogLimits
-from llaisys.server.keys.api_key import ApiKey, ApiKeys, named_keys, read_key_file
-from llaisys.server.models.entries import ModelEntry
+from llaisys.server.api_keys import ApiKey, ApiKeys, named_keys, read_key_file
+from llaisys.server.model_entries import ModelEntry
 
 MAX_REPLICAS = 64
 REPLICA_BACKENDS = ("local", "ray")

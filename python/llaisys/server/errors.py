@@ -111,3 +111,23 @@ class QueueTimeoutError(LlaisysError, RuntimeError):
 
 class UnknownRequestError(LlaisysError, LookupError):
     """There is no such request, or its output has already been read."""
+
+
+class SessionLimitError(ApiError):
+    """A limit of the stored sessions is reached."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(400, message, param="session_id", code=code)
+
+
+class SessionStorageError(LlaisysError, RuntimeError):
+    """The session file could not be read or written; nothing was changed."""
+
+
+class SessionDiskFullError(SessionStorageError):
+    """The disk of the session file is full; nothing was changed."""
+
+    message = "the disk of the session file is full"
+
+    def __init__(self) -> None:
+        super().__init__(self.message)

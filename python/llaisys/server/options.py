@@ -22,9 +22,9 @@ from llaisys.common.sampling import DEFAULTED, SamplingParams
 from llaisys.common.validation import invalid_value, unknown_name
 from llaisys.engine.config import EngineConfig, engine_rows
 from llaisys.engine.engine_flags import add_speculative_flags, given_engine_options
+from llaisys.server.api_keys import ApiKey, read_key_file
 from llaisys.server.config import Health, Limits, ModelLimits, ServerConfig
-from llaisys.server.keys.api_key import ApiKey, read_key_file
-from llaisys.server.models.entries import (
+from llaisys.server.model_entries import (
     ModelEntry,
     entries_of,
     model_tables,

@@ -17,14 +17,13 @@ from fastapi import Request
 from llaisys.common.types import ModelInfo
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
+from llaisys.server.engine_client.lora_table import LoraTable
 from llaisys.server.errors import ApiError, EngineNotReadyError
 from llaisys.server.generation.generation import Generation, Registry
 from llaisys.server.generation.slots import SlotTable
+from llaisys.server.http.key_budgets import KeyRing
 from llaisys.server.http.limits import Admission, Budget
-from llaisys.server.keys.budget import KeyRing
-from llaisys.server.lora.table import LoraTable
 from llaisys.server.metrics import Metrics, ModelMetrics
-from llaisys.server.responses.background import BackgroundResponses
 from llaisys.server.sessions.responses import ResponseStore
 from llaisys.server.sessions.store import SessionStore
 from llaisys.server.sessions.turns import SessionTurns
@@ -47,7 +46,6 @@ class SharedState:
         self.sessions = sessions
         self.turns = SessionTurns(sessions)
         self.responses = ResponseStore(sessions)
-        self.background = BackgroundResponses()
         self.metrics = Metrics()
         self.keys = KeyRing(config.keys)
         self.registry = Registry()

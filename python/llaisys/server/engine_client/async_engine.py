@@ -26,6 +26,7 @@ from llaisys.engine.output_processor import DEFAULT_OUTPUT_OPTIONS, OutputOption
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.deltas import merge_deltas
 from llaisys.server.engine_client.link import EngineLink
+from llaisys.server.engine_client.lora_table import LoraEntry
 from llaisys.server.engine_client.messages import (
     EngineStats,
     Finish,
@@ -40,6 +41,8 @@ from llaisys.server.engine_client.messages import (
     Submit,
     UnloadLora,
 )
+from llaisys.server.engine_client.replicas.replica import Replica
+from llaisys.server.engine_client.replicas.replica_set import ReplicaSet
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.engine_client.text_work import INLINE_CHARS, TextWork
 from llaisys.server.errors import (
@@ -49,9 +52,6 @@ from llaisys.server.errors import (
     RejectedError,
     UnknownRequestError,
 )
-from llaisys.server.lora.table import LoraEntry
-from llaisys.server.replicas.replica import Replica
-from llaisys.server.replicas.replica_set import ReplicaSet
 
 logger = logging.getLogger("llaisys.server")
 

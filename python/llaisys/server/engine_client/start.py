@@ -9,7 +9,9 @@ from llaisys.processes.child import ChildProcess
 from llaisys.server.config import ServerConfig
 
 KV_TOKEN = secrets.token_hex(32)  # of this server's engines; see EngineSetup
-RAY_RELAY = "llaisys.server.replicas.ray_relay"  # runs the engine module on a Ray cluster
+RAY_RELAY = (
+    "llaisys.server.engine_client.replicas.ray_relay"  # runs the engine module on a Ray cluster
+)
 
 
 class EngineProcess(ChildProcess):

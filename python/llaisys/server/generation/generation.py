@@ -16,8 +16,8 @@ from llaisys.common.types import RequestOutput, StreamOutput
 from llaisys.engine.output_processor import DEFAULT_OUTPUT_OPTIONS, OutputOptions
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.errors import is_fault
+from llaisys.server.http.key_budgets import KeyBudget
 from llaisys.server.http.limits import Admission
-from llaisys.server.keys.budget import KeyBudget
 from llaisys.server.metrics import ModelMetrics
 from llaisys.server.tracing import record_output
 

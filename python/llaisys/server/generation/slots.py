@@ -17,7 +17,7 @@ from pathlib import Path
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.validation import check_int
-from llaisys.server.keys.budget import ANONYMOUS
+from llaisys.server.http.key_budgets import ANONYMOUS
 
 FILENAME = re.compile(r"(?!\.)[A-Za-z0-9_. -]{1,200}(?<![. ])")
 HEADER = struct.Struct("=III")

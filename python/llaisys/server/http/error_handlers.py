@@ -20,6 +20,8 @@ from llaisys.server.errors import (
     EngineDeadError,
     EngineNotReadyError,
     QueueTimeoutError,
+    SessionDiskFullError,
+    SessionStorageError,
     UnknownRequestError,
     internal_error,
 )
@@ -27,11 +29,6 @@ from llaisys.server.http.payload import json_bytes
 from llaisys.server.http.security import error_object, record_error
 from llaisys.server.schemas.fields import field_error
 from llaisys.server.schemas.kinds import WORD
-from llaisys.server.sessions.file import (
-    SessionDiskFullError,
-    SessionLimitError,
-    SessionStorageError,
-)
 
 logger = logging.getLogger("llaisys.server")
 
@@ -83,8 +80,6 @@ def to_api_error(error: BaseException, request_id: str) -> ApiError:
     if isinstance(error, InvalidInputError):
         status = 404 if error.code == LORA_NOT_FOUND else 400
         return ApiError(status, str(error)[: 4 * MAX_MESSAGE], param=error.field, code=error.code)
-    if isinstance(error, SessionLimitError):
-        return ApiError(400, str(error), param="session_id", code=error.code)
     for kind, (status, text, code, retry_after) in FAILURES.items():
         if isinstance(error, kind):
             if kind is SessionStorageError:
@@ -198,7 +193,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, on_bug)
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)
-    for kind in (ApiError, InvalidInputError, SessionLimitError, *FAILURES):
+    for kind in (ApiError, InvalidInputError, *FAILURES):
         app.add_exception_handler(kind, on_error)
 
 

@@ -15,19 +15,18 @@ from fastapi.responses import Response
 
 from llaisys.common.types import CompletionOutput
 from llaisys.common.validation import check_count
-from llaisys.server.errors import ApiError
+from llaisys.server.errors import ApiError, SessionLimitError, SessionStorageError
 from llaisys.server.generation.chat import Chat, open_chat
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import convert_messages, decode, run_on_messages
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.bodies import CheckedRoute
 from llaisys.server.http.payload import json_bytes, json_response
-from llaisys.server.responses.background import detached
+from llaisys.server.responses.background import BackgroundResponses, detached
 from llaisys.server.responses.formatter import ResponsesFormatter
 from llaisys.server.responses.items import input_items, references, with_resolved
 from llaisys.server.responses.schemas import RESPONSE_ID, ResponsesRequest
 from llaisys.server.service import Service, owner_of, service_of
-from llaisys.server.sessions.file import SessionLimitError, SessionStorageError
 from llaisys.server.sessions.responses import ResponsePosition
 
 logger = logging.getLogger("llaisys.server")
@@ -93,7 +92,7 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
         job.turn = ResponseTurn(service, owner, formatter, found.before, found.new, job.request_id)
     if not body.background:
         return await chat.run(formatter)
-    background = service_of(request).shared.background.start(
+    background = background_of(request).start(
         owner_of(request), formatter, lambda: chat.run(formatter), releases
     )
     return background.event_stream() if body.stream else json_response(background.snapshot())
@@ -183,6 +182,11 @@ class ResponseTurn:
         """Nothing to release."""
 
 
+def background_of(request: Request) -> BackgroundResponses:
+    found: BackgroundResponses = request.app.state.background
+    return found
+
+
 def not_found(response_id: str) -> ApiError:
     """OpenAI's error; an id that cannot be one of a response is not repeated."""
     name = f"id '{response_id}'" if re.fullmatch(RESPONSE_ID, response_id) else "this id"
@@ -202,7 +206,7 @@ async def get_response(
 ) -> Response:
     """Return a stored or background response. `stream`: the events of a background response after
     the sequence number `starting_after`."""
-    background = service_of(request).shared.background.find(owner_of(request), response_id)
+    background = background_of(request).find(owner_of(request), response_id)
     if stream:
         if background is None:
             raise not_found(response_id)
@@ -256,9 +260,9 @@ async def get_input_items(
 async def cancel_response(request: Request, response_id: ResponseId) -> Response:
     """Cancel a response that is being generated."""
     service, owner = service_of(request), owner_of(request)
-    background = service.shared.background.find(owner, response_id)
+    background = background_of(request).find(owner, response_id)
     if background is not None:
-        await service.shared.background.cancel(background)
+        await background_of(request).cancel(background)
         found = background.snapshot()
         if found["status"] in ("cancelled", "failed"):
             return json_response(found)
@@ -276,10 +280,10 @@ async def cancel_response(request: Request, response_id: ResponseId) -> Response
 @router.delete("/{response_id}")
 async def delete_response(request: Request, response_id: ResponseId) -> dict[str, Any]:
     service, owner = service_of(request), owner_of(request)
-    background = service.shared.background.find(owner, response_id)
+    background = background_of(request).find(owner, response_id)
     if background is not None:
-        await service.shared.background.cancel(background)
-        service.shared.background.remove(response_id)
+        await background_of(request).cancel(background)
+        background_of(request).remove(response_id)
     if not await service.responses.delete(owner, response_id) and background is None:
         raise not_found(response_id)
     return {"id": response_id, "object": "response", "deleted": True}

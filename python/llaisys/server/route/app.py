@@ -3,6 +3,7 @@
 Its own paths are /health, /live and /metrics. A request that no replica has begun to answer is sent
 to another one when the connection fails or the replica answers 503. A replica gets no requests
 while its /ready does not answer 200, so a replica that drains after SIGTERM loses none.
+Routers share no state: several processes may share an address (`--reuse-port`).
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from starlette.types import Receive, Scope, Send
 from llaisys.common.http_client import Exchange, Header, HttpClient, HttpError
 from llaisys.common.logs import log_event
 from llaisys.common.validation import check_url
+from llaisys.server.engine_client.replicas.router import Conversation, PrefixRouter, Route
 from llaisys.server.errors import ApiError
 from llaisys.server.http.event_stream import ClientDisconnected, unless_disconnected
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.http.security import error_object, header, respond_error
 from llaisys.server.metrics import CONTENT_TYPE, PREFIX
-from llaisys.server.replicas.router import Conversation, PrefixRouter, Route
 from llaisys.server.route.config import RouteConfig
 
 logger = logging.getLogger("llaisys.server.route")

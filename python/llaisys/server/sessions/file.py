@@ -13,7 +13,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from llaisys.common.errors import InvalidInputError, LlaisysError
+from llaisys.common.errors import InvalidInputError
+from llaisys.server.errors import SessionDiskFullError, SessionLimitError, SessionStorageError
 from llaisys.server.thread_pool import BoundedThreadPool
 
 P = ParamSpec("P")
@@ -77,29 +78,8 @@ CHUNK_BYTES = 16 << 10  # per write
 MIN_FREE_BYTES = 1 << 20  # on the disk, for new contents
 
 
-class SessionLimitError(LlaisysError, ValueError):
-    """A storage limit is reached; `code` is the error code for the client."""
-
-    def __init__(self, message: str, code: str) -> None:
-        super().__init__(message)
-        self.code = code
-
-
 class SessionFileInUseError(InvalidInputError):
     """Another process has the file open."""
-
-
-class SessionStorageError(LlaisysError, RuntimeError):
-    """The file could not be read or written (full disk, damaged page); nothing was changed."""
-
-
-class SessionDiskFullError(SessionStorageError):
-    """The disk of the session file is full; nothing was changed."""
-
-    message = "the disk of the session file is full"
-
-    def __init__(self) -> None:
-        super().__init__(self.message)
 
 
 class FileLock:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from llaisys.common.validation import check_count
-from llaisys.server.sessions.file import SessionLimitError, transaction
+from llaisys.server.errors import SessionLimitError
+from llaisys.server.sessions.file import transaction
 from llaisys.server.sessions.store import (
     Message,
     SessionStore,

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from llaisys.common.validation import invalid_value
-from llaisys.server.sessions.file import SessionFile, SessionLimitError, transaction
+from llaisys.server.errors import SessionLimitError
+from llaisys.server.sessions.file import SessionFile, transaction
 
 Message = dict[str, Any]
 

@@ -39,11 +39,22 @@ from llaisys.server.engine_client.messages import (
     ToEngine,
     UnloadLora,
 )
+from llaisys.server.engine_client.replicas.disaggregation import (
+    SUFFIX,
+    Disaggregation,
+    decode_of,
+    prefill_of,
+)
+from llaisys.server.engine_client.replicas.replica import (
+    FIRST_PAUSE,
+    LoraChanges,
+    Replica,
+    total,
+    without_gauges,
+)
+from llaisys.server.engine_client.replicas.router import PrefixRouter, Route
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.errors import EngineDeadError
-from llaisys.server.replicas.disaggregation import SUFFIX, Disaggregation, decode_of, prefill_of
-from llaisys.server.replicas.replica import FIRST_PAUSE, LoraChanges, Replica, total, without_gauges
-from llaisys.server.replicas.router import PrefixRouter, Route
 from llaisys.server.thread_pool import TaskSet
 
 logger = logging.getLogger("llaisys.server")

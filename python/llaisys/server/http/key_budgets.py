@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from llaisys.common.validation import check_int, invalid_count
+from llaisys.server.api_keys import ApiKey
 from llaisys.server.errors import ApiError
-from llaisys.server.keys.api_key import ApiKey
 
 MINUTE = 60.0
 MERGED = 0.05  # seconds; amounts within share an entry, dated by the last

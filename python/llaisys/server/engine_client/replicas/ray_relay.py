@@ -1,7 +1,7 @@
 """Relay to a replica on a Ray cluster: a child process of the server that forwards frames to an
 actor, which runs the engine process on its node.
 
-    python -m llaisys.server.replicas.ray_relay      (internal; `start` runs it)
+    python -m llaisys.server.engine_client.replicas.ray_relay      (internal; `start` runs it)
 
     server <- ipc -> relay <- Ray -> actor <- ipc -> engine process
 
@@ -28,9 +28,9 @@ from llaisys.processes.channel import Context, bind_receiver, connect_sender, en
 from llaisys.processes.child import EXIT_FAILED
 from llaisys.processes.startup import init_child
 from llaisys.server.engine_client.messages import EngineSetup, Failed
-from llaisys.server.replicas.ray_engine import RayEngine
+from llaisys.server.engine_client.replicas.ray_engine import RayEngine
 
-logger = logging.getLogger("llaisys.server.replicas")
+logger = logging.getLogger("llaisys.server.engine_client.replicas")
 
 MAX_FRAMES = 256  # per remote call
 FINAL_LINGER_MS = 10_000
