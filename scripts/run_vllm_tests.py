@@ -249,7 +249,7 @@ class Selection:
 
 def attributes(files: Files) -> dict[str, dict[str, Any]]:
     """What the tests use of vLLM's modules."""
-    from llaisys.server.service import VERSION
+    from llaisys.server.generation.service import VERSION
 
     platform = types.SimpleNamespace(
         is_rocm=lambda: False, is_cuda=lambda: False, device_count=lambda: 0

@@ -7,9 +7,9 @@ from typing import Any
 
 from llaisys.server.app import make_app
 from llaisys.server.config import ServerConfig
+from llaisys.server.generation.service import SharedState
 from llaisys.server.model_entries import entries_of
 from llaisys.server.models.opening import open_models
-from llaisys.server.service import SharedState
 from llaisys.server.sessions.store import SessionStore
 
 NAMES = ("mock", "org/two")

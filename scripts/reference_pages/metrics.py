@@ -11,8 +11,8 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from llaisys.common.types import GpuUsage
-from llaisys.server.collectors import LlamaCollector, gpu_metrics, replica_metrics
 from llaisys.server.metrics import RequestTotals
+from llaisys.server.models.collectors import LlamaCollector, gpu_metrics, replica_metrics
 from llaisys.server.route.app import RouterApp
 from llaisys.server.route.config import RouteConfig
 from reference_pages.application import NAMES, shared_state

@@ -17,11 +17,11 @@ import uvicorn
 from llaisys.server.app import make_app
 from llaisys.server.config import ServerConfig
 from llaisys.server.engine_client.start import EngineProcess
+from llaisys.server.generation.service import SharedState
 from llaisys.server.http.protocol import limited_protocol
 from llaisys.server.http_server import bind, server_url
 from llaisys.server.lifecycle import Server
 from llaisys.server.models.opening import open_models
-from llaisys.server.service import SharedState
 from llaisys.server.sessions.store import SessionStore
 
 MAX_SECONDS = 0.05  # CPU time of the loop thread in one iteration

@@ -16,9 +16,9 @@ from llaisys.libllaisys import nvml
 from llaisys.libllaisys.nvml import NvmlDevice
 from llaisys.models import device
 from llaisys.models.device import GpuMonitor
-from llaisys.server.collectors import gpu_metrics
 from llaisys.server.engine_client.messages import EngineStats
 from llaisys.server.engine_client.replicas.replica import total, without_gauges
+from llaisys.server.models.collectors import gpu_metrics
 
 GIB = 1 << 30
 

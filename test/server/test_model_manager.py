@@ -15,9 +15,9 @@ from llaisys.common.types import ModelInfo
 from llaisys.server.config import ModelLimits, ServerConfig
 from llaisys.server.engine_client.messages import EngineStats, MemoryEstimate
 from llaisys.server.errors import ApiError
+from llaisys.server.generation.service import Service, SharedState
 from llaisys.server.models.manager import ModelManager, public_reason
 from llaisys.server.models.served import State
-from llaisys.server.service import Service, SharedState
 from llaisys.server.sessions.store import SessionStore
 from llaisys.server.thread_pool import current_owner
 

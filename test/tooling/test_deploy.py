@@ -15,10 +15,10 @@ from deploy_queries import DEPLOY, expressions, names_asked
 
 from llaisys.common.flags import OptionParser
 from llaisys.server.config import ServerConfig
+from llaisys.server.generation.service import SharedState
 from llaisys.server.model_entries import entries_of
 from llaisys.server.models.opening import open_models
 from llaisys.server.options import add_arguments
-from llaisys.server.service import SharedState
 from llaisys.server.sessions.store import SessionStore
 
 SELECTED = re.compile(r"(llaisys:\w+)\{([^}]*)\}")

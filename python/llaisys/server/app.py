@@ -8,12 +8,11 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Match
 from starlette.types import ASGIApp, Scope
 
-from llaisys.server.anthropic import formatter as anthropic_formatter
 from llaisys.server.anthropic import routes as anthropic_routes
-from llaisys.server.collectors import START_HEADER, with_llama_types
-from llaisys.server.embeddings import routes as embedding_routes
 from llaisys.server.errors import ApiError, ErrorShape
+from llaisys.server.generation.service import VERSION, SharedState
 from llaisys.server.http import error_handlers
+from llaisys.server.http.bodies import ProtocolRouter
 from llaisys.server.http.payload import json_bytes, json_response
 from llaisys.server.http.security import (
     LOCAL_ORIGIN,
@@ -26,44 +25,47 @@ from llaisys.server.http.security import (
 )
 from llaisys.server.http.webui import WebUi, find_webui
 from llaisys.server.llamacpp import routes as llamacpp_routes
-from llaisys.server.lora import routes as lora_routes
 from llaisys.server.metrics import CONTENT_TYPE
+from llaisys.server.models.collectors import START_HEADER, with_llama_types
 from llaisys.server.models.manager import Models
 from llaisys.server.models.served import SingleModel
-from llaisys.server.ollama import formatter as ollama_formatter
 from llaisys.server.ollama import routes as ollama_routes
+from llaisys.server.openai import embedding_routes as embedding_routes
+from llaisys.server.openai import lora_routes as lora_routes
 from llaisys.server.openai import routes as openai_routes
+from llaisys.server.openai import session_routes as session_routes
+from llaisys.server.openai import vllm_routes as vllm_routes
 from llaisys.server.responses import routes as responses_routes
 from llaisys.server.responses.background import BackgroundResponses
 from llaisys.server.schemas.fields import IGNORED_HEADER, FieldNotes
-from llaisys.server.service import VERSION, SharedState
-from llaisys.server.sessions import routes as session_routes
-from llaisys.server.vllm import routes as vllm_routes
 
 PUBLIC = frozenset({"/health", "/live", "/ping", "/ready"})
 
-PROTOCOL_ADAPTERS = (
-    openai_routes,
-    embedding_routes,
-    llamacpp_routes,
-    responses_routes,
-    anthropic_routes,
-    ollama_routes,
-    lora_routes,
-    vllm_routes,
-)
-ERROR_SHAPES = (
-    ("/v1/messages", anthropic_formatter.error_body),
-    ("/api/", ollama_formatter.error_body),
-    ("/completion", llamacpp_routes.error_body),
-    ("/infill", llamacpp_routes.error_body),
-    ("/chat/completions", llamacpp_routes.error_body),
+# OpenAI's routes under the paths of clients whose base URL has no /v1.
+without_v1 = ProtocolRouter(llamacpp_routes.error_body, tags=["llama.cpp"])
+without_v1.post("/chat/completions")(openai_routes.chat_completions)
+without_v1.post("/chat/completions/input_tokens")(openai_routes.count_chat_tokens)
+without_v1.get("/models")(openai_routes.models)
+
+ROUTERS = (
+    openai_routes.router,
+    embedding_routes.router,
+    without_v1,
+    responses_routes.without_v1,
+    llamacpp_routes.completion_router,
+    llamacpp_routes.router,
+    responses_routes.router,
+    anthropic_routes.router,
+    ollama_routes.router,
+    lora_routes.router,
+    vllm_routes.router,
+    session_routes.router,
 )
 
 
 def error_shape(path: str) -> ErrorShape:
-    """Return the error format of the API at `path`; the default is OpenAI's."""
-    return next((shape for start, shape in ERROR_SHAPES if path.startswith(start)), ApiError.body)
+    """Return the error format of the router that has `path`; the default is OpenAI's."""
+    return next((r.error_shape for r in ROUTERS if r.has_path(path)), ApiError.body)
 
 
 def make_app(shared: SharedState, models: Models) -> ASGIApp:
@@ -79,9 +81,8 @@ def make_app(shared: SharedState, models: Models) -> ASGIApp:
     app.state.models = models
     app.state.background = BackgroundResponses()
     error_handlers.install(app)
-    for adapter in PROTOCOL_ADAPTERS:
-        app.include_router(adapter.router)
-    app.include_router(session_routes.router)
+    for router in ROUTERS:
+        app.include_router(router)
     add_status_routes(app, shared, models)
     folder = find_webui(config.webui) if config.serve_webui else None
     webui = WebUi(folder, config.mcp_origins)

@@ -40,12 +40,13 @@ def serve(config: ServerConfig) -> int:
         import asyncio
 
         gc.disable()  # imports allocate much and free little; the server collects when it is ready
+        from llaisys.server.app import make_app
         from llaisys.server.lifecycle import run_server
 
         gc.enable()
         url = server_url(config, listener)
         with asyncio.Runner() as runner:
-            return runner.run(run_server(config, process, listener, url))
+            return runner.run(run_server(make_app, config, process, listener, url))
     finally:
         listener.close()
         if process is not None:

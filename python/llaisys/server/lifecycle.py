@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
@@ -19,15 +19,14 @@ from starlette.types import ASGIApp
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.logs import log_event
 from llaisys.common.progress import ProgressLine
-from llaisys.server.app import make_app
 from llaisys.server.config import Limits, ServerConfig, default_session_file
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
+from llaisys.server.generation.service import Service, SharedState, reload_keys
 from llaisys.server.http.protocol import limited_protocol
 from llaisys.server.models.manager import Models, load_error
 from llaisys.server.models.opening import open_models
 from llaisys.server.models.served import SingleModel
-from llaisys.server.service import Service, SharedState, reload_keys
 from llaisys.server.sessions.file import SessionFileInUseError
 from llaisys.server.sessions.store import SessionStore
 from llaisys.server.thread_pool import TaskSet
@@ -211,7 +210,11 @@ def open_sessions(config: ServerConfig, port: int) -> SessionStore:
 
 
 async def run_server(
-    config: ServerConfig, process: EngineProcess | None, listener: socket.socket, url: str
+    make_app: Callable[[SharedState, Models], ASGIApp],
+    config: ServerConfig,
+    process: EngineProcess | None,
+    listener: socket.socket,
+    url: str,
 ) -> int:
     """Serve until a signal or the death of the engine; return the exit status. `process`: the
     started engine of a single model; None with several models."""

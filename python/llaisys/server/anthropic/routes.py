@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 
-from llaisys.server.anthropic.formatter import AnthropicFormatter
+from llaisys.server.anthropic.formatter import AnthropicFormatter, error_body
 from llaisys.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.job import Job
-from llaisys.server.http.bodies import CheckedRoute
+from llaisys.server.http.bodies import ProtocolRouter
 from llaisys.server.http.payload import json_response
 
-router = APIRouter(prefix="/v1/messages", tags=["Anthropic"], route_class=CheckedRoute)
+router = ProtocolRouter(prefix="/v1/messages", tags=["Anthropic"], error_shape=error_body)
 
 
 @router.post("")

@@ -155,6 +155,11 @@ class EngineStats(Struct, array_like=True):
     gpus: list[GpuUsage] = []  # gauges; empty on the CPU
     kv_cache_dtype: str = ""  # as configured
 
+    @property
+    def kv_usage(self) -> float:
+        """Fraction of KV blocks in use."""
+        return self.kv_blocks_used / self.kv_blocks if self.kv_blocks else 0.0
+
     @classmethod
     def at_start(cls, info: ModelInfo) -> EngineStats:
         return cls(

@@ -29,9 +29,8 @@ from llaisys.common.types import (
     Usage,
 )
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.token_names import TokenNames
+from llaisys.server.generation.token_names import TokenNames, chat_logprobs
 from llaisys.server.http.payload import encoded, json_bytes
-from llaisys.server.openai.response_objects import chat_logprobs
 
 PARSE_COST = 8  # CPU cost of parsing a generated character, in written characters
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import astuple, dataclass, field
@@ -15,24 +16,25 @@ from llaisys.common.sampling import ALL_LOGPROBS, MAX_LOGPROBS, SamplingParams
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, Usage
 from llaisys.common.validation import check_count, check_int, invalid_value
 from llaisys.engine.output_processor import OutputOptions
-from llaisys.server.collectors import with_load_report
 from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError, is_fault
 from llaisys.server.generation.candidates import best_choices, candidate_params, search_beams
 from llaisys.server.generation.formatter import AnswerFormatter
 from llaisys.server.generation.generation import Generation, Pause
 from llaisys.server.generation.prompts import CHARS_PER_TOKEN, PromptLimit
+from llaisys.server.generation.service import Service, service_for
 from llaisys.server.http.error_handlers import to_api_error
 from llaisys.server.http.event_stream import ClientDisconnected, EventStream, unless_disconnected
 from llaisys.server.http.payload import body_response, join_chunks
 from llaisys.server.schemas.base import conflicting_field
 from llaisys.server.schemas.fields import FieldNotes, Ignored
 from llaisys.server.schemas.sampling import SamplingFields
-from llaisys.server.service import Service, service_for
 
 MAX_PROMPT_LOGPROBS = 1 << 18  # of one request, top logprobs included
 MAX_STREAMED_PROMPT_LOGPROBS = 4096  # in a stream, where one event has them all
 MAX_WRITE_BYTES = 1 << 20  # of events that are sent together
+LOAD_FORMAT_HEADER = "endpoint-load-metrics-format"  # of a request: TEXT or JSON
+LOAD_HEADER = "endpoint-load-metrics"
 CHARS_PER_NAME = 32  # cost of writing a token's text in logprobs, in characters
 
 
@@ -244,7 +246,7 @@ class Job:
             last = await self.turn.finish(outputs[0].outputs[0], self.model)
             if last is not None:
                 body[-1] = last
-        return with_load_report(body_response(body), self.request, self.service.engine)
+        return self._with_load_report(body_response(body))
 
     async def _whole_body(self, outputs: list[RequestOutput], usage: Usage) -> list[bytes]:
         params, formatter = self.params, self.formatter
@@ -347,6 +349,18 @@ class Job:
             self.log_usage(usage, generation.outputs[0].finish_reason)
         else:
             self.request.scope["state"]["log"]["finish_reason"] = "abort"
+
+    def _with_load_report(self, response: Response) -> Response:
+        """Add the load of the engine to the response, if the request asks for it."""
+        format = self.request.headers.get(LOAD_FORMAT_HEADER, "").upper()
+        if format in ("JSON", "TEXT"):
+            stats = self.service.engine.stats
+            usage, waiting = float(stats.kv_usage), float(stats.num_waiting)
+            values = {"kv_cache_usage_perc": usage, "num_requests_waiting": waiting}
+            pairs = ", ".join(f"named_metrics.{name}={value}" for name, value in values.items())
+            report = pairs if format == "TEXT" else json.dumps({"named_metrics": values})
+            response.headers[LOAD_HEADER] = f"{format} {report}"
+        return response
 
     def log_usage(self, usage: Usage, reason: str | None) -> None:
         """Add the usage to the log line of the request."""

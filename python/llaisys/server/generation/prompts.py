@@ -13,10 +13,10 @@ from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.history import Recent
+from llaisys.server.generation.service import Service
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.schemas.chat import ChatMessage, plain_messages
-from llaisys.server.service import Service
 
 Messages = Sequence[dict[str, Any]]
 P = ParamSpec("P")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
+
+from llaisys.common.types import TokenLogprobs
 
 
 class TokenNames:
@@ -38,3 +41,16 @@ def finite(logprob: float) -> float | None:
     if math.isnan(logprob):
         return None
     return logprob if logprob > -9999.0 else -9999.0
+
+
+def chat_logprobs(
+    entries: Sequence[TokenLogprobs] | None, names: TokenNames
+) -> dict[str, Any] | None:
+    if entries is None:
+        return None
+    content = []
+    for entry in entries:
+        item = names.entry(entry.token_id, entry.logprob)
+        item["top_logprobs"] = [names.entry(token, value) for token, value in entry.top]
+        content.append(item)
+    return {"content": content, "refusal": None}

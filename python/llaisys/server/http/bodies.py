@@ -17,7 +17,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
-from llaisys.server.errors import ApiError
+from llaisys.server.errors import ApiError, ErrorShape
 from llaisys.server.http.error_handlers import validation_error
 from llaisys.server.schemas.fields import STRICT_HEADER, FieldNotes, is_strict_header
 
@@ -167,3 +167,16 @@ class CheckedRoute(APIRoute):
             return await handle(ParsedRequest(request, parsed))
 
         return parse_and_handle
+
+
+class ProtocolRouter(APIRouter):
+    """Routes with one error format, which unknown paths below the prefix have, too."""
+
+    def __init__(self, error_shape: ErrorShape = ApiError.body, **options: Any) -> None:
+        super().__init__(route_class=CheckedRoute, **options)
+        self.error_shape = error_shape
+
+    def has_path(self, path: str) -> bool:
+        if self.prefix:
+            return f"{path}/".startswith(f"{self.prefix}/")
+        return any(isinstance(r, APIRoute) and r.path_regex.match(path) for r in self.routes)

@@ -72,7 +72,7 @@ async def respond_error(scope: Scope, send: Send, error: ApiError) -> None:
 
 def error_object(scope: Scope, error: ApiError) -> dict[str, Any]:
     """Return the body of an error in the format of the request's API."""
-    shape: ErrorShape = scope["state"]["error_shape"]
+    shape: ErrorShape = scope["state"]["shape_of"](scope["path"])
     return shape(error, scope["state"]["request_id"])
 
 
@@ -100,7 +100,7 @@ class RequestContext:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         state["owner"] = ANONYMOUS
-        state["error_shape"] = self.shape_of(scope["path"])
+        state["shape_of"] = self.shape_of
         at_end: list[Callable[[], None]] = []  # callbacks that release resources
         state["at_end"] = at_end
         state["write_body"] = send

@@ -1,4 +1,4 @@
-"""llama.cpp's routes, and OpenAI's without /v1."""
+"""llama.cpp's routes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 
 from llaisys.common.embedding import EmbeddingFormat, Vector
@@ -15,8 +15,8 @@ from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import Usage
 from llaisys.common.validation import invalid_value
-from llaisys.server.embeddings.pooling import respond_with_embeddings
 from llaisys.server.errors import ApiError
+from llaisys.server.generation.embeddings import respond_with_embeddings
 from llaisys.server.generation.infill import Snippet, encode_infill
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.llama_object import FinalObject, settings_object
@@ -26,8 +26,9 @@ from llaisys.server.generation.prompts import (
     encode_prompts,
     render_messages,
 )
+from llaisys.server.generation.service import Service, owner_of, service_for
 from llaisys.server.generation.slots import read_tokens, write_tokens
-from llaisys.server.http.bodies import CheckedRoute
+from llaisys.server.http.bodies import ProtocolRouter
 from llaisys.server.http.event_stream import unless_disconnected
 from llaisys.server.http.payload import json_bytes, json_response
 from llaisys.server.llamacpp.formatter import LlamaFormatter
@@ -39,24 +40,26 @@ from llaisys.server.llamacpp.schemas import (
     LlamaSampling,
     SlotRequest,
 )
-from llaisys.server.openai import routes as openai
-from llaisys.server.responses import routes as responses
 from llaisys.server.schemas.chat import template_options
-from llaisys.server.service import Service, owner_of, service_for
 
-router = APIRouter(route_class=CheckedRoute)
+
+def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
+    """Return OpenAI's error with llama.cpp's type for a prompt that is too long."""
+    body = error.body(request_id)
+    if error.code == CONTEXT_LENGTH_EXCEEDED:
+        body["error"]["type"] = "exceed_context_size_error"
+        body["error"]["message"] += "; this exceeds the available context size"
+    return body
+
+
+router = ProtocolRouter(tags=["llama.cpp"])
+completion_router = ProtocolRouter(error_body, tags=["llama.cpp"])
 
 NO_FILE = SlotRequest(filename="")
 
-# The same routes under the paths of clients whose base URL has no /v1.
-router.post("/chat/completions", tags=["llama.cpp"])(openai.chat_completions)
-router.post("/chat/completions/input_tokens", tags=["llama.cpp"])(openai.count_chat_tokens)
-router.post("/responses", tags=["llama.cpp"])(responses.create_response)
-router.get("/models", tags=["llama.cpp"])(openai.models)
 
-
-@router.post("/completion", tags=["llama.cpp"])
-@router.post("/completions", tags=["llama.cpp"])
+@completion_router.post("/completion")
+@completion_router.post("/completions")
 async def completion(request: Request, body: LlamaCompletionRequest) -> Response:
     """Complete a prompt: text, token ids, a mixed list, or a list of prompts."""
     job = await Job.of(request, body, "prompt")
@@ -68,7 +71,7 @@ async def completion(request: Request, body: LlamaCompletionRequest) -> Response
     return await _answer(job, body, encoded, params)
 
 
-@router.post("/infill", tags=["llama.cpp"])
+@completion_router.post("/infill")
 async def infill(request: Request, body: InfillRequest) -> Response:
     """Fill in the middle, for models with FIM tokens."""
     job = await Job.of(request, body, "input_prefix + prompt + input_suffix")
@@ -96,7 +99,7 @@ async def _answer(
     return await job.run(prompts, params, LlamaFormatter(job, body, objects, params))
 
 
-@router.post("/apply-template", tags=["llama.cpp"])
+@router.post("/apply-template")
 async def apply_template(request: Request, body: ApplyTemplateRequest) -> Response:
     """Return the chat rendered by the template."""
     service = await service_for(request, body.model)
@@ -106,8 +109,8 @@ async def apply_template(request: Request, body: ApplyTemplateRequest) -> Respon
     return json_response({"prompt": text})
 
 
-@router.post("/embedding", tags=["llama.cpp"])
-@router.post("/embeddings", tags=["llama.cpp"])
+@router.post("/embedding")
+@router.post("/embeddings")
 async def embedding(request: Request, body: LlamaEmbeddingRequest) -> Response:
     """Return a list with an embedding per text, each wrapped in a list."""
     name, texts = body.inputs()
@@ -123,7 +126,7 @@ async def embedding(request: Request, body: LlamaEmbeddingRequest) -> Response:
     return await respond_with_embeddings(job, texts, form, body.pooling, write)
 
 
-@router.get("/props", tags=["llama.cpp"])
+@router.get("/props")
 async def props(request: Request) -> Response:
     """Return the model's properties and the sampling defaults."""
     service = await service_for(request, None)
@@ -151,7 +154,7 @@ async def props(request: Request) -> Response:
     )
 
 
-@router.get("/slots", tags=["llama.cpp"])
+@router.get("/slots")
 async def slots(request: Request, fail_on_no_slot: str | None = None) -> Response:
     """Return a slot object per concurrent sequence. The engine has no slots: only the number of
     busy ones is meaningful, and no request content is shown."""
@@ -165,7 +168,7 @@ async def slots(request: Request, fail_on_no_slot: str | None = None) -> Respons
     return json_response([slot(service, number, number < busy) for number in range(total)])
 
 
-@router.post("/slots/{number}", tags=["llama.cpp"])
+@router.post("/slots/{number}")
 async def change_slot(
     request: Request, number: int, action: str | None = None, body: SlotRequest = NO_FILE
 ) -> Response:
@@ -213,15 +216,6 @@ async def compute_prefix(
             await generation.result()
 
     await unless_disconnected(request.receive, run())
-
-
-def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:
-    """Return OpenAI's error with llama.cpp's type for a prompt that is too long."""
-    body = error.body(request_id)
-    if error.code == CONTEXT_LENGTH_EXCEEDED:
-        body["error"]["type"] = "exceed_context_size_error"
-        body["error"]["message"] += "; this exceeds the available context size"
-    return body
 
 
 def slot(service: Service, number: int, is_processing: bool) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from llaisys.common.logs import log_event
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.errors import ApiError
+from llaisys.server.generation.service import Service, unknown_model
 from llaisys.server.models.served import ServedModel, SingleModel, State
-from llaisys.server.service import Service, unknown_model
 from llaisys.server.thread_pool import TaskSet, current_owner
 
 logger = logging.getLogger("llaisys.server")

@@ -9,18 +9,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from llaisys.common.machine_limits import available_memory
-from llaisys.server.collectors import (
+from llaisys.server.config import ModelLimits
+from llaisys.server.engine_client.async_engine import AsyncLLMEngine
+from llaisys.server.engine_client.start import EngineProcess
+from llaisys.server.generation.service import Service, SharedState
+from llaisys.server.metrics import PREFIX
+from llaisys.server.models.collectors import (
     EngineCollector,
     KeyCollector,
     LlamaCollector,
 )
-from llaisys.server.config import ModelLimits
-from llaisys.server.engine_client.async_engine import AsyncLLMEngine
-from llaisys.server.engine_client.start import EngineProcess
-from llaisys.server.metrics import PREFIX
 from llaisys.server.models.manager import ModelManager, Models, check_model
 from llaisys.server.models.served import SingleModel, State
-from llaisys.server.service import Service, SharedState
 
 BUDGET_FRACTION = 0.8  # of available memory, without --memory-budget
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from llaisys.server.config import BARE_ENGINE_BYTES
 from llaisys.server.engine_client.async_engine import AsyncLLMEngine
-from llaisys.server.service import Service
+from llaisys.server.generation.service import Service
 
 FIRST_PAUSE = 1.0  # seconds after a failed load without a retry; doubles with each failure
 MAX_PAUSE = 60.0

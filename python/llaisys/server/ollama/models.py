@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from llaisys.common.types import ModelInfo
+from llaisys.server.generation.service import Service
 from llaisys.server.ollama.formatter import stamp
-from llaisys.server.service import Service
 
 FOREVER = "2318-01-01T00:00:00Z"  # Ollama's expires_at of a model that is never unloaded
 REPORTED = ("general.name", "tokenizer.chat_template")  # metadata in other fields of /api/show

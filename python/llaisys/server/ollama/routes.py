@@ -6,21 +6,22 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 
 from llaisys.chat.reader import AnswerReader
 from llaisys.common.embedding import EmbeddingFormat, Vector
 from llaisys.common.types import Usage
-from llaisys.server.embeddings.pooling import respond_with_embeddings
 from llaisys.server.generation.chat import open_chat
+from llaisys.server.generation.embeddings import respond_with_embeddings
 from llaisys.server.generation.infill import encode_infill
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import encode_prompts
+from llaisys.server.generation.service import service_for, unknown_model
 from llaisys.server.generation.token_names import TokenNames
-from llaisys.server.http.bodies import CheckedRoute
+from llaisys.server.http.bodies import ProtocolRouter
 from llaisys.server.http.payload import json_bytes, json_response
-from llaisys.server.ollama.formatter import OllamaFormatter, nanoseconds, stamp
+from llaisys.server.ollama.formatter import OllamaFormatter, error_body, nanoseconds, stamp
 from llaisys.server.ollama.models import model_details, model_entry, running_entry
 from llaisys.server.ollama.schemas import (
     ChatRequest,
@@ -31,9 +32,8 @@ from llaisys.server.ollama.schemas import (
     PullRequest,
     ShowRequest,
 )
-from llaisys.server.service import service_for, unknown_model
 
-router = APIRouter(prefix="/api", tags=["Ollama"], route_class=CheckedRoute)
+router = ProtocolRouter(prefix="/api", tags=["Ollama"], error_shape=error_body)
 
 API_VERSION = "0.12.0"  # of Ollama's API; clients require a minimum
 

@@ -9,7 +9,7 @@ from typing import Any
 from llaisys.chat.reader import AnswerReader
 from llaisys.chat.records import AnswerEvent, CallArguments, CallStart, ChatAnswer, ContentText
 from llaisys.common.types import CompletionOutput, TokenLogprobs, Usage
-from llaisys.server.generation.token_names import TokenNames, finite
+from llaisys.server.generation.token_names import TokenNames, chat_logprobs, finite
 from llaisys.server.http.payload import json_bytes
 
 DONE = b"data: [DONE]\n\n"
@@ -65,19 +65,6 @@ def delta_object(event: AnswerEvent, uses_functions: bool = False) -> dict[str, 
         call = {"index": event.index, "function": {"arguments": event.text}}
         return {"tool_calls": [call]}
     return {"reasoning_content": event.text, "reasoning": event.text}
-
-
-def chat_logprobs(
-    entries: Sequence[TokenLogprobs] | None, names: TokenNames
-) -> dict[str, Any] | None:
-    if entries is None:
-        return None
-    content = []
-    for entry in entries:
-        item = names.entry(entry.token_id, entry.logprob)
-        item["top_logprobs"] = [names.entry(token, value) for token, value in entry.top]
-        content.append(item)
-    return {"content": content, "refusal": None}
 
 
 class TextOffsets:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 
 from llaisys.common.sampling import SamplingParams
@@ -24,7 +24,14 @@ from llaisys.server.generation.prompts import (
     token_names,
     token_pieces,
 )
-from llaisys.server.http.bodies import CheckedRoute
+from llaisys.server.generation.service import (
+    Service,
+    owner_of,
+    service_for,
+    service_of,
+    session_model,
+)
+from llaisys.server.http.bodies import ProtocolRouter
 from llaisys.server.http.event_stream import EventStream
 from llaisys.server.http.payload import json_response
 from llaisys.server.openai.formatter import OpenAIFormatter
@@ -36,9 +43,8 @@ from llaisys.server.schemas.chat import (
     TokenizeRequest,
     template_options,
 )
-from llaisys.server.service import Service, owner_of, service_for, service_of, session_model
 
-router = APIRouter(route_class=CheckedRoute)
+router = ProtocolRouter()
 
 
 @router.post("/v1/chat/completions", tags=["OpenAI"])

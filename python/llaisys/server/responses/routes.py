@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
 from fastapi import Path as PathParameter
+from fastapi import Query, Request
 from fastapi.responses import Response
 
 from llaisys.common.types import CompletionOutput
@@ -19,19 +19,20 @@ from llaisys.server.errors import ApiError, SessionLimitError, SessionStorageErr
 from llaisys.server.generation.chat import Chat, open_chat
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import convert_messages, decode, run_on_messages
+from llaisys.server.generation.service import Service, owner_of, service_of
 from llaisys.server.generation.token_names import TokenNames
-from llaisys.server.http.bodies import CheckedRoute
+from llaisys.server.http.bodies import ProtocolRouter
 from llaisys.server.http.payload import json_bytes, json_response
 from llaisys.server.responses.background import BackgroundResponses, detached
 from llaisys.server.responses.formatter import ResponsesFormatter
 from llaisys.server.responses.items import input_items, references, with_resolved
 from llaisys.server.responses.schemas import RESPONSE_ID, ResponsesRequest
-from llaisys.server.service import Service, owner_of, service_of
 from llaisys.server.sessions.responses import ResponsePosition
 
 logger = logging.getLogger("llaisys.server")
 
-router = APIRouter(prefix="/v1/responses", tags=["OpenAI"], route_class=CheckedRoute)
+router = ProtocolRouter(prefix="/v1/responses", tags=["OpenAI"])
+without_v1 = ProtocolRouter(tags=["llama.cpp"])
 
 MAX_LISTED = 100  # OpenAI's
 
@@ -66,6 +67,7 @@ async def open_response(request: Request, body: ResponsesRequest, stores: bool) 
     return Opened(body, before, new, job, chat)
 
 
+@without_v1.post("/responses")
 @router.post("")
 async def create_response(request: Request, body: ResponsesRequest) -> Response:
     """Answer a text or items. The response is stored unless `store` is false."""

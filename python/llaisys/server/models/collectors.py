@@ -3,15 +3,12 @@ names and types of llama.cpp's server."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from starlette.requests import Request
-from starlette.responses import Response
 
 from llaisys.common.types import GpuUsage
 from llaisys.server.engine_client.messages import EngineStats
@@ -21,7 +18,7 @@ from llaisys.server.metrics import PREFIX, RequestTotals
 if TYPE_CHECKING:
     from llaisys.server.engine_client.async_engine import AsyncLLMEngine
     from llaisys.server.engine_client.replicas.replica import Replica
-    from llaisys.server.service import Service
+    from llaisys.server.generation.service import Service
 
 GAUGES = {
     "num_requests_running": "Sequences in the running queue.",
@@ -111,7 +108,7 @@ def loaded_engines(models: Iterable[Service]) -> list[tuple[str, AsyncLLMEngine]
 def engine_gauges(engine: AsyncLLMEngine) -> dict[str, float]:
     stats, (_, rss) = engine.stats, engine.usage
     own = {
-        "kv_cache_usage_perc": stats.kv_blocks_used / stats.kv_blocks if stats.kv_blocks else 0.0,
+        "kv_cache_usage_perc": stats.kv_usage,
         "engine_resident_memory_bytes": rss,
     }
     fields = {name: GAUGE_FIELDS.get(name, name) for name in GAUGES if name not in own}
@@ -249,23 +246,6 @@ class KeyCollector(Collector):
         rows = [([key], budget.open) for key, budget in budgets]
         text = "Open sequences of a key."
         yield metric_family(GaugeMetricFamily, "key_open_sequences", text, ["key"], rows)
-
-
-FORMAT_HEADER = "endpoint-load-metrics-format"  # of a request: TEXT or JSON
-REPORT_HEADER = "endpoint-load-metrics"
-REPORTED_GAUGES = ("kv_cache_usage_perc", "num_requests_waiting")
-
-
-def with_load_report(response: Response, request: Request, engine: AsyncLLMEngine) -> Response:
-    """Add the load of the engine to the response, if the request asks for it."""
-    format = request.headers.get(FORMAT_HEADER, "").upper()
-    if format in ("JSON", "TEXT"):
-        gauges = engine_gauges(engine)
-        values = {name: float(gauges[name]) for name in REPORTED_GAUGES}
-        pairs = ", ".join(f"named_metrics.{name}={value}" for name, value in values.items())
-        report = pairs if format == "TEXT" else json.dumps({"named_metrics": values})
-        response.headers[REPORT_HEADER] = f"{format} {report}"
-    return response
 
 
 LLAMA_PREFIX = "llamacpp:"

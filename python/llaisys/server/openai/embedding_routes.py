@@ -10,23 +10,23 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 
 from llaisys.common.embedding import Vector
 from llaisys.common.types import Usage
-from llaisys.server.embeddings.pooling import (
+from llaisys.server.generation.embeddings import (
     respond_with_embeddings,
     respond_with_scores,
     usage_object,
 )
 from llaisys.server.generation.job import Job
-from llaisys.server.http.bodies import CheckedRoute
+from llaisys.server.generation.service import service_of
+from llaisys.server.http.bodies import ProtocolRouter
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.schemas.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
-from llaisys.server.service import service_of
 
-router = APIRouter(tags=["embeddings"], route_class=CheckedRoute)
+router = ProtocolRouter(tags=["embeddings"])
 
 
 @router.post("/v1/embeddings")

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
 from fastapi import Path as PathParameter
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import Field
 
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.prompts import convert_messages, run_on_messages
-from llaisys.server.http.bodies import CheckedRoute
+from llaisys.server.generation.service import owner_of, service_of
+from llaisys.server.http.bodies import ProtocolRouter
 from llaisys.server.http.payload import json_bytes
 from llaisys.server.schemas.base import Schema, Text
 from llaisys.server.schemas.chat import SESSION_PATTERN, ChatMessage, SessionId
-from llaisys.server.service import owner_of, service_of
 
-router = APIRouter(prefix="/v1/sessions", tags=["sessions"], route_class=CheckedRoute)
+router = ProtocolRouter(prefix="/v1/sessions", tags=["sessions"])
 
 SessionName = Annotated[str, PathParameter(pattern=SESSION_PATTERN)]
 

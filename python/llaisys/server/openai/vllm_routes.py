@@ -5,29 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import Field
 
 from llaisys.common.validation import check_count
-from llaisys.server.embeddings import routes as embeddings
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.job import Job
+from llaisys.server.generation.service import service_for, service_of
 from llaisys.server.http.bodies import (
     INLINE_BYTES,
-    CheckedRoute,
+    ProtocolRouter,
     check_structure,
     handler_of,
     read_json,
 )
 from llaisys.server.http.payload import json_response
+from llaisys.server.openai import embedding_routes as embeddings
 from llaisys.server.openai import routes as openai
 from llaisys.server.openai.formatter import OpenAIFormatter
 from llaisys.server.schemas.base import conflicting_field
 from llaisys.server.schemas.chat import ChatCompletionRequest, ChatMessage
 from llaisys.server.schemas.fields import FieldNotes
-from llaisys.server.service import service_for, service_of
 
 Conversation = Annotated[list[ChatMessage], Field(min_length=1)]
 # Fields that one request for several conversations cannot have, and their only values.
@@ -62,7 +62,7 @@ class BatchChatRequest(ChatCompletionRequest):
             yield self.model_copy(update={"messages": messages})
 
 
-router = APIRouter(route_class=CheckedRoute)
+router = ProtocolRouter(tags=["vLLM"])
 
 # Field that only bodies of a route have -> the handler of that route.
 INVOCATIONS = {
@@ -74,7 +74,7 @@ INVOCATIONS = {
 }
 
 
-@router.post("/v1/chat/completions/batch", tags=["vLLM"])
+@router.post("/v1/chat/completions/batch")
 async def batch_chat_completions(request: Request, body: BatchChatRequest) -> Response:
     """Answer several conversations: choice i answers conversation i."""
     job = await Job.of(request, body, "messages")
@@ -91,7 +91,7 @@ async def batch_chat_completions(request: Request, body: BatchChatRequest) -> Re
     return await job.run([chat.prompt for chat in chats], chats[0].params, formatter)
 
 
-@router.post("/invocations", tags=["vLLM"])
+@router.post("/invocations")
 async def invocations(request: Request) -> Response:
     """SageMaker's route: chat, completion, embeddings, rerank or score, by the fields of the
     body."""
@@ -113,13 +113,13 @@ async def invocations(request: Request) -> Response:
     return await INVOCATIONS[name](request)
 
 
-@router.get("/load", tags=["vLLM"])
+@router.get("/load")
 async def load(request: Request) -> Response:
     """Return the number of open generation requests."""
     return json_response({"server_load": len(service_of(request).registry.all())})
 
 
-@router.get("/tokenizer_info", tags=["vLLM"])
+@router.get("/tokenizer_info")
 async def tokenizer_info(request: Request) -> Response:
     """Return special tokens and chat template."""
     service = await service_for(request, None)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import Response
 from pydantic import Field, RootModel
 
@@ -15,13 +15,13 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.lora import check_lora_name
 from llaisys.common.validation import check_text, invalid_value
 from llaisys.server.errors import ApiError
-from llaisys.server.http.bodies import CheckedRoute
+from llaisys.server.generation.service import owner_of, service_for, service_of
+from llaisys.server.http.bodies import ProtocolRouter
 from llaisys.server.http.payload import json_response
 from llaisys.server.schemas.base import ModelName, Schema, Text
 from llaisys.server.schemas.sampling import LoraScale
-from llaisys.server.service import owner_of, service_for, service_of
 
-router = APIRouter(tags=["LoRA"], route_class=CheckedRoute)
+router = ProtocolRouter(tags=["LoRA"])
 
 LOAD_SECONDS = 600.0  # longest wait for an adapter to be read
 
