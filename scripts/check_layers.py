@@ -24,6 +24,7 @@ from layer_tables import (
     CPP_FORBIDDEN_HEADERS,
     CPP_LAYERS,
     CPP_NEVER,
+    MAX_SERVER_LEVELS,
     PY_EXTERNAL_NEVER,
     PY_EXTERNAL_ONLY,
     PY_LAYERS,
@@ -31,6 +32,7 @@ from layer_tables import (
     PY_UNSAFE_CALLS,
     PY_UNSAFE_MODULES,
     PY_UNSAFE_NAMES,
+    SERVER_LEVELS,
 )
 
 
@@ -219,6 +221,9 @@ def check_python(root: Path) -> Iterator[Violation]:
         for line, rule in check_python_safety(tree):
             yield Violation(shown, line, rule)
     yield from check_cycles(imports)
+    if len(SERVER_LEVELS) > MAX_SERVER_LEVELS:
+        rule = f"the server has {len(SERVER_LEVELS)} levels; at most {MAX_SERVER_LEVELS}"
+        yield Violation(Path("scripts/layer_tables.py"), 1, rule)
 
 
 # ---- C++ -----------------------------------------------------------------------------------------

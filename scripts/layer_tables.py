@@ -15,8 +15,7 @@ PY_LAYERS: dict[str, list[str]] = {
     "diagnostics/check_model": ["models", "libllaisys", "common"],
     "bench":                  ["entrypoints/llm", "engine", "models", "libllaisys",
                                "tokenization", "common"],
-    "server":                 ["engine", "processes", "chat", "tokenization", "common",
-                               "-engine/worker"],
+    "server":                 [],  # a module that SERVER_LEVELS does not name
     "chat":                   ["common"],
     "engine":                 ["engine", "tokenization", "common", "-engine/worker"],
     "engine/core":            ["engine", "common", "-engine/worker"],
@@ -65,6 +64,25 @@ PY_LAYERS: dict[str, list[str]] = {
                                "models/families"],
     "__main__":               ["entrypoints", "server", "common", "libllaisys"],
 }  # fmt: skip
+
+# The server from the bottom up: a part (folder or module) uses itself and the levels below.
+SERVER_LEVELS: tuple[tuple[str, ...], ...] = (
+    ("errors", "metrics", "tracing", "api_keys", "model_entries", "schemas"),
+    ("config", "thread_pool"),
+    ("http", "engine_client", "sessions", "options"),
+    ("generation",),
+    ("openai", "responses", "anthropic", "ollama", "llamacpp", "models"),
+    ("app", "lifecycle"),
+    ("http_server",),
+    ("__main__", "route"),
+)
+MAX_SERVER_LEVELS = 8
+
+_below = ["engine", "processes", "chat", "tokenization", "common", "-engine/worker"]
+for _level in SERVER_LEVELS:
+    _parts = [f"server/{part}" for part in _level]
+    PY_LAYERS |= dict.fromkeys(_parts, _below)
+    _below = [*_below, *_parts]
 
 # External module -> the only layers that may import it; an empty list: none.
 PY_EXTERNAL_ONLY: dict[str, list[str]] = {

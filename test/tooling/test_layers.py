@@ -26,6 +26,7 @@ checker = load_checker()
 # A small tree with one file per layer, so that imports resolve.
 PY_FILES = """
 __init__ entrypoints/__init__ entrypoints/llm entrypoints/cli server/__init__ server/http_server
+server/config server/http/security server/generation/job server/openai/routes server/ollama/routes
 engine/__init__ engine/config engine/core engine/llm_engine engine/engine_client engine/scheduler
 engine/block_manager engine/input_processor engine/output_processor engine/executor engine/worker
 models/__init__ models/base models/qwen2 models/loading/__init__ tokenization/__init__
@@ -78,6 +79,11 @@ def py(file: str, line: str, rule: str) -> tuple[str, str, str]:
         py("entrypoints/cli", "from ..engine import worker", "must not import engine/worker"),
         py("server/http_server", "from llaisys.models import base", "must not import models/base"),
         py("server/http_server", "from llaisys.engine.worker import Worker", "engine/worker"),
+        py("server/config", "from .http import security", "server/config must not import server/http"),
+        py("server/http/bodies", "from ..openai import routes", "must not import server/openai"),
+        py("server/generation/job", "from ..openai import routes", "must not import server/openai"),
+        py("server/ollama/routes", "from ..openai import routes", "must not import server/openai"),
+        py("server/new", "from .http import security", "server must not import server/http"),
         py("engine/core", "from llaisys.models.base import Adapter", "must not import models/base"),
         py("engine/core", "from llaisys import libllaisys", "must not import libllaisys"),
         py("engine/core", "import ctypes", "must not import ctypes (allowed in: libllaisys)"),
@@ -129,6 +135,11 @@ def test_import_cycle_is_found(tree):
     write(tree, "python/llaisys/models/qwen2.py", "from llaisys.models import base\n")
     (found,) = violations(tree)
     assert "import cycle: models/" in found and found.startswith("python/llaisys/models/")
+
+
+def test_number_of_server_levels_is_limited(tree, monkeypatch):
+    monkeypatch.setattr(checker, "SERVER_LEVELS", (*checker.SERVER_LEVELS, ("new",)))
+    assert violations(tree) == ["scripts/layer_tables.py:1: the server has 9 levels; at most 8"]
 
 
 def cpp(file: str, line: str, rule: str) -> tuple[str, str, str]:
@@ -186,6 +197,7 @@ def test_public_header_must_not_include_internal_headers(tree):
     ("file", "text"),
     [
         ("python/llaisys/entrypoints/llm.py", "from llaisys.engine.llm_engine import LLMEngine"),
+        ("python/llaisys/server/ollama/routes.py", "from ..generation import job"),
         ("python/llaisys/engine/core.py", "from .scheduler import S\nfrom .executor import E"),
         ("python/llaisys/engine/scheduler.py", "from .block_manager import B\nimport heapq"),
         ("python/llaisys/engine/worker.py", "import numpy\nfrom llaisys.models import base"),
