@@ -27,7 +27,7 @@ from server_helpers import PACKAGE
 
 from llaisys.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from llaisys.server.config import ServerConfig
-from llaisys.server.http.security import ANONYMOUS
+from llaisys.server.http.middleware import ANONYMOUS
 
 MAX_COLLECTION = 0.2  # of a garbage collection in another thread
 JSON = {"content-type": "application/json"}

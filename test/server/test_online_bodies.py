@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llaisys.server.errors import ApiError
-from llaisys.server.http import bodies
-from llaisys.server.http.bodies import check_structure, outside_strings, parse_body
+from llaisys.server.http import request_bodies as bodies
+from llaisys.server.http.request_bodies import check_structure, outside_strings, parse_body
 from llaisys.server.schemas.chat import CompletionRequest
 
 JSON = st.recursive(

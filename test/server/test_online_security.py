@@ -21,8 +21,8 @@ from server_helpers import LONG, ServerProcess, resident
 from wire_helpers import raw_request, read_to_end, reset
 
 from llaisys.common.logs import JsonFormatter, TextFormatter
+from llaisys.server.http.middleware import RequestContext
 from llaisys.server.http.protocol import LINGER_BYTES
-from llaisys.server.http.security import RequestContext
 
 COMPLETIONS = "/v1/completions"
 JSON = {"Content-Type": "application/json"}

@@ -23,8 +23,13 @@ from llaisys.common.types import (
 )
 from llaisys.server.engine_client.deltas import MERGED_LOGPROBS, merge_deltas
 from llaisys.server.generation.token_names import TokenNames
-from llaisys.server.http import payload
-from llaisys.server.http.payload import CHUNK_BYTES, LongResponse, body_response, join_chunks
+from llaisys.server.http import response_bodies as payload
+from llaisys.server.http.response_bodies import (
+    CHUNK_BYTES,
+    LongResponse,
+    body_response,
+    join_chunks,
+)
 from llaisys.server.openai.response_objects import (
     Choice,
     ResponseBuilder,

@@ -26,7 +26,7 @@ checker = load_checker()
 # A small tree with one file per layer, so that imports resolve.
 PY_FILES = """
 __init__ entrypoints/__init__ entrypoints/llm entrypoints/cli server/__init__ server/http_server
-server/config server/http/security server/generation/job server/openai/routes server/ollama/routes
+server/config server/http/middleware server/generation/job server/openai/routes server/ollama/routes
 engine/__init__ engine/config engine/core engine/llm_engine engine/engine_client engine/scheduler
 engine/block_manager engine/input_processor engine/output_processor engine/executor engine/worker
 models/__init__ models/base models/qwen2 models/loading/__init__ tokenization/__init__
@@ -79,11 +79,11 @@ def py(file: str, line: str, rule: str) -> tuple[str, str, str]:
         py("entrypoints/cli", "from ..engine import worker", "must not import engine/worker"),
         py("server/http_server", "from llaisys.models import base", "must not import models/base"),
         py("server/http_server", "from llaisys.engine.worker import Worker", "engine/worker"),
-        py("server/config", "from .http import security", "server/config must not import server/http"),
-        py("server/http/bodies", "from ..openai import routes", "must not import server/openai"),
+        py("server/config", "from .http import middleware", "must not import server/http"),
+        py("server/http/x", "from ..openai import routes", "must not import server/openai"),
         py("server/generation/job", "from ..openai import routes", "must not import server/openai"),
         py("server/ollama/routes", "from ..openai import routes", "must not import server/openai"),
-        py("server/new", "from .http import security", "server must not import server/http"),
+        py("server/new", "from .http import middleware", "server must not import server/http"),
         py("engine/core", "from llaisys.models.base import Adapter", "must not import models/base"),
         py("engine/core", "from llaisys import libllaisys", "must not import libllaisys"),
         py("engine/core", "import ctypes", "must not import ctypes (allowed in: libllaisys)"),

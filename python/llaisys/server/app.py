@@ -12,9 +12,7 @@ from llaisys.server.anthropic import routes as anthropic_routes
 from llaisys.server.errors import ApiError, ErrorShape
 from llaisys.server.generation.service import VERSION, SharedState
 from llaisys.server.http import error_handlers
-from llaisys.server.http.bodies import ProtocolRouter
-from llaisys.server.http.payload import json_bytes, json_response
-from llaisys.server.http.security import (
+from llaisys.server.http.middleware import (
     LOCAL_ORIGIN,
     BodyBudget,
     BodyGuard,
@@ -23,6 +21,8 @@ from llaisys.server.http.security import (
     RequestContext,
     RootPath,
 )
+from llaisys.server.http.request_bodies import ProtocolRouter
+from llaisys.server.http.response_bodies import json_bytes, json_response
 from llaisys.server.http.webui import WebUi, find_webui
 from llaisys.server.llamacpp import routes as llamacpp_routes
 from llaisys.server.metrics import CONTENT_TYPE

@@ -10,7 +10,7 @@ from llaisys.chat.records import ChatAnswer
 from llaisys.common.types import CompletionOutput, Usage
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.formatter import Block, BlockFormatter, arguments_object
-from llaisys.server.http.payload import named_event
+from llaisys.server.http.response_bodies import named_event
 
 TYPES = {
     400: "invalid_request_error",

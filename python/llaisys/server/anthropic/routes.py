@@ -9,8 +9,8 @@ from llaisys.server.anthropic.formatter import AnthropicFormatter, error_body
 from llaisys.server.anthropic.schemas import CountTokensRequest, MessagesRequest
 from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.job import Job
-from llaisys.server.http.bodies import ProtocolRouter
-from llaisys.server.http.payload import json_response
+from llaisys.server.http.request_bodies import ProtocolRouter
+from llaisys.server.http.response_bodies import json_response
 
 router = ProtocolRouter(prefix="/v1/messages", tags=["Anthropic"], error_shape=error_body)
 

@@ -15,7 +15,7 @@ from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.job import Job, add_usage, check_in_time, engine_error
 from llaisys.server.generation.prompts import encode_prompts
-from llaisys.server.http.payload import body_response, join_chunks
+from llaisys.server.http.response_bodies import body_response, join_chunks
 from llaisys.tokenization.pair import judge_text
 
 BATCH_SIZE = 64  # texts of a request in the engine at once

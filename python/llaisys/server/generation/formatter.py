@@ -30,7 +30,7 @@ from llaisys.common.types import (
 )
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.token_names import TokenNames, chat_logprobs
-from llaisys.server.http.payload import encoded, json_bytes
+from llaisys.server.http.response_bodies import encoded, json_bytes
 
 PARSE_COST = 8  # CPU cost of parsing a generated character, in written characters
 

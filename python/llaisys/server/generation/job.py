@@ -25,7 +25,7 @@ from llaisys.server.generation.prompts import CHARS_PER_TOKEN, PromptLimit
 from llaisys.server.generation.service import Service, service_for
 from llaisys.server.http.error_handlers import to_api_error
 from llaisys.server.http.event_stream import ClientDisconnected, EventStream, unless_disconnected
-from llaisys.server.http.payload import body_response, join_chunks
+from llaisys.server.http.response_bodies import body_response, join_chunks
 from llaisys.server.schemas.base import conflicting_field
 from llaisys.server.schemas.fields import FieldNotes, Ignored
 from llaisys.server.schemas.sampling import SamplingFields

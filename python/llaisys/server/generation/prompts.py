@@ -15,7 +15,7 @@ from llaisys.server.errors import ApiError
 from llaisys.server.generation.history import Recent
 from llaisys.server.generation.service import Service
 from llaisys.server.generation.token_names import TokenNames
-from llaisys.server.http.payload import json_bytes
+from llaisys.server.http.response_bodies import json_bytes
 from llaisys.server.schemas.chat import ChatMessage, plain_messages
 
 Messages = Sequence[dict[str, Any]]

@@ -25,8 +25,8 @@ from llaisys.server.errors import (
     UnknownRequestError,
     internal_error,
 )
-from llaisys.server.http.payload import json_bytes
-from llaisys.server.http.security import error_object, record_error
+from llaisys.server.http.middleware import error_object, record_error
+from llaisys.server.http.response_bodies import json_bytes
 from llaisys.server.schemas.fields import field_error
 from llaisys.server.schemas.kinds import WORD
 

@@ -21,8 +21,8 @@ from uvicorn.protocols.http.httptools_impl import (
 from llaisys.common.logs import log_event
 from llaisys.server.config import Limits
 from llaisys.server.errors import ApiError, error_body
-from llaisys.server.http.payload import json_bytes
-from llaisys.server.http.security import RequestContext, respond_error
+from llaisys.server.http.middleware import RequestContext, respond_error
+from llaisys.server.http.response_bodies import json_bytes
 
 LINGER_SECONDS = 5.0
 LINGER_BYTES = 64 << 20  # discarded

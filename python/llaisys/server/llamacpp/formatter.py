@@ -15,7 +15,7 @@ from llaisys.server.generation.job import Job
 from llaisys.server.generation.llama_object import FinalObject
 from llaisys.server.generation.timings import PromptProgressReporter, StreamTimings
 from llaisys.server.generation.token_names import TokenNames
-from llaisys.server.http.payload import json_bytes, sse
+from llaisys.server.http.response_bodies import json_bytes, sse
 from llaisys.server.llamacpp.schemas import LlamaSampling
 
 LOGPROBS_PER_CHUNK = 64

@@ -28,9 +28,9 @@ from llaisys.server.generation.prompts import (
 )
 from llaisys.server.generation.service import Service, owner_of, service_for
 from llaisys.server.generation.slots import read_tokens, write_tokens
-from llaisys.server.http.bodies import ProtocolRouter
 from llaisys.server.http.event_stream import unless_disconnected
-from llaisys.server.http.payload import json_bytes, json_response
+from llaisys.server.http.request_bodies import ProtocolRouter
+from llaisys.server.http.response_bodies import json_bytes, json_response
 from llaisys.server.llamacpp.formatter import LlamaFormatter
 from llaisys.server.llamacpp.schemas import (
     ApplyTemplateRequest,

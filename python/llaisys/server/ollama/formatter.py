@@ -19,7 +19,7 @@ from llaisys.server.generation.formatter import (
     text_logprobs,
 )
 from llaisys.server.generation.token_names import TokenNames
-from llaisys.server.http.payload import json_bytes
+from llaisys.server.http.response_bodies import json_bytes
 
 
 def error_body(error: ApiError, request_id: str | None) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import encode_prompts
 from llaisys.server.generation.service import service_for, unknown_model
 from llaisys.server.generation.token_names import TokenNames
-from llaisys.server.http.bodies import ProtocolRouter
-from llaisys.server.http.payload import json_bytes, json_response
+from llaisys.server.http.request_bodies import ProtocolRouter
+from llaisys.server.http.response_bodies import json_bytes, json_response
 from llaisys.server.ollama.formatter import OllamaFormatter, error_body, nanoseconds, stamp
 from llaisys.server.ollama.models import model_details, model_entry, running_entry
 from llaisys.server.ollama.schemas import (

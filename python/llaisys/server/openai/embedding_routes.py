@@ -22,8 +22,8 @@ from llaisys.server.generation.embeddings import (
 )
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.service import service_of
-from llaisys.server.http.bodies import ProtocolRouter
-from llaisys.server.http.payload import json_bytes
+from llaisys.server.http.request_bodies import ProtocolRouter
+from llaisys.server.http.response_bodies import json_bytes
 from llaisys.server.schemas.embeddings import EmbeddingRequest, RerankRequest, ScoreRequest
 
 router = ProtocolRouter(tags=["embeddings"])

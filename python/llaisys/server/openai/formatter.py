@@ -19,7 +19,7 @@ from llaisys.server.generation.timings import (
     timings_object,
 )
 from llaisys.server.generation.token_names import TokenNames
-from llaisys.server.http.payload import sse
+from llaisys.server.http.response_bodies import sse
 from llaisys.server.openai.response_objects import (
     DONE,
     Choice,

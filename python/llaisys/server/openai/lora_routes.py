@@ -16,8 +16,8 @@ from llaisys.common.lora import check_lora_name
 from llaisys.common.validation import check_text, invalid_value
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.service import owner_of, service_for, service_of
-from llaisys.server.http.bodies import ProtocolRouter
-from llaisys.server.http.payload import json_response
+from llaisys.server.http.request_bodies import ProtocolRouter
+from llaisys.server.http.response_bodies import json_response
 from llaisys.server.schemas.base import ModelName, Schema, Text
 from llaisys.server.schemas.sampling import LoraScale
 

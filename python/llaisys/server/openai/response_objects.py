@@ -10,7 +10,7 @@ from llaisys.chat.reader import AnswerReader
 from llaisys.chat.records import AnswerEvent, CallArguments, CallStart, ChatAnswer, ContentText
 from llaisys.common.types import CompletionOutput, TokenLogprobs, Usage
 from llaisys.server.generation.token_names import TokenNames, chat_logprobs, finite
-from llaisys.server.http.payload import json_bytes
+from llaisys.server.http.response_bodies import json_bytes
 
 DONE = b"data: [DONE]\n\n"
 # The JSON encoder holds the GIL, so each call encodes a limited number of tokens.

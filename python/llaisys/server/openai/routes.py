@@ -31,9 +31,9 @@ from llaisys.server.generation.service import (
     service_of,
     session_model,
 )
-from llaisys.server.http.bodies import ProtocolRouter
 from llaisys.server.http.event_stream import EventStream
-from llaisys.server.http.payload import json_response
+from llaisys.server.http.request_bodies import ProtocolRouter
+from llaisys.server.http.response_bodies import json_response
 from llaisys.server.openai.formatter import OpenAIFormatter
 from llaisys.server.schemas.base import conflicting_field
 from llaisys.server.schemas.chat import (

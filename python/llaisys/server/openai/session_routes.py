@@ -12,8 +12,8 @@ from pydantic import Field
 from llaisys.server.errors import ApiError
 from llaisys.server.generation.prompts import convert_messages, run_on_messages
 from llaisys.server.generation.service import owner_of, service_of
-from llaisys.server.http.bodies import ProtocolRouter
-from llaisys.server.http.payload import json_bytes
+from llaisys.server.http.request_bodies import ProtocolRouter
+from llaisys.server.http.response_bodies import json_bytes
 from llaisys.server.schemas.base import Schema, Text
 from llaisys.server.schemas.chat import SESSION_PATTERN, ChatMessage, SessionId
 

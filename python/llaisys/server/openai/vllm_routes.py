@@ -14,14 +14,14 @@ from llaisys.server.errors import ApiError
 from llaisys.server.generation.chat import open_chat
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.service import service_for, service_of
-from llaisys.server.http.bodies import (
+from llaisys.server.http.request_bodies import (
     INLINE_BYTES,
     ProtocolRouter,
     check_structure,
     handler_of,
     read_json,
 )
-from llaisys.server.http.payload import json_response
+from llaisys.server.http.response_bodies import json_response
 from llaisys.server.openai import embedding_routes as embeddings
 from llaisys.server.openai import routes as openai
 from llaisys.server.openai.formatter import OpenAIFormatter

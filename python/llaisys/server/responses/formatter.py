@@ -16,7 +16,7 @@ from llaisys.server.errors import ApiError
 from llaisys.server.generation.formatter import Block, BlockFormatter, text_logprobs
 from llaisys.server.generation.timings import PromptProgressReporter, StreamTimings, timings_object
 from llaisys.server.generation.token_names import TokenNames
-from llaisys.server.http.payload import json_bytes, named_event
+from llaisys.server.http.response_bodies import json_bytes, named_event
 from llaisys.server.responses.schemas import ResponsesRequest
 
 PREFIXES = {Block.REASONING: "rs", Block.TEXT: "msg", Block.CALL: "fc"}

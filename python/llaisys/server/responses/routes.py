@@ -21,8 +21,8 @@ from llaisys.server.generation.job import Job
 from llaisys.server.generation.prompts import convert_messages, decode, run_on_messages
 from llaisys.server.generation.service import Service, owner_of, service_of
 from llaisys.server.generation.token_names import TokenNames
-from llaisys.server.http.bodies import ProtocolRouter
-from llaisys.server.http.payload import json_bytes, json_response
+from llaisys.server.http.request_bodies import ProtocolRouter
+from llaisys.server.http.response_bodies import json_bytes, json_response
 from llaisys.server.responses.background import BackgroundResponses, detached
 from llaisys.server.responses.formatter import ResponsesFormatter
 from llaisys.server.responses.items import input_items, references, with_resolved

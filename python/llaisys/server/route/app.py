@@ -27,8 +27,8 @@ from llaisys.common.validation import check_url
 from llaisys.server.engine_client.replicas.router import Conversation, PrefixRouter, Route
 from llaisys.server.errors import ApiError
 from llaisys.server.http.event_stream import ClientDisconnected, unless_disconnected
-from llaisys.server.http.payload import json_bytes
-from llaisys.server.http.security import error_object, header, respond_error
+from llaisys.server.http.middleware import error_object, header, respond_error
+from llaisys.server.http.response_bodies import json_bytes
 from llaisys.server.metrics import CONTENT_TYPE, PREFIX
 from llaisys.server.route.config import RouteConfig
 

@@ -11,7 +11,7 @@ import socket
 from starlette.types import ASGIApp
 
 from llaisys.common.logs import log_event, setup_logging
-from llaisys.server.http.security import BodyBudget, BodyGuard, RequestContext
+from llaisys.server.http.middleware import BodyBudget, BodyGuard, RequestContext
 from llaisys.server.http_server import bind
 from llaisys.server.lifecycle import Server
 from llaisys.server.route.app import RouterApp

@@ -1,6 +1,6 @@
 """Conversations on disk: one row per message in a `SessionFile`.
 
-A session belongs to an owner (a hash of the API key, see `security`). Ids are unique per owner
+A session belongs to an owner (a hash of the API key, see `key_budgets`). Ids are unique per owner
 only, so an owner can neither detect nor access the sessions of another. Sessions store text; the
 engine's prefix cache finds their KV blocks.
 """

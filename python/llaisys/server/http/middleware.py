@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from llaisys.common.logs import log_event
 from llaisys.server.errors import ApiError, ErrorShape, error_type, internal_error, is_fault
 from llaisys.server.http.key_budgets import ANONYMOUS, KeyRing
-from llaisys.server.http.payload import json_bytes
+from llaisys.server.http.response_bodies import json_bytes
 from llaisys.server.schemas.fields import IGNORED_HEADER, FieldNotes
 from llaisys.server.thread_pool import current_owner
 
