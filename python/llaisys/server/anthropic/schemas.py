@@ -14,6 +14,7 @@ from llaisys.server.schemas.base import ModelName, Schema, Text
 from llaisys.server.schemas.fields import UNSUPPORTED, FieldNotes, Ignored, unsupported
 from llaisys.server.schemas.kinds import Checked
 from llaisys.server.schemas.sampling import NEW_TOKENS
+from llaisys.server.schemas.structured import json_schema_format
 
 CacheControl = dict[str, Any] | None  # a hint: prefix caching is automatic
 NAME = Field(max_length=128)
@@ -194,8 +195,7 @@ class CountTokensRequest(ProtocolRequest):
                     self.output_config.effort, self.output_config.effort
                 )
         if format is not None:
-            schema = {"name": "answer", "schema": format.schema_, "strict": True}
-            chat["response_format"] = {"type": "json_schema", "json_schema": schema}
+            chat["response_format"] = json_schema_format(format.schema_)
         return chat
 
     def _messages(self) -> list[dict[str, Any]]:

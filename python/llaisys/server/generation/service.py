@@ -79,7 +79,7 @@ class Service:
         self.admission.on_rejected = self.metrics.request_rejected
         self.created = int(time.time())
         self.engine_or_none: AsyncLLMEngine | None = None  # None while unloaded
-        self._info: ModelInfo | None = None  # of the latest engine that was ready
+        self.known_info: ModelInfo | None = None  # of the latest engine that was ready
         self._defaults: dict[str, Any] = {}
 
     @property
@@ -101,18 +101,14 @@ class Service:
         """Store what the ready engine reports. Called once per load."""
         engine = self.engine
         self._defaults = dict(engine.inputs.defaults)
-        self._info = replace(self.info, tokenizer_source=None)  # it may contain a whole vocabulary
+        # The source may contain a whole vocabulary.
+        self.known_info = replace(self.info, tokenizer_source=None)
         if not self.model_names:
             self.model_names = (default_model_name(self.config.engine.model, self.info.model_path),)
         gone, new = self.loras.changes()
         if gone or new:
             engine.restore_loras(gone, new)
         self.metrics.create_series()
-
-    @property
-    def known_info(self) -> ModelInfo | None:
-        """`info` of the latest load, also while the model is unloaded; None before the first."""
-        return self._info
 
     @property
     def fingerprint(self) -> str:
@@ -131,7 +127,7 @@ class Service:
     @property
     def max_items(self) -> int:
         """Item limit of a body, raised to allow a prompt of token ids that fills the context."""
-        info = self._info
+        info = self.known_info
         return max(self.config.limits.max_body_items, 2 * info.max_model_len if info else 0)
 
     def check_model(self, name: str | None) -> str:
@@ -157,7 +153,7 @@ class Service:
 
     def model_card(self, name: str) -> dict[str, Any]:
         """Return OpenAI's model object; max_model_len is null before the first load."""
-        info = self._info
+        info = self.known_info
         is_lora = name in self.loras and name not in self.model_names
         created = self.loras.find(name).created if is_lora else self.created
         return {

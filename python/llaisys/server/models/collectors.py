@@ -5,20 +5,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from llaisys.common.types import GpuUsage
+from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.messages import EngineStats
+from llaisys.server.engine_client.replicas.replica import Replica
+from llaisys.server.generation.service import Service
 from llaisys.server.http.key_budgets import KeyRing
 from llaisys.server.metrics import PREFIX, RequestTotals
-
-if TYPE_CHECKING:
-    from llaisys.server.engine_client.async_engine import AsyncLLMEngine
-    from llaisys.server.engine_client.replicas.replica import Replica
-    from llaisys.server.generation.service import Service
 
 GAUGES = {
     "num_requests_running": "Sequences in the running queue.",

@@ -24,6 +24,7 @@ from llaisys.server.schemas.fields import (
 )
 from llaisys.server.schemas.kinds import Checked
 from llaisys.server.schemas.sampling import LOGPROBS
+from llaisys.server.schemas.structured import json_schema_format
 
 Number = float | int
 
@@ -98,8 +99,7 @@ class OllamaRequest(ProtocolRequest):
         if self.format == "json":
             fields["response_format"] = {"type": "json_object"}
         elif isinstance(self.format, dict):
-            schema = {"name": "answer", "schema": self.format, "strict": True}
-            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+            fields["response_format"] = json_schema_format(self.format)
         if self.think is False:
             fields["reasoning_effort"] = "none"
         elif isinstance(self.think, str):

@@ -9,29 +9,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import Request
 from starlette.types import Message
 
-from llaisys.server.errors import ApiError, is_fault
+from llaisys.server.errors import is_fault
 from llaisys.server.http.error_handlers import to_api_error
 from llaisys.server.http.event_stream import EventStream
+from llaisys.server.responses.formatter import ResponsesFormatter
 
 MAX_ENDED = 32  # responses that are kept with their events after their end
 EVENT_END = b"\n\n"
-
-
-class Formatter(Protocol):
-    """What is needed of the formatter of a response, whose module imports this one."""
-
-    response_id: str
-    request_id: str
-    media_type: str
-
-    def snapshot(self, status: str) -> dict[str, Any]: ...
-    def format_cancelled(self) -> bytes: ...
-    def format_error(self, error: ApiError) -> list[bytes]: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -39,7 +28,7 @@ class BackgroundResponse:
     """One response. The index of an event is its sequence number."""
 
     owner: str
-    formatter: Formatter
+    formatter: ResponsesFormatter
     events: list[bytes] = field(default_factory=list)
     ended: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -90,7 +79,7 @@ class BackgroundResponses:
     def start(
         self,
         owner: str,
-        formatter: Formatter,
+        formatter: ResponsesFormatter,
         run: Callable[[], Awaitable[Any]],
         releases: list[Callable[[], None]],
     ) -> BackgroundResponse:

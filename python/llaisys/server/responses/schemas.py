@@ -22,6 +22,7 @@ from llaisys.server.schemas.fields import (
 )
 from llaisys.server.schemas.kinds import Checked
 from llaisys.server.schemas.sampling import LENIENT, LOGPROBS, NEW_TOKENS, SEED
+from llaisys.server.schemas.structured import json_schema_format
 from llaisys.server.schemas.tools import FUNCTION_TOOLS
 
 RESPONSE_ID = r"^resp_[0-9a-f]{32}$"
@@ -182,12 +183,7 @@ class ResponsesRequest(ProtocolRequest):
             return {"type": "json_object"}
         if format.schema_ is None:
             raise invalid_value("text.format.schema", None, "a JSON schema")
-        schema = {
-            "name": format.name or "answer",
-            "schema": format.schema_,
-            "strict": format.strict,
-        }
-        return {"type": "json_schema", "json_schema": schema}
+        return json_schema_format(format.schema_, format.name or "answer", format.strict)
 
     def _tools(self) -> dict[str, Any]:
         if not self.tools:

@@ -104,6 +104,12 @@ def with_known_format(data: dict[str, Any], notes: FieldNotes) -> dict[str, Any]
     return {**data, "response_format": {**found, "json_schema": inner}}
 
 
+def json_schema_format(schema: Any, name: str = "answer", strict: Any = True) -> dict[str, Any]:
+    """Return the response_format of a JSON schema."""
+    schema = {"name": name, "schema": schema, "strict": strict}
+    return {"type": "json_schema", "json_schema": schema}
+
+
 # field of a request -> its kind
 STRUCTURED_FIELDS: dict[str, Kind] = {
     "response_format": ResponseFormat(),
