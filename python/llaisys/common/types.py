@@ -152,14 +152,6 @@ class StepOutput:
     # seq id -> embedding of a pooled prompt that is complete: f32 [hidden size], native order
     pooled: dict[int, bytes] = field(default_factory=dict)
 
-    def extend(self, later: StepOutput) -> None:
-        """Add tokens sampled after accepted drafts. A sequence that failed there keeps its tokens:
-        its next step fails with its first token."""
-        for seq_id, tokens in later.sampled.items():
-            self.sampled[seq_id] += tokens
-        for seq_id, logprobs in later.logprobs.items():
-            self.logprobs[seq_id] += logprobs
-
 
 @dataclass(slots=True)
 class StepRecord:

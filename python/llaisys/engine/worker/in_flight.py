@@ -1,25 +1,18 @@
-"""Steps in flight: launched, result not collected.
-
-A step is sampled by the device, or on collection. In the first case the next step may be launched
-before the sampled tokens are known on the host: the row of a sequence in the input batch holds -1-j
-there, j being the row of the sampling batch, and the model replaces it. Nothing else of the next
-step may depend on the token.
-"""
+"""Steps in flight: launched, result not collected."""
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.common.step import ForwardOutput
-from llaisys.common.types import SchedulerOutputs, StepOutput
+from llaisys.common.types import SchedulerOutputs
 from llaisys.engine.worker.input_batch import InputBatch
-from llaisys.engine.worker.step_buffers import PreparedStep
-from llaisys.models.base import ModelAdapter
+from llaisys.engine.worker.step_buffers import PreparedStep, SamplingBatch, StepBuffers
 
 
 @dataclass(slots=True)
@@ -28,36 +21,15 @@ class InFlightStep:
 
     plan: SchedulerOutputs
     step: PreparedStep
-    forward: ForwardOutput | None = None  # None: the device samples; then the fields below are set
+    forward: ForwardOutput | None = None  # None: the device samples; see QueuedSteps
+    buffers: StepBuffers | None = None  # this and the next fields: of a step that it samples
     ticket: int = -1
+    logprob_rows: list[int] = field(default_factory=list)  # of sequences that request logprobs
+    arrays: tuple[Any, ...] = ()  # read by the model until the step is collected
+    # Set by InFlightSteps.add:
     seq_ids: list[int] = field(default_factory=list)  # that sample
     generations: NDArray[np.int64] | None = None  # of their rows
     num_released: int = 0  # rows of the input batch, in all, at the launch
-    logprob_rows: list[int] = field(default_factory=list)  # of sequences that request logprobs
-    arrays: tuple[Any, ...] = ()  # read by the model until the step is collected
-
-    def output(self, tokens: list[int], adapter: ModelAdapter) -> StepOutput:
-        """Return the step output; `adapter` has just collected `tokens`."""
-        sampled = {s: [t] for s, t in zip(self.seq_ids, tokens, strict=True)}
-        output = StepOutput(self.plan.step_id, sampled)
-        for index in self.logprob_rows:
-            entry = adapter.collected_logprobs(index)
-            if entry is not None:
-                output.logprobs[self.seq_ids[index]] = [entry]
-        return output
-
-    def without(self, seq_ids: frozenset[int]) -> SchedulerOutputs:
-        """Return the plan without these sequences."""
-        plan = self.plan
-        rest = [index for index, seq_id in enumerate(plan.seq_ids) if seq_id not in seq_ids]
-        return replace(
-            plan,
-            seq_ids=[plan.seq_ids[i] for i in rest],
-            request_ids=[plan.request_ids[i] for i in rest],
-            starts=[plan.starts[i] for i in rest],
-            counts=[plan.counts[i] for i in rest],
-            samples=[plan.samples[i] for i in rest],
-        )
 
 
 class InFlightSteps:
@@ -73,11 +45,14 @@ class InFlightSteps:
         return len(self._steps)
 
     def add(self, launched: InFlightStep) -> None:
-        """Add a step; mark its tokens as unknown if the device samples them."""
+        rows = launched.step.sampling.rows
+        launched.seq_ids = self._batch.seq_ids[rows].tolist()
+        launched.generations = self._batch.generations[rows]
+        launched.num_released = self._batch.num_released
         self._steps.append(launched)
-        if launched.forward is not None:
-            return
-        sampling = launched.step.sampling
+
+    def mark_unknown(self, sampling: SamplingBatch) -> None:
+        """Write the placeholders of the tokens that the device samples."""
         self._batch.tokens[sampling.rows, sampling.ends] = -1 - np.arange(len(sampling.rows))
 
     def take(self, step_id: int | None = None) -> InFlightStep:

@@ -1,4 +1,4 @@
-"""The last two stages of a step: sample a token per sequence, and build the step output."""
+"""Sampling on the host: the tokens after the last forward pass and after accepted drafts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.step import ForwardOutput, SamplingMetadata, TokenMasks
-from llaisys.common.types import SchedulerOutputs, StepOutput, TokenLogprobs
+from llaisys.common.types import TokenLogprobs
 from llaisys.engine.worker.input_batch import InputBatch
 from llaisys.engine.worker.sampling_state import SamplingState
 from llaisys.engine.worker.step_buffers import SampledTokens, SamplingBatch
@@ -26,129 +26,144 @@ class Sampler:
         self._state = state
         self._native_timer = native  # time inside the model
 
-    def remove_unmasked(
-        self, batch: SamplingBatch, masks: TokenMasks, output: StepOutput
-    ) -> tuple[SamplingBatch, StepOutput]:
-        """Remove the sequences without masks: they sample no token if late, else they fail."""
-        ready = []
-        for index, seq_id in enumerate(self.seq_ids(batch)):
-            if seq_id in masks.failed:
-                output.failed[seq_id] = masks.failed[seq_id]
-            elif seq_id in masks.late:
-                output.sampled[seq_id] = []
-            else:
-                ready.append(index)
-        return batch.select(np.array(ready, dtype=np.int64)), output
+    def sample(
+        self, forward: ForwardOutput, batch: SamplingBatch, masks: TokenMasks | None = None
+    ) -> SampledTokens:
+        """Sample a token per sequence and one after each accepted draft token; write them into the
+        input batch. `masks`: of structured output; sequences without masks sample no token if
+        late, else they fail."""
+        found = SampledTokens({}, {}, {})
+        self._state.set_masks(masks, self._inputs.row_of)
+        if masks is not None and (masks.late or masks.failed):
+            batch = self._remove_unmasked(batch, masks, found)
+        rest: SamplingBatch | None = batch
+        while rest is not None and len(rest.rows):
+            rest = self._sample_next(forward, rest, found)
+        return found
 
-    def accepted(self, sampled: SampledTokens) -> NDArray[np.bool_] | None:
-        """Return which sequences sampled their draft token, so the logits after it are valid; None:
-        no drafts. Call before `postprocess`, which overwrites the drafts."""
-        rows, ends, _, drafts = sampled.batch
-        if drafts is None:
-            return None
-        is_draft = self._inputs.tokens[rows, ends] == sampled.tokens
-        accepted: NDArray[np.bool_] = is_draft & (drafts > 0)
-        return self._state.with_masks(rows, accepted)
-
-    def sample(self, forward: ForwardOutput, batch: SamplingBatch) -> SampledTokens:
-        """Sample a token for each sequence of the batch, in the plan's order."""
+    def _sample_next(
+        self, forward: ForwardOutput, batch: SamplingBatch, found: SampledTokens
+    ) -> SamplingBatch | None:
+        """Sample the first token of each sequence, or all of them if none depends on those before
+        it. Return the rows after the accepted draft tokens; None: all were sampled."""
+        sampled, has_all = batch, False
+        if batch.drafts is not None and self._state.are_greedy(batch.rows):
+            sampled, has_all = batch.expand_drafts(), True
         try:
-            return SampledTokens(batch, self._sample(forward, batch), {}, forward)
-        except InvalidInputError:  # one sequence has no token left; the others are sampled
-            failed = self._find_failing(forward, batch)
-            good = [i for i, s in enumerate(self.seq_ids(batch)) if s not in failed]
-            batch = batch.select(np.array(good, dtype=np.int64))
-            return SampledTokens(batch, self._sample(forward, batch), failed, forward)
-
-    def sample_greedy_drafts(
-        self, plan: SchedulerOutputs, forward: ForwardOutput, batch: SamplingBatch
-    ) -> StepOutput | None:
-        """Verify the drafts of a greedy batch in one sampler call; None: not applicable."""
-        if batch.drafts is None or not self._state.are_greedy(batch.rows):
+            tokens = self._call(forward, sampled)
+        except InvalidInputError:  # of one sequence, or of a row after a rejected draft token
+            sampled, has_all = self._remove_failing(forward, batch, found), False
+            tokens = self._call(forward, sampled)
+        if sampled.drafts is None:
+            self._store(forward, sampled, tokens, found)
             return None
-        expanded, seq_ids = batch.expand_drafts(), self.seq_ids(batch)
-        positions = zip(seq_ids, batch.rows.tolist(), batch.ends.tolist(), strict=True)
-        try:
-            tokens = self._sample(forward, expanded).tolist()
-        except InvalidInputError:  # perhaps of a row after a rejected draft
+        is_draft = self._inputs.tokens[sampled.rows, sampled.ends] == tokens
+        accepted: NDArray[np.bool_] = is_draft & (sampled.drafts > 0)
+        if has_all:
+            valid = sampled.after_accepted(accepted)
+            self._store(forward, sampled.select(valid), tokens[valid], found)
             return None
-        # The device is idle from here on.
-        first, sampled, known = 0, {}, self._inputs.tokens.data
-        for seq_id, row, end in positions:
-            draft, accepted = plan.draft_token_ids.get(seq_id, ()), 0
-            while accepted < len(draft) and draft[accepted] == tokens[first + accepted]:
-                accepted += 1
-            known[row, end + accepted] = tokens[first + accepted]  # accepted drafts are in place
-            sampled[seq_id] = tokens[first : first + accepted + 1]
-            first += len(draft) + 1
-        return StepOutput(plan.step_id, sampled)
+        accepted = self._state.with_masks(sampled.rows, accepted)
+        self._store(forward, sampled, tokens, found)
+        rest = sampled.next_tokens(accepted)
+        self._state.advance_masks(rest.rows)
+        return rest
 
-    def seq_ids(self, batch: SamplingBatch) -> list[int]:
-        return self._inputs.seq_ids[batch.rows].tolist()
+    def queued_metadata(self, batch: SamplingBatch) -> tuple[SamplingMetadata, list[int]]:
+        """Return the sampler's arrays of a step that the device samples, whose output rows are
+        those of the batch, and the rows that request logprobs."""
+        self._state.set_masks(None, self._inputs.row_of)
+        metadata = self._metadata(batch, np.arange(len(batch.rows)))
+        return metadata, self._state.logprob_rows(batch.rows)
 
-    def _sample(self, forward: ForwardOutput, batch: SamplingBatch) -> NDArray[np.int32]:
+    def _call(self, forward: ForwardOutput, batch: SamplingBatch) -> NDArray[np.int32]:
         if not len(batch.rows):
             return np.zeros(0, dtype=np.int32)
-        metadata = self.metadata(batch, output_rows(forward, batch.tokens))
+        metadata = self._metadata(batch, output_rows(forward, batch.tokens))
         with self._native_timer:
-            return self._adapter.sample(metadata)
+            tokens = self._adapter.sample(metadata)
+        if len(tokens) != len(batch.rows):
+            raise RuntimeError(f"{len(tokens)} tokens were sampled for {len(batch.rows)} rows")
+        return tokens
 
-    def metadata(self, batch: SamplingBatch, rows: NDArray[np.int64]) -> SamplingMetadata:
+    def _metadata(self, batch: SamplingBatch, rows: NDArray[np.int64]) -> SamplingMetadata:
         """Return the sampler's arrays; `rows`: output rows of the batch."""
         known = self._inputs
         return self._state.metadata(
             batch.rows, rows, batch.ends, known.seq_ids, known.tokens, known.num_discarded
         )
 
-    def _find_failing(self, forward: ForwardOutput, batch: SamplingBatch) -> dict[int, str]:
-        """Sample each sequence alone; return the errors by sequence id."""
-        failed = {}
-        for index, seq_id in enumerate(self.seq_ids(batch)):
-            try:
-                self._sample(forward, batch.select(np.array([index])))
-            except InvalidInputError as error:
-                failed[seq_id] = str(error)
-        return failed
+    def _seq_ids(self, batch: SamplingBatch) -> list[int]:
+        return self._inputs.seq_ids[batch.rows].tolist()
 
-    def postprocess(self, plan: SchedulerOutputs, result: SampledTokens) -> StepOutput:
-        """Store the sampled tokens for the next step and build the step output."""
-        state = self._state
-        rows = result.batch.rows
-        if len(result.tokens) != len(rows):
-            raise RuntimeError(
-                f"{len(result.tokens)} tokens were sampled for {len(rows)} sequences"
-            )
-        self._inputs.tokens[rows, result.batch.ends] = result.tokens
-        seq_ids, tokens = self.seq_ids(result.batch), result.tokens.tolist()
-        sampled = {s: [t] for s, t in zip(seq_ids, tokens, strict=True)}
-        output = StepOutput(plan.step_id, sampled, failed=result.failed)
+    def _remove_unmasked(
+        self, batch: SamplingBatch, masks: TokenMasks, found: SampledTokens
+    ) -> SamplingBatch:
+        ready = []
+        for index, seq_id in enumerate(self._seq_ids(batch)):
+            if seq_id in masks.failed:
+                found.failed[seq_id] = masks.failed[seq_id]
+            elif seq_id in masks.late:
+                found.tokens[seq_id] = []
+            else:
+                ready.append(index)
+        return batch.select(np.array(ready, dtype=np.int64))
+
+    def _remove_failing(
+        self, forward: ForwardOutput, batch: SamplingBatch, found: SampledTokens
+    ) -> SamplingBatch:
+        """Remove the sequences without a token left: sample each one alone. One that has sampled
+        tokens keeps them, and its next step fails with its first token."""
+        good = []
+        for index, seq_id in enumerate(self._seq_ids(batch)):
+            try:
+                self._call(forward, batch.select(np.array([index])))
+                good.append(index)
+            except InvalidInputError as error:
+                if seq_id not in found.tokens:
+                    found.failed[seq_id] = str(error)
+        return batch.select(np.array(good, dtype=np.int64))
+
+    def _store(
+        self,
+        forward: ForwardOutput,
+        batch: SamplingBatch,
+        tokens: NDArray[np.int32],
+        found: SampledTokens,
+    ) -> None:
+        """Store sampled tokens in the input batch, the histories of penalties and the result, with
+        their logprobs."""
+        state, known = self._state, self._inputs.tokens
+        rows, ends = batch.rows, batch.ends
+        known[rows, ends] = tokens
+        seq_ids = self._seq_ids(batch)
+        for seq_id, token in zip(seq_ids, tokens.tolist(), strict=True):
+            found.tokens.setdefault(seq_id, []).append(token)
         if state.penalised:
-            ends = result.batch.ends.tolist()
-            for row, seq_id, token, end in zip(rows.tolist(), seq_ids, tokens, ends, strict=True):
+            for row, seq_id, end in zip(rows.tolist(), seq_ids, ends.tolist(), strict=True):
                 if row not in state.penalised:
                     continue
-                new = [token]
+                new = [int(known[row, end])]
                 if state.penalised[row][0] > 0:  # repeat_last_n
-                    prompt, new = state.history(row, self._inputs.tokens[row, : end + 1])
+                    prompt, new = state.history(row, known[row, : end + 1])
                     self._adapter.sampler_reset(seq_id, prompt)
                 self._adapter.sampler_accept(seq_id, new)
         for index in state.logprob_rows(rows):
-            entry = self._adapter.logprobs(index)
-            if entry is not None and state.observe(int(rows[index]), entry.logprob):
-                token_ids = state.logprob_token_ids(int(rows[index]))
+            row, entry = int(rows[index]), self._adapter.logprobs(index)
+            if entry is not None and state.observe(row, entry.logprob):
+                token_ids = state.logprob_token_ids(row)
                 if token_ids is not None:
-                    entry = self._logprobs_of(token_ids, result, index, entry)
-                output.logprobs[seq_ids[index]] = [entry]
-        return output
+                    logits_row = int(output_rows(forward, batch.tokens[index : index + 1])[0])
+                    entry = self._logprobs_of(token_ids, logits_row, entry)
+                found.logprobs.setdefault(seq_ids[index], []).append(entry)
 
     def _logprobs_of(
-        self, token_ids: NDArray[np.int64], result: SampledTokens, index: int, entry: TokenLogprobs
+        self, token_ids: NDArray[np.int64], row: int, entry: TokenLogprobs
     ) -> TokenLogprobs:
-        """Return the entry of a row with the logprobs of `token_ids` and the sampled token, not
-        those of the best."""
-        row = output_rows(result.forward, result.batch.tokens[index : index + 1])
-        logits = self._adapter.logits_row(int(row[0])).astype(np.float64)
-        values = logits[token_ids] - (logits[result.tokens[index]] - entry.logprob)
+        """Return the entry of an output row with the logprobs of `token_ids` and the sampled token,
+        not those of the best."""
+        logits = self._adapter.logits_row(row).astype(np.float64)
+        values = logits[token_ids] - (logits[entry.token_id] - entry.logprob)
         top = list(zip(token_ids.tolist(), values.tolist(), strict=True))
         if entry.token_id not in token_ids:
             top.append((entry.token_id, entry.logprob))

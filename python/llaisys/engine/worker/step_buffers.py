@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput
-from llaisys.common.types import SchedulerOutputs
+from llaisys.common.step import AttentionMetadata, ModelStepInput
+from llaisys.common.types import SchedulerOutputs, StepOutput, TokenLogprobs
 from llaisys.engine.worker.input_batch import InputBatch
 from llaisys.models.step_filler import StepFiller
 
@@ -46,14 +46,25 @@ class SamplingBatch(NamedTuple):
         assert drafts is not None
         return SamplingBatch(rows, ends + offsets, tokens + offsets, drafts - offsets)
 
+    def after_accepted(self, accepted: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which rows of `expand_drafts` follow accepted draft tokens only. `accepted`: whether
+        a row sampled the draft token after it."""
+        assert self.drafts is not None
+        rejected: NDArray[np.int64] = np.cumsum(~accepted) - ~accepted  # rows before each row that did not
+        first = np.flatnonzero(np.append(0, self.drafts[:-1]) == 0)  # rows of their sequences
+        valid: NDArray[np.bool_] = rejected == rejected[first].repeat(self.drafts[first] + 1)
+        return valid
+
 
 class SampledTokens(NamedTuple):
-    """The result of sampling."""
+    """The result of sampling, by sequence id."""
 
-    batch: SamplingBatch  # rows with a token
-    tokens: NDArray[np.int32]  # [r]
-    failed: dict[int, str]  # sequence id -> error
-    forward: ForwardOutput
+    tokens: dict[int, list[int]]  # more than one when drafts were accepted
+    logprobs: dict[int, list[TokenLogprobs]]  # of sequences that request them
+    failed: dict[int, str]  # errors
+
+    def output(self, step_id: int) -> StepOutput:
+        return StepOutput(step_id, self.tokens, self.logprobs, failed=self.failed)
 
 
 class PromptLogprobRows(NamedTuple):

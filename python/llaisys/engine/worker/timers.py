@@ -32,12 +32,16 @@ class Timer:
 
 
 class StageTimers:
-    """A timer per stage, one for the time inside the model, and the number of steps."""
+    """A timer per stage, one for the time inside the model, and the number of steps. With a draft
+    model or head there is one more stage, "draft"."""
 
     def __init__(self) -> None:
         self._timers = {stage: Timer() for stage in STAGES}
         self.native = Timer()
         self.num_steps = 0
+
+    def add(self, stage: str) -> None:
+        self._timers[stage] = Timer()
 
     def __getitem__(self, stage: str) -> Timer:
         return self._timers[stage]

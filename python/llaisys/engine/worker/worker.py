@@ -5,9 +5,10 @@ A step has five stages:
     prepare_step_inputs       plan -> ModelStepInput (tokens, positions, logits mask)
     build_attention_metadata  -> AttentionMetadata (slots, block tables, context lengths)
     run_model_forward         adapter.forward
-    sample                    adapter.sample
-    postprocess               sampled tokens -> StepOutput, and into the input batch
+    sample                    adapter.sample, until a draft token is rejected; into the input batch
+    postprocess               sampled tokens -> StepOutput
 
+A step is sampled on the host when it is collected (`Sampler`), or by the device (`QueuedSteps`).
 The worker schedules nothing; its state follows from the plans.
 
 In a pipeline, the last stage computes a step when it is collected, because it samples from its own
@@ -44,6 +45,7 @@ from llaisys.engine.worker.input_batch import InputBatch
 from llaisys.engine.worker.lora_store import LORA_METHODS, LoraStore, load_loras
 from llaisys.engine.worker.model_opening import OpenedModel, describe, device_ids, open_model
 from llaisys.engine.worker.prompt_outputs import prompt_logprobs, read_pooled
+from llaisys.engine.worker.queued_steps import QueuedSteps
 from llaisys.engine.worker.sampler import Sampler, output_rows
 from llaisys.engine.worker.sampling_state import SamplingState
 from llaisys.engine.worker.step_buffers import (
@@ -81,13 +83,14 @@ class Worker:
         self.info: ModelInfo | None = None
         self._opened: OpenedModel | None = None  # between `open_model` and `load_model`
         self._batch: InputBatch
-        self._buffers: StepBuffers
         self._sampling: SamplingState
+        self._buffers: StepBuffers
         self._updater: BatchUpdater
         self._sampler: Sampler
         self._drafter: Drafter | None = None  # of the driver rank
         self._loras: LoraStore | None = None  # None: adapters are off
         self._in_flight: InFlightSteps
+        self._queued_steps: QueuedSteps
         self._planned: deque[SchedulerOutputs] = deque()  # of the last stage: not computed yet
         parallel = replace(config.parallel, rank=rank)
         self._has_stages = parallel.pipeline_parallel_size > 1
@@ -146,6 +149,7 @@ class Worker:
                 self.config.scheduler.token_budget,
                 speculative.disable_by_batch_size,
             )
+            self._timers.add("draft")
         logger.info(
             "worker pid=%d rank=%d local_rank=%d device=%s:%d tp_size=%d pp_size=%d threads=%d "
             "cpus=%s",
@@ -173,6 +177,7 @@ class Worker:
             self._batch, self._sampling, self._loras, samples=self._is_last_stage
         )
         self._sampler = Sampler(adapter, self._batch, self._sampling, self._timers.native)
+        self._queued_steps = QueuedSteps(adapter, self._in_flight, self._sampler, self._timers)
 
     def warmup(self) -> None:
         """Run one token; on a GPU capture the decode steps. No request may own a block."""
@@ -215,7 +220,8 @@ class Worker:
         """Return draft tokens of the draft model or head; see Drafter."""
         if self._drafter is None:
             raise ClosedError(f"worker rank {self.rank}: no draft model is loaded")
-        return self._drafter.draft(requests, released)
+        with self._timers["draft"]:
+            return self._drafter.draft(requests, released)
 
     # ---- KV transfer ---------------------------------------------------------------------------
 
@@ -248,7 +254,7 @@ class Worker:
         if self._has_stages and self._is_last_stage:
             self._planned.append(plan)
         else:
-            self._in_flight.add(self._start(plan, queued and not self._has_stages))
+            self._launch(plan, queued and not self._has_stages)
         self._timers.num_steps += 1
 
     def sample_tokens(
@@ -260,9 +266,16 @@ class Worker:
         self._run_planned(step_id)
         launched = self._in_flight.take(step_id)
         if launched.forward is None:
-            return self._collect(launched)
+            return self._queued_steps.collect(launched)
         found = None if masks is None else masks()
-        return self._sample_step(launched.plan, launched.step, launched.forward, found)
+        with self._timers["sample"]:
+            sampled = self.sample(launched.forward, launched.step.sampling, found)
+        with self._timers["postprocess"]:
+            output = self.postprocess(launched, sampled)
+        if self._drafter is not None:
+            with self._timers["draft"]:
+                self._drafter.observe(launched.plan, output, self._batch, self._open_adapter())
+        return output
 
     @property
     def can_launch(self) -> bool:
@@ -277,46 +290,32 @@ class Worker:
         """Compute the planned steps up to this one, or the oldest one."""
         while self._planned:
             plan = self._planned.popleft()
-            self._in_flight.add(self._start(plan, queued=False))
+            self._launch(plan, queued=False)
             if step_id in (None, plan.step_id):
                 return
 
-    def _start(self, plan: SchedulerOutputs, queued: bool) -> InFlightStep:
+    def _launch(self, plan: SchedulerOutputs, queued: bool) -> None:
         """Apply a plan and launch its step. In a pipeline, a stage that rejects it leaves the
         others out of step."""
         if queued:
             self._buffers, self._spare_buffers = self._spare_buffers, self._buffers
-            self._sampling.set_masks(None, self._batch.row_of)
             if self._drafter is not None:
                 self._drafter.skip(plan)
         try:
             with self._timers["prepare_step_inputs"]:
                 step = self.prepare_step_inputs(plan)
-            return self._launch(plan, step, queued)
+            with self._timers["build_attention_metadata"]:
+                attention = self.build_attention_metadata(step)
+            if queued:
+                self._queued_steps.launch(plan, step, attention, self._buffers)
+                return
+            with self._timers["run_model_forward"]:
+                forward = self.run_model_forward(step, attention)
+            self._in_flight.add(InFlightStep(plan, step, forward))
         except InvalidInputError as error:
             if not self._has_stages:
                 raise
             raise RuntimeError(f"the stage rejected step {plan.step_id}: {error}") from error
-
-    def _launch(self, plan: SchedulerOutputs, step: PreparedStep, queued: bool) -> InFlightStep:
-        with self._timers["build_attention_metadata"]:
-            attention = self.build_attention_metadata(step)
-        launched = InFlightStep(plan, step)
-        if queued or not self._is_last_stage:  # its tokens are stored when it is collected
-            rows = step.sampling.rows
-            launched.seq_ids = self._sampler.seq_ids(step.sampling)
-            launched.generations = self._batch.generations[rows]
-            launched.num_released = self._batch.num_released
-        if queued:
-            with self._timers["sample"]:
-                sampling = self._sampler.metadata(step.sampling, np.arange(len(rows)))
-            launched.logprob_rows = self._sampling.logprob_rows(rows)
-            launched.arrays = (attention, sampling)
-            launched.ticket = self._open_adapter().launch(step, attention, sampling)
-        else:
-            with self._timers["run_model_forward"]:
-                launched.forward = self.run_model_forward(step, attention)
-        return launched
 
     def store_tokens(self, step_id: int, sampled: Mapping[int, Sequence[int]]) -> None:
         """Store the tokens that the last stage has sampled, by sequence."""
@@ -324,105 +323,6 @@ class Worker:
         # A sequence without a token has failed, or computes its last token again.
         tokens = [next(iter(sampled.get(seq_id, ())), 0) for seq_id in launched.seq_ids]
         self._in_flight.store_tokens(launched, np.array(tokens, np.int64))
-
-    def _collect(self, launched: InFlightStep) -> StepOutput:
-        """Return the output of a step that the device samples."""
-        step_id = launched.plan.step_id
-        if not launched.plan.batch_size:  # no sequence was left when it was relaunched
-            return StepOutput(step_id, {})
-        adapter = self._open_adapter()
-        try:
-            with self._timers["run_model_forward"], self._timers.native:
-                tokens = adapter.collect(launched.ticket)
-        except Exception as error:
-            return self._recover(launched, error)
-        except BaseException:
-            adapter.last_output()  # waits: the step reads its arrays until then
-            raise
-        if tokens is None:
-            raise RuntimeError(f"step {step_id} was not run")
-        with self._timers["postprocess"]:
-            self._in_flight.store_tokens(launched, tokens)
-            return launched.output(tokens.tolist(), adapter)
-
-    def _recover(self, launched: InFlightStep, error: Exception) -> StepOutput:
-        """Handle a failed step; the step after it was not run. If one sequence caused the failure,
-        sample the others, else raise. Then relaunch the next step without the lost sequences."""
-        self._in_flight.store_tokens(launched, 0)  # replaces the placeholders
-        forward = self._open_adapter().last_output()
-        lost = frozenset(launched.plan.seq_ids)
-        try:
-            if not isinstance(error, InvalidInputError) or not forward.n_outputs:
-                raise error
-            output = self._sample_again(launched, forward)
-            lost = frozenset()
-            return output
-        finally:
-            following = self._in_flight.pop()
-            if following is not None:
-                self._open_adapter().collect(following.ticket)
-                plan = following.without(lost)
-                if plan.batch_size:
-                    self._in_flight.add(self._launch(plan, self._buffers.fill_tokens(plan), True))
-                else:
-                    self._in_flight.add(replace(following, plan=plan))
-
-    def _sample_again(self, launched: InFlightStep, forward: ForwardOutput) -> StepOutput:
-        """Sample a step on the host; released sequences get no token."""
-        step, present = launched.step, self._in_flight.still_present(launched)
-        step = replace(step, sampling=step.sampling.select(present))
-        output = self._sample_step(launched.plan, step, forward)
-        for seq_id, is_present in zip(launched.seq_ids, present.tolist(), strict=True):
-            if not is_present:
-                output.sampled[seq_id] = []
-        return output
-
-    def _sample_step(
-        self,
-        plan: SchedulerOutputs,
-        step: PreparedStep,
-        forward: ForwardOutput,
-        masks: TokenMasks | None = None,
-    ) -> StepOutput:
-        batch, removed = step.sampling, StepOutput(plan.step_id, {})
-        if masks is not None and (masks.late or masks.failed):
-            batch, removed = self._sampler.remove_unmasked(batch, masks, removed)
-        self._sampling.set_masks(masks, self._batch.row_of)
-        logprobs = {}
-        with self._timers["sample"]:
-            for prompt in step.prompt_logprobs:
-                rows = output_rows(forward, prompt.tokens)
-                logprobs[prompt.seq_id] = prompt_logprobs(self._open_adapter(), rows, prompt)
-            output = self._sampler.sample_greedy_drafts(plan, forward, batch)
-        if output is None:
-            output = self._sample_in_turn(plan, forward, batch)
-        output.prompt_logprobs = logprobs
-        output.pooled = read_pooled(self._open_adapter(), step.pooled)
-        output.sampled.update(removed.sampled)
-        output.failed.update(removed.failed)
-        if self._drafter is not None:
-            self._drafter.observe(plan, output, self._batch, self._open_adapter())
-        return output
-
-    def _sample_in_turn(
-        self, plan: SchedulerOutputs, forward: ForwardOutput, batch: SamplingBatch
-    ) -> StepOutput:
-        """Sample a token per sequence, then the next one after each accepted draft token."""
-        output: StepOutput | None = None
-        while True:
-            with self._timers["sample"]:
-                result = self.sample(forward, batch)
-            with self._timers["postprocess"]:
-                accepted = self._sampler.accepted(result)
-                found = self.postprocess(plan, result)
-            if output is None:
-                output = found
-            else:
-                output.extend(found)
-            if accepted is None or not accepted.any():
-                return output
-            batch = result.batch.next_tokens(accepted)
-            self._sampling.advance_masks(batch.rows)
 
     def prepare_step_inputs(self, plan: SchedulerOutputs) -> PreparedStep:
         self._updater.update(self._open_adapter(), plan)
@@ -439,13 +339,22 @@ class Worker:
         with self._timers.native:
             return self._open_adapter().forward(step, attention)
 
-    def sample(self, forward: ForwardOutput, batch: SamplingBatch) -> SampledTokens:
-        """Sample a token for each sequence of the batch, in the plan's order."""
-        return self._sampler.sample(forward, batch)
+    def sample(
+        self, forward: ForwardOutput, batch: SamplingBatch, masks: TokenMasks | None = None
+    ) -> SampledTokens:
+        """Sample a token per sequence and one after each accepted draft token; see Sampler."""
+        return self._sampler.sample(forward, batch, masks)
 
-    def postprocess(self, plan: SchedulerOutputs, result: SampledTokens) -> StepOutput:
-        """Store the sampled tokens for the next step and build the step output."""
-        return self._sampler.postprocess(plan, result)
+    def postprocess(self, launched: InFlightStep, sampled: SampledTokens) -> StepOutput:
+        """Build the step output."""
+        adapter, step, forward = self._open_adapter(), launched.step, launched.forward
+        assert forward is not None
+        output = sampled.output(launched.plan.step_id)
+        for prompt in step.prompt_logprobs:
+            rows = output_rows(forward, prompt.tokens)
+            output.prompt_logprobs[prompt.seq_id] = prompt_logprobs(adapter, rows, prompt)
+        output.pooled = read_pooled(adapter, step.pooled)
+        return output
 
     # ---- profile -------------------------------------------------------------------------------
 
