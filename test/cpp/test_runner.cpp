@@ -130,14 +130,6 @@ TEST(every_layer_has_its_own_window) {
     CHECK(same.model.seen[0].shares_lists); // one list per distinct window
 }
 
-TEST(largest_step_is_reserved_at_construction) {
-    Rig rig;
-    CHECK_EQ(rig.runner.graph().counters().reserved, 1);
-    CHECK_EQ(rig.step(tokens({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16})),
-             LLAISYS_DECODE_OK);
-    CHECK_EQ(rig.runner.graph().counters().allocated, 0);
-}
-
 TEST(block_tables_reach_the_model_with_rows_and_ends) {
     Rig rig(3, 0, true);
     Step step = tokens({1, 2, 3, 30, 31}); // a prefill and two tokens of a running sequence

@@ -107,7 +107,6 @@ public:
         int64_t on_device = 0, on_host = 0;
     };
     const Samples &samples() const { return samples_; }
-    const GraphRunner &graph() const { return graph_; }
     Profile &profile() { return profile_; }
 
     // Metadata of the SLOT layout; null in the BLOCK layout.
