@@ -56,7 +56,6 @@ class BeamSearch:
     beams: list[Beam] = field(default_factory=lambda: [Beam()])
     finished: list[Beam] = field(default_factory=list)
     first_step: CompletionOutput | None = None
-    last_step: CompletionOutput | None = None
 
     @property
     def step_params(self) -> SamplingParams:
@@ -76,7 +75,6 @@ class BeamSearch:
         steps = [output.outputs[0] for output in outputs]
         if self.first_step is None:
             self.first_step = steps[0]
-        self.last_step = steps[-1]
         failed = next((step for step in steps if not step.logprobs), None)
         if failed is not None:
             self._finish(failed.finish_reason or "abort")

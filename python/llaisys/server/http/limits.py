@@ -21,7 +21,6 @@ class Admission:
         self.max_per_key = max_per_key  # 0: no limit per key
         self.capacity = max_num_seqs + limits.max_queued
         self.open = 0
-        self.num_rejected = 0
         self.on_rejected: Callable[[str], None] = lambda code: None
         self.closed: str | None = None  # why nothing is admitted
         self._by_owner: Counter[str] = Counter()
@@ -61,7 +60,6 @@ class Admission:
             )
 
     def _rejection(self, message: str, code: str) -> ApiError:
-        self.num_rejected += 1
         self.on_rejected(code)
         return ApiError(429, message, code=code, retry_after=self.retry_after)
 
