@@ -71,13 +71,15 @@ until=$((SECONDS + ${SECONDS_IN_ALL:-600}))
 export PYTHONPATH="$PWD/python${PYTHONPATH:+:$PYTHONPATH}" PYTHONDONTWRITEBYTECODE=1
 export PREBUILT=1 # for check_kernels.sh
 stage environment 60 "$python" -m llaisys env
-stage "groups over NCCL" 60 "$build/test/cpp/test_parallel_nccl_cuda"
+stage "C++ tests" 120 "$build/test/cpp/cuda_tests"
 stage tests 240 "${run_pytest[@]}" test/cuda
 quantised="(products_match and 768) or adjacent or kv_store or (attention_matches and bf16) or quantised_experts"
 # The sanitizers slow kernels down by 100 and more: small shapes only.
 for tool in memcheck synccheck racecheck; do
   stage "$tool" 90 env LLAISYS_SMALL_SHAPES=1 compute-sanitizer --tool "$tool" \
     --error-exitcode 1 --print-limit 5 "${run_pytest[@]}" test/cuda/test_cuda_ops.py
+  stage "$tool of layer norm, GELU and scaling" 60 compute-sanitizer --tool "$tool" \
+    --error-exitcode 1 --print-limit 5 "$build/test/cpp/cuda_tests" test_ops_variants/
   stage "$tool of sample_rows" 60 compute-sanitizer --tool "$tool" --error-exitcode 1 --print-limit 5 \
     "$build/check_sample_rows" small
   stage "$tool of quantised weights and KV caches" 60 env LLAISYS_SMALL_SHAPES=1 compute-sanitizer \

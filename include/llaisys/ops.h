@@ -43,16 +43,6 @@ LLAISYS_API int32_t llaisysLinear(llaisysStream_t stream, llaisysTensor_t in, ll
                                   int32_t n, const llaisysLinearWeight_t *weight,
                                   const llaisysTensor_t *bias, const llaisysTensor_t *out);
 
-/* LoRA. For each of n parts and each row i with an adapter s = slots[i] (i32 [m], a host tensor;
- * -1: none): out[p][i] += scales[s] * b[p * n_adapters + s] * a[p * n_adapters + s] * in[i].
- * in [m, in] real, strided; out[p] [m, out] real, strided; a [rank, in] and b [out, rank]: host
- * tensors of one dtype, real, or both NULL; ranks 1 to 256. At most 3 parts. Results of a row are
- * independent of other rows. */
-LLAISYS_API int32_t llaisysLora(llaisysStream_t stream, llaisysTensor_t in, llaisysTensor_t slots,
-                                int32_t n, int32_t n_adapters, const llaisysTensor_t *a,
-                                const llaisysTensor_t *b, const float *scales,
-                                const llaisysTensor_t *out);
-
 /* Selects the experts of each token: experts i32 [n, k] and weights f32 [n, k], best first, lowest
  * index first on a tie, from logits f32 [n, E]. The scores are the softmax of a row, or the sigmoid
  * of each logit. bias f32 [E] (NULL: none) is added to the scores for the selection only. With
@@ -84,12 +74,6 @@ LLAISYS_API int32_t llaisysMoeMlp(llaisysStream_t stream, llaisysTensor_t out, l
 LLAISYS_API int32_t llaisysRmsNorm(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in,
                                    llaisysTensor_t weight, float epsilon);
 
-/* out[i] = (in[i] - mean) / sqrt(variance + epsilon) * weight + bias over the last dimension; in,
- * out [n, d] real strided, weight, bias [d] real, bias NULL: none. out may be in. */
-LLAISYS_API int32_t llaisysLayerNorm(llaisysStream_t stream, llaisysTensor_t out,
-                                     llaisysTensor_t in, llaisysTensor_t weight,
-                                     llaisysTensor_t bias, float epsilon);
-
 /* residual += in, then out = rms_norm(residual). out may be in. */
 LLAISYS_API int32_t llaisysAddRmsNorm(llaisysStream_t stream, llaisysTensor_t out,
                                       llaisysTensor_t residual, llaisysTensor_t in,
@@ -115,33 +99,18 @@ LLAISYS_API int32_t llaisysKvStore(llaisysStream_t stream, llaisysTensor_t cache
  * begin, end i32 [n]; tables i32 [rows, width]. All real, or both caches of 8 bits as written
  * by llaisysKvStore; accumulation in f32; an empty list gives zeros. Tiles are aligned to entry
  * numbers, so that the result of a token depends only on its own list. v_cache NULL: the values are
- * the first dv of each key (latent attention), and out is [n, heads, dv]; not with 8 bits. */
+ * the first dv of each key (latent attention), and out is [n, heads, dv]; not with 8 bits.
+ * sinks f32 [heads]: exp(sink) is added to the denominator of the softmax of each head; NULL: none.
+ * With soft_cap > 0 a score s becomes soft_cap * tanh(s / soft_cap).
+ * runs i32 [n_runs, 2], not checked, ignored by a CPU: the first token and the length of each run of
+ * adjacent tokens with one table row, from 2 to `longest` tokens; every token is in a run. NULL with
+ * longest 1: every run has one token; with 0: unknown, a GPU searches for them. */
 LLAISYS_API int32_t llaisysAttention(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q,
                                      llaisysTensor_t k_cache, llaisysTensor_t v_cache,
                                      llaisysTensor_t q_rows, llaisysTensor_t begin,
                                      llaisysTensor_t end, llaisysTensor_t tables,
-                                     int32_t block_size, float scale);
-
-/* llaisysAttention with attention sinks, f32 [heads]: exp(sink) is added to the denominator of the
- * softmax of each head; NULL: none. A score s becomes soft_cap * tanh(s / soft_cap); 0: it does
- * not. */
-LLAISYS_API int32_t llaisysAttentionSinks(llaisysStream_t stream, llaisysTensor_t out,
-                                          llaisysTensor_t q, llaisysTensor_t k_cache,
-                                          llaisysTensor_t v_cache, llaisysTensor_t q_rows,
-                                          llaisysTensor_t begin, llaisysTensor_t end,
-                                          llaisysTensor_t tables, llaisysTensor_t sinks,
-                                          int32_t block_size, float scale, float soft_cap);
-
-/* llaisysAttention with known runs, so that a GPU need not search for them: `runs` i32 [n_runs,
- * 2] is the first token and the length of each run of adjacent tokens with one table row, from 2
- * to `longest` tokens; every token is in a run. NULL: every run has one token. Not checked;
- * ignored by a CPU. */
-LLAISYS_API int32_t llaisysAttentionRuns(llaisysStream_t stream, llaisysTensor_t out,
-                                         llaisysTensor_t q, llaisysTensor_t k_cache,
-                                         llaisysTensor_t v_cache, llaisysTensor_t q_rows,
-                                         llaisysTensor_t begin, llaisysTensor_t end,
-                                         llaisysTensor_t tables, llaisysTensor_t runs,
-                                         int64_t longest, int32_t block_size, float scale);
+                                     llaisysTensor_t sinks, llaisysTensor_t runs, int64_t longest,
+                                     int32_t block_size, float scale, float soft_cap);
 
 /* Attention with an explicit mask: q [n, heads, d], k and v [m, kv_heads, d], mask u8 [n, m],
  * non-zero = visible; a token that sees nothing gives zeros. */
@@ -164,20 +133,6 @@ LLAISYS_API int32_t llaisysRearrange(llaisysStream_t stream, llaisysTensor_t out
 /* out = up * gate / (1 + exp(-gate)); all [n, d] real strided. out may be gate or up. */
 LLAISYS_API int32_t llaisysSwiGLU(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t gate,
                                   llaisysTensor_t up);
-
-/* out = up * gelu(gate); up NULL: gelu(gate). gelu is x * Phi(x) with erf if is_erf is not 0,
- * otherwise its tanh approximation. All [n, d] real strided. out may be gate or up. */
-LLAISYS_API int32_t llaisysGeGLU(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t gate,
-                                 llaisysTensor_t up, int32_t is_erf);
-
-/* out = in * factor; with a soft_cap above 0 soft_cap * tanh(in * factor / soft_cap). in, out [n,
- * d] real strided. out may be in. */
-LLAISYS_API int32_t llaisysScale(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in,
-                                 float factor, float soft_cap);
-
-/* Over the last dimension; out f32, in real, [rows, n]. out may be in. A row whose largest value
- * is -inf gives zeros. */
-LLAISYS_API int32_t llaisysSoftmax(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in);
 
 /* The k largest of each row of values [rows, n] (f32) in descending order, lowest index first on
  * a tie: index i32 [rows, k], value f32 [rows, k]; 1 <= k <= n. NaN counts as -inf. */

@@ -25,8 +25,8 @@ LLAISYS_API int32_t llaisysDeviceDescribe(llaisysDeviceType_t device, int32_t de
 LLAISYS_API const char *llaisysCpuIsa(void);
 
 /* n_threads includes the calling thread; 0: one per core that the affinity mask and the CPU quota
- * allow. The total over all streams of the process is limited (llaisysSetThreadLimit): a stream may
- * get fewer threads, but at least one. */
+ * allow. The total over all streams of the process is limited to four times the number of cores: a
+ * stream may get fewer threads, but at least one. */
 LLAISYS_API int32_t llaisysStreamCreate(llaisysDeviceType_t device, int32_t device_id,
                                         int32_t n_threads, llaisysStream_t *stream);
 LLAISYS_API void llaisysStreamDestroy(llaisysStream_t stream);
@@ -38,10 +38,6 @@ LLAISYS_API int32_t llaisysStreamMakeExact(llaisysStream_t stream);
 
 /* Threads of this stream, including the caller. */
 LLAISYS_API int32_t llaisysStreamThreads(llaisysStream_t stream, int32_t *n_threads);
-
-/* Limit of worker threads over all CPU streams created after this call; at least 1. Default: four
- * times the number of cores. */
-LLAISYS_API int32_t llaisysSetThreadLimit(int32_t n_threads);
 
 /* Hardware limits that kernels are compared with (for `llaisys bench ops`). */
 typedef enum LLAISYS_INT32_ENUM {

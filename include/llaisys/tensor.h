@@ -30,7 +30,6 @@ LLAISYS_API int32_t llaisysTensorNdim(llaisysTensor_t tensor);                  
 LLAISYS_API int32_t llaisysTensorShape(llaisysTensor_t tensor, int64_t *shape);     /* [ndim] */
 LLAISYS_API int32_t llaisysTensorStrides(llaisysTensor_t tensor, int64_t *strides); /* elements */
 LLAISYS_API llaisysDataType_t llaisysTensorDataType(llaisysTensor_t tensor);
-LLAISYS_API llaisysDeviceType_t llaisysTensorDevice(llaisysTensor_t tensor);
 LLAISYS_API int32_t llaisysTensorIsContiguous(llaisysTensor_t tensor); /* 1, 0; -1: NULL */
 LLAISYS_API int32_t llaisysTensorIsMapped(llaisysTensor_t tensor);     /* 1, 0; -1: NULL */
 

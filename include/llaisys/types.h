@@ -26,7 +26,7 @@
 
 /* Incremented whenever a struct, a code or a signature changes. The Python mirror requires
  * equality. */
-#define LLAISYS_ABI_VERSION 16
+#define LLAISYS_ABI_VERSION 17
 
 typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_DEVICE_CPU = 0,

@@ -4,14 +4,12 @@
 #include "ops/embedding/op.hpp"
 #include "ops/glu/op.hpp"
 #include "ops/kv_store/op.hpp"
-#include "ops/lora/op.hpp"
 #include "ops/moe/op.hpp"
 #include "ops/norm/op.hpp"
 #include "ops/quantise/op.hpp"
 #include "ops/rearrange/op.hpp"
 #include "ops/rope/op.hpp"
 #include "ops/self_attention_masked/op.hpp"
-#include "ops/softmax/op.hpp"
 #include "ops/topk/op.hpp"
 
 #include <algorithm>
@@ -56,74 +54,6 @@ int32_t run(const char *op, void (*function)(const device::Stream &, Parameters.
 }
 
 constexpr int32_t kMaxParts = 64;
-
-constexpr int32_t kMaxAdapters = 1024;
-
-// Adapters of llaisysLora: [n_parts, n].
-struct Adapters {
-    const device::Stream &stream;
-    int32_t n;
-    const llaisysTensor_t *a, *b;
-    const float *scales;
-    DType dtype = LLAISYS_DTYPE_INVALID;
-    int64_t max_rank = 1;
-    std::vector<int32_t> ranks = {}; // largest of each adapter
-
-    // Fills in dtype and ranks; `fallback`: the dtype when there is no adapter.
-    void inspect(int32_t n_parts, DType fallback) {
-        ranks.assign(size_t(n), 0);
-        for (int32_t i = 0; i < n_parts * n; ++i) {
-            require((a[i] == nullptr) == (b[i] == nullptr), "lora: one of a and b of adapter ",
-                    i % n, " is NULL");
-            if (a[i] == nullptr) {
-                continue;
-            }
-            const Tensor &tensor = tensor_of(a[i], "lora: a");
-            require(tensor.ndim() == 2 && tensor.size(0) >= 1 &&
-                        tensor.size(0) <= ops::kMaxLoraRank && is_activation(tensor.dtype()),
-                    "lora: a: got ", tensor.shape(), " of ", name_of(tensor.dtype()),
-                    ", expected real values of a rank in [1, ", ops::kMaxLoraRank, "]");
-            max_rank = std::max(max_rank, tensor.size(0));
-            ranks[size_t(i % n)] = std::max(ranks[size_t(i % n)], int32_t(tensor.size(0)));
-            dtype = dtype == LLAISYS_DTYPE_INVALID ? tensor.dtype() : dtype;
-        }
-        dtype = dtype == LLAISYS_DTYPE_INVALID ? fallback : dtype;
-    }
-    ops::LoraWeight weight(int32_t part, int64_t out_features, int64_t in_features) const {
-        const auto made =
-            ops::LoraWeight::create(stream, dtype, n, max_rank, out_features, in_features);
-        for (int32_t s = 0; s < n; ++s) {
-            if (a[part * n + s] != nullptr) {
-                made.set(stream, s, tensor_of(a[part * n + s], "lora: a"),
-                         tensor_of(b[part * n + s], "lora: b"), scales[s]);
-            }
-        }
-        return made;
-    }
-};
-
-void run_lora(const device::Stream &stream, const Tensor &in, const ops::LoraPart *parts, int n,
-              const Tensor &slots, const int32_t *ranks) {
-    const int64_t m = in.size(0);
-    const ops::LoraWeight &weight = *parts[0].weight;
-    require(slots.device() == LLAISYS_DEVICE_CPU && slots.dtype() == LLAISYS_DTYPE_I32 &&
-                slots.shape() == Shape{m} && slots.is_contiguous(),
-            "lora: slots must be an i32 host tensor of shape ", Shape{m}, ", got ", slots.shape());
-    const int64_t n_tiles = ops::lora_tiles(m, weight.n_slots());
-    std::vector<int32_t> rows(size_t(m + 4 * n_tiles));
-    ops::group_lora_rows(slots.as<int32_t>(), m, ranks, weight.n_slots(), rows.data(),
-                         rows.data() + m);
-    const auto create = [&](const Shape &shape, DType dtype) {
-        return Tensor::create(shape, dtype, stream.type(), stream.device_id());
-    };
-    ops::LoraRows grouped{create({m}, LLAISYS_DTYPE_I32), create({n_tiles, 4}, LLAISYS_DTYPE_I32)};
-    grouped.rows.load(stream, rows.data(), size_t(grouped.rows.bytes()));
-    grouped.tiles.load(stream, rows.data() + m, size_t(grouped.tiles.bytes()));
-    const Tensor scratch =
-        create({ops::lora_scratch(m, n, in.size(1), weight.max_rank())}, LLAISYS_DTYPE_F32);
-    ops::lora(stream, in, parts, n, grouped, scratch);
-    stream.synchronize(); // the memory above is released
-}
 
 } // namespace
 
@@ -180,36 +110,6 @@ int32_t llaisysLinear(llaisysStream_t stream, llaisysTensor_t in, llaisysTensor_
         }
         ops::linear(stream_of(stream), tensor_of(in, "linear: in"), parts, n,
                     rows != nullptr ? &tensor_of(rows, "linear: rows") : nullptr);
-    });
-}
-
-int32_t llaisysLora(llaisysStream_t stream, llaisysTensor_t in, llaisysTensor_t slots, int32_t n,
-                    int32_t n_adapters, const llaisysTensor_t *a, const llaisysTensor_t *b,
-                    const float *scales, const llaisysTensor_t *out) {
-    return guard([&] {
-        require(n >= 1 && n <= ops::kMaxLoraParts, "lora: n must be in [1, ", ops::kMaxLoraParts,
-                "], got ", n);
-        require(n_adapters >= 1 && n_adapters <= kMaxAdapters, "lora: n_adapters must be in [1, ",
-                kMaxAdapters, "], got ", n_adapters);
-        not_null(a, "lora: a");
-        not_null(b, "lora: b");
-        not_null(scales, "lora: scales");
-        not_null(out, "lora: out");
-        const Tensor &rows = tensor_of(in, "lora: in");
-        ops::LoraWeight weights[ops::kMaxLoraParts];
-        ops::LoraPart parts[ops::kMaxLoraParts];
-        Adapters adapters{stream_of(stream), n_adapters, a, b, scales};
-        adapters.inspect(n, rows.dtype());
-        for (int32_t p = 0; p < n; ++p) {
-            const Tensor &to = tensor_of(out[p], "lora: out");
-            require(rows.ndim() == 2 && to.ndim() == 2,
-                    "lora: in and out must have 2 dimensions, got ", rows.shape(), " and ",
-                    to.shape());
-            weights[p] = adapters.weight(p, to.size(1), rows.size(1));
-            parts[p] = {&weights[p], &to};
-        }
-        run_lora(adapters.stream, rows, parts, n, tensor_of(slots, "lora: slots"),
-                 adapters.ranks.data());
     });
 }
 
@@ -275,12 +175,6 @@ int32_t llaisysRmsNorm(llaisysStream_t stream, llaisysTensor_t out, llaisysTenso
                Argument{"weight", weight}, epsilon);
 }
 
-int32_t llaisysLayerNorm(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in,
-                         llaisysTensor_t weight, llaisysTensor_t bias, float epsilon) {
-    return run("layer_norm", ops::layer_norm, stream, Argument{"out", out}, Argument{"in", in},
-               Argument{"weight", weight}, Argument{"bias", bias}, epsilon);
-}
-
 int32_t llaisysAddRmsNorm(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t residual,
                           llaisysTensor_t in, llaisysTensor_t weight, float epsilon) {
     return run("add_rms_norm", ops::add_rms_norm, stream, Argument{"out", out},
@@ -304,74 +198,40 @@ int32_t llaisysKvStore(llaisysStream_t stream, llaisysTensor_t cache, llaisysTen
     });
 }
 
-namespace {
-
-ops::AttentionLists lists_of(llaisysTensor_t q_rows, llaisysTensor_t begin, llaisysTensor_t end,
-                             llaisysTensor_t tables, int32_t block_size) {
-    ops::AttentionLists lists;
-    lists.q_rows = tensor_of(q_rows, "attention: q_rows");
-    lists.begin = tensor_of(begin, "attention: begin");
-    lists.end = tensor_of(end, "attention: end");
-    lists.tables = tensor_of(tables, "attention: tables");
-    lists.block_size = block_size;
-    return lists;
-}
-
-void attend(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q, llaisysTensor_t k_cache,
-            llaisysTensor_t v_cache, const ops::AttentionLists &lists, float scale,
-            float soft_cap = 0.0f, llaisysTensor_t sinks = nullptr) {
-    const Tensor &keys = tensor_of(k_cache, "attention: k_cache");
-    const Tensor &result = tensor_of(out, "attention: out");
-    const ops::KvLayer kv = v_cache != nullptr
-                                ? ops::slot_major(keys, tensor_of(v_cache, "attention: v_cache"))
-                                : ops::slot_major(keys, result.ndim() == 3 ? result.size(2) : 0);
-    ops::attention(stream_of(stream), result, tensor_of(q, "attention: q"), kv, lists, scale,
-                   soft_cap, sinks != nullptr ? &tensor_of(sinks, "attention: sinks") : nullptr);
-}
-
-} // namespace
-
 int32_t llaisysAttention(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q,
                          llaisysTensor_t k_cache, llaisysTensor_t v_cache, llaisysTensor_t q_rows,
                          llaisysTensor_t begin, llaisysTensor_t end, llaisysTensor_t tables,
-                         int32_t block_size, float scale) {
+                         llaisysTensor_t sinks, llaisysTensor_t runs, int64_t longest,
+                         int32_t block_size, float scale, float soft_cap) {
     return guard([&] {
-        attend(stream, out, q, k_cache, v_cache, lists_of(q_rows, begin, end, tables, block_size),
-               scale);
-    });
-}
-
-int32_t llaisysAttentionSinks(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q,
-                              llaisysTensor_t k_cache, llaisysTensor_t v_cache,
-                              llaisysTensor_t q_rows, llaisysTensor_t begin, llaisysTensor_t end,
-                              llaisysTensor_t tables, llaisysTensor_t sinks, int32_t block_size,
-                              float scale, float soft_cap) {
-    return guard([&] {
-        attend(stream, out, q, k_cache, v_cache, lists_of(q_rows, begin, end, tables, block_size),
-               scale, soft_cap, sinks);
-    });
-}
-
-int32_t llaisysAttentionRuns(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t q,
-                             llaisysTensor_t k_cache, llaisysTensor_t v_cache,
-                             llaisysTensor_t q_rows, llaisysTensor_t begin, llaisysTensor_t end,
-                             llaisysTensor_t tables, llaisysTensor_t runs, int64_t longest,
-                             int32_t block_size, float scale) {
-    return guard([&] {
-        ops::AttentionLists lists = lists_of(q_rows, begin, end, tables, block_size);
-        lists.runs.is_known = true;
-        lists.runs.are_all_single = runs == nullptr;
+        ops::AttentionLists lists;
+        lists.q_rows = tensor_of(q_rows, "attention: q_rows");
+        lists.begin = tensor_of(begin, "attention: begin");
+        lists.end = tensor_of(end, "attention: end");
+        lists.tables = tensor_of(tables, "attention: tables");
+        lists.block_size = block_size;
+        lists.runs.is_known = longest > 0;
+        lists.runs.are_all_single = longest == 1;
+        require(longest >= 0 && (runs != nullptr) == (longest >= 2), "attention: longest: got ",
+                longest,
+                runs != nullptr ? ", expected at least 2" : ", expected 0 or 1 without runs");
         if (runs != nullptr) {
             lists.runs.runs = tensor_of(runs, "attention: runs");
             require(lists.runs.runs.ndim() == 2 && lists.runs.runs.size(1) == 2 &&
                         lists.runs.runs.dtype() == LLAISYS_DTYPE_I32 &&
                         lists.runs.runs.device() == lists.q_rows.device(),
                     "attention: runs must be i32 [n_runs, 2] on the device of q_rows");
-            require(longest >= 2, "attention: longest must be at least 2, got ", longest);
             lists.runs.n_runs = lists.runs.runs.size(0);
             lists.runs.longest = longest;
         }
-        attend(stream, out, q, k_cache, v_cache, lists, scale);
+        const Tensor &keys = tensor_of(k_cache, "attention: k_cache");
+        const Tensor &result = tensor_of(out, "attention: out");
+        const ops::KvLayer kv =
+            v_cache != nullptr ? ops::slot_major(keys, tensor_of(v_cache, "attention: v_cache"))
+                               : ops::slot_major(keys, result.ndim() == 3 ? result.size(2) : 0);
+        ops::attention(stream_of(stream), result, tensor_of(q, "attention: q"), kv, lists, scale,
+                       soft_cap,
+                       sinks != nullptr ? &tensor_of(sinks, "attention: sinks") : nullptr);
     });
 }
 
@@ -394,23 +254,6 @@ int32_t llaisysSwiGLU(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor
                       llaisysTensor_t up) {
     return run("swiglu", ops::swiglu, stream, Argument{"out", out}, Argument{"gate", gate},
                Argument{"up", up});
-}
-
-int32_t llaisysGeGLU(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t gate,
-                     llaisysTensor_t up, int32_t is_erf) {
-    return run("geglu", ops::glu, stream, Argument{"out", out}, Argument{"gate", gate},
-               Argument{"up", up},
-               is_erf != 0 ? ops::Activation::gelu_erf : ops::Activation::gelu_tanh);
-}
-
-int32_t llaisysScale(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in, float factor,
-                     float soft_cap) {
-    return run("scale", ops::scale, stream, Argument{"out", out}, Argument{"in", in}, factor,
-               soft_cap);
-}
-
-int32_t llaisysSoftmax(llaisysStream_t stream, llaisysTensor_t out, llaisysTensor_t in) {
-    return run("softmax", ops::softmax, stream, Argument{"out", out}, Argument{"in", in});
 }
 
 int32_t llaisysTopK(llaisysStream_t stream, llaisysTensor_t index, llaisysTensor_t value,

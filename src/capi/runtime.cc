@@ -76,10 +76,6 @@ int32_t llaisysStreamThreads(llaisysStream_t stream, int32_t *n_threads) {
     });
 }
 
-int32_t llaisysSetThreadLimit(int32_t n_threads) {
-    return guard([&] { device::ThreadPool::set_process_limit(n_threads); });
-}
-
 int32_t llaisysBenchProbe(llaisysStream_t stream, LlaisysProbe probe, double *value) {
     return guard([&] {
         require(probe >= LLAISYS_PROBE_READ_BANDWIDTH && probe <= LLAISYS_PROBE_BF16,

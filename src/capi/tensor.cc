@@ -81,11 +81,6 @@ llaisysDataType_t llaisysTensorDataType(llaisysTensor_t tensor) {
     return tensor != nullptr ? tensor->tensor.dtype() : LLAISYS_DTYPE_INVALID;
 }
 
-llaisysDeviceType_t llaisysTensorDevice(llaisysTensor_t tensor) {
-    return tensor != nullptr && tensor->tensor.defined() ? tensor->tensor.device()
-                                                         : LLAISYS_DEVICE_CPU;
-}
-
 int32_t llaisysTensorIsContiguous(llaisysTensor_t tensor) {
     return tensor != nullptr ? int32_t(tensor->tensor.is_contiguous()) : -1;
 }

@@ -50,14 +50,11 @@ class Case:
         q_dtype, kv_dtype, out_dtype = self.dtypes
         with Natives() as native:
             out = native.strided(np.zeros((len(chosen), *self.q.shape[1:])), out_dtype)
-            is_plain = self.sinks is None and not self.soft_cap
             sinks = None if self.sinks is None else native(self.sinks, "f32")
-            op("Attention" if is_plain else "AttentionSinks",
-               out, native.strided(self.q[chosen], q_dtype, before=3),
+            op("Attention", out, native.strided(self.q[chosen], q_dtype, before=3),
                native(self.k, kv_dtype), native(self.v, kv_dtype), native(q_rows, "i32"),
                native(begin, "i32"), native(end, "i32"), native(tables, "i32"),
-               *([] if is_plain else [sinks]), self.block_size, self.scale,
-               *([] if is_plain else [self.soft_cap]),
+               sinks, None, 0, self.block_size, self.scale, self.soft_cap,
                stream=stream)  # fmt: skip
             return array(out)
 
@@ -265,8 +262,9 @@ def test_known_runs_do_not_change_results() -> None:
     for runs in (None, np.array([[0, 3]], np.int32)):
         with Natives() as native:
             out = native(np.zeros(case.q.shape), "f32")
-            op("AttentionRuns", out, native(case.q, "f32"), native(case.k, "f32"),
+            op("Attention", out, native(case.q, "f32"), native(case.k, "f32"),
                native(case.v, "f32"), native(q_rows, "i32"), native(begin, "i32"),
                native(end, "i32"), native(tables, "i32"),
-               None if runs is None else native(runs, "i32"), 3, 1, case.scale)  # fmt: skip
+               None, None if runs is None else native(runs, "i32"), 1 if runs is None else 3, 1,
+               case.scale, 0.0)  # fmt: skip
             assert (array(out) == case.run()).all()

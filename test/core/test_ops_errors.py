@@ -37,11 +37,6 @@ GOOD: dict[str, tuple[str, dict[str, Any], set[str]]] = {
          "weight": ((4,), "f32"), "epsilon": 1e-6},
         {"out", "residual", "in"},
     ),
-    "Scale": (
-        "scale",
-        {"out": ((3, 4), "f32"), "in": ((3, 4), "bf16"), "factor": 2.0, "soft_cap": 1.0},
-        {"out", "in"},
-    ),
     "Rope": (
         "rope",
         {"out": ((3, 2, 4), "f32"), "in": ((3, 2, 4), "f32"), "positions": ((3,), "i64"),
@@ -57,7 +52,8 @@ GOOD: dict[str, tuple[str, dict[str, Any], set[str]]] = {
         "attention",
         {"out": ((2, 4, 6), "f32"), "q": ((2, 4, 6), "f32"), "k_cache": ((8, 2, 6), "f32"),
          "v_cache": ((8, 2, 6), "f32"), "q_rows": ((2,), "i32"), "begin": ((2,), "i32"),
-         "end": ((2,), "i32"), "tables": ((1, 3), "i32"), "block_size": 2, "scale": 1.0},
+         "end": ((2,), "i32"), "tables": ((1, 3), "i32"), "sinks": None, "runs": None, "longest": 0,
+         "block_size": 2, "scale": 1.0, "soft_cap": 0.0},
         {"out", "q"},
     ),
     "SelfAttentionMasked": (
@@ -72,7 +68,6 @@ GOOD: dict[str, tuple[str, dict[str, Any], set[str]]] = {
         {"out": ((3, 4), "f32"), "gate": ((3, 4), "f32"), "up": ((3, 4), "f16")},
         {"out", "gate", "up"},
     ),
-    "Softmax": ("softmax", {"out": ((3, 4), "f32"), "in": ((3, 4), "f16")}, set()),
     "TopK": (
         "topk",
         {"index": ((3, 2), "i32"), "value": ((3, 2), "f32"), "values": ((3, 4), "f32")},

@@ -94,7 +94,6 @@ def test_null_handles_return_errors() -> None:
     assert native.llaisysTensorIsContiguous(None) == -1
     assert native.llaisysTensorIsMapped(None) == -1
     assert native.llaisysTensorDataType(None) == 0
-    assert native.llaisysTensorDevice(None) == 0
     for call in (native.llaisysTensorShape, native.llaisysTensorStrides):
         assert call(None, None) == types.ERROR_INVALID
     result = ctypes.c_void_p(1)

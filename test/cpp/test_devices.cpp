@@ -15,7 +15,6 @@
 #include "ops/rearrange/op.hpp"
 #include "ops/rope/op.hpp"
 #include "ops/self_attention_masked/op.hpp"
-#include "ops/softmax/op.hpp"
 #include "ops/topk/op.hpp"
 
 using namespace llaisys;
@@ -70,7 +69,6 @@ TEST(an_operator_without_a_kernel_for_the_device_says_so) {
         ops::self_attention_masked(stream, heads, heads, heads, heads,
                                    on_fake({2, 2}, LLAISYS_DTYPE_U8), 1.0f);
     });
-    check_unsupported("softmax", [&] { ops::softmax(stream, x, x); });
     check_unsupported("swiglu", [&] { ops::swiglu(stream, x, x, x); });
     check_unsupported("topk", [&] { ops::topk(stream, tables.view({2, 1}), on_fake({2, 1}), x); });
 }

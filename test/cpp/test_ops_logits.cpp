@@ -1,8 +1,7 @@
-// The operators that read whole rows of logits (argmax, softmax, topk) against naive references in
+// The operators that read whole rows of logits (argmax, topk) against naive references in
 // double, on every instruction set of this machine: odd sizes, ties, infinities and NaN.
 #include "ops_reference.hpp"
 
-#include "ops/softmax/op.hpp"
 #include "ops/topk/op.hpp"
 
 using namespace ops_test;
@@ -47,42 +46,6 @@ TEST(argmax_takes_the_first_of_the_largest) {
     CHECK_THROWS(ops::argmax(s, value, value, values), "argmax", "max_index", "f32", "i64");
     CHECK_THROWS(ops::argmax(s, index, Tensor::create({2}, kF16), values), "argmax", "max_value");
     CHECK_THROWS(ops::argmax(s, index, value, Tensor::create({2, 0}, kF32)), "argmax", "values");
-}
-
-TEST(softmax_matches_reference) {
-    for_each_isa([] {
-        for (DType dtype : kReal) {
-            for (int64_t n : {1, 3, 31, 33, 577, 5001}) {
-                const Tensor in = random_tensor({4, n}, dtype, 30.0f);
-                set(in, n / 2, -kInf);
-                for (int64_t j = 0; j < n; ++j) {
-                    set(in, 2 * n + j, -kInf);
-                }
-                const Tensor out = Tensor::create({4, n}, kF32);
-                ops::softmax(two_threads(), out, in);
-                for (int64_t r = 0; r < 4; ++r) {
-                    double max = -kInf;
-                    double sum = 0;
-                    for (int64_t j = 0; j < n; ++j) {
-                        max = std::max(max, get(in, r * n + j));
-                    }
-                    for (int64_t j = 0; j < n && max > -kInf; ++j) {
-                        sum += std::exp(get(in, r * n + j) - max);
-                    }
-                    for (int64_t j = 0; j < n; ++j) {
-                        const double y = sum > 0 ? std::exp(get(in, r * n + j) - max) / sum : 0;
-                        check_close("softmax", get(out, r * n + j), y, 3e-6 * y + 1e-30);
-                    }
-                }
-                if (dtype == kF32) {
-                    ops::softmax(one_thread(), in, in);
-                    CHECK(same_bits(in, out));
-                }
-            }
-        }
-    });
-    const Tensor x = Tensor::create({2, 4}, kF16);
-    CHECK_THROWS(ops::softmax(one_thread(), x, x), "softmax", "out", "f16", "f32");
 }
 
 TEST(topk_is_sorted_and_takes_the_first_on_a_tie) {

@@ -108,12 +108,9 @@ def test_attention_matches_cpu_over_dequantised_values(
         out = side.empty(q.shape, dtype)
         lists = (side.tensor(t, "i32") for t in (rows, begin, end, tables))
         queries = side.strided(q, dtype, 8)
-        if not variant:
-            side.run("Attention", out, queries, keys, values, *lists, block, 0.1)
-        else:
-            given = side.tensor(normal(heads) * 2 + 1, "f32") if "sinks" in variant else None
-            cap = 0.5 if "cap" in variant else 0.0
-            side.run("AttentionSinks", out, queries, keys, values, *lists, given, block, 0.1, cap)
+        given = side.tensor(normal(heads) * 2 + 1, "f32") if "sinks" in variant else None
+        cap = 0.5 if "cap" in variant else 0.0
+        side.run("Attention", out, queries, keys, values, *lists, given, None, 0, block, 0.1, cap)
         return side.array(out)
 
     with Side("cpu", streams["cpu"]) as side:

@@ -1,107 +1,22 @@
-"""LoRA on the GPU: the operator against the CPU, slots of a decoder against the CPU and merged
-weights, captured graphs with other adapters, batch-invariant results."""
+"""LoRA on the GPU: slots of a decoder against the CPU and merged weights, captured graphs with
+other adapters, batch-invariant results. test/cpp/test_ops_lora.cpp tests the operator."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import pytest
 from native_decoder import Adapter, Decoder, DecoderShape
-from native_helpers import EPSILON, Array, BlockRow, handle_array, op, tensor, to_bits
+from native_helpers import Array, BlockRow
 
-from llaisys.libllaisys.handles import Stream, Tensor
 from llaisys.libllaisys.types import DEVICE_NVIDIA
 
 
 def normal(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)
 
-
-def run_op(
-    device: str, dtype: str, out_dtype: str, x: Array, slots: Sequence[int],
-    adapters: Sequence[Sequence[tuple[Array, Array] | None]], before: Sequence[Array],
-) -> list[Array]:  # fmt: skip
-    """The outputs of llaisysLora on a device."""
-    with ExitStack() as stack:
-
-        def on(values: Array, kind: str) -> Tensor:
-            stored = to_bits(values, kind)
-            made = stack.enter_context(Tensor.create(values.shape, kind, device))
-            made.load(stored.ctypes.data, stored.nbytes)
-            return made
-
-        def host(values: Array | None) -> Tensor | None:
-            return None if values is None else stack.enter_context(tensor(values, dtype))
-
-        stream = stack.enter_context(Stream(device))
-        pairs = [pair or (None, None) for part in adapters for pair in part]
-        a, b = [host(pair[0]) for pair in pairs], [host(pair[1]) for pair in pairs]
-        outs = [on(values, out_dtype) for values in before]
-        scales = np.arange(1, 1 + len(adapters[0]), dtype=np.float32)
-        rows = stack.enter_context(tensor(np.asarray(slots), "i32"))
-        op("Lora", on(x, dtype), rows, len(adapters), len(adapters[0]), handle_array(a),
-           handle_array(b), scales.ctypes.data, handle_array(outs), stream=stream)  # fmt: skip
-        results = []
-        for out in outs:
-            bits = np.empty(out.shape, {"f32": np.float32, "f16": np.float16}.get(out_dtype, "u2"))
-            out.store(bits.ctypes.data, bits.nbytes)
-            is_bf16 = out_dtype == "bf16"
-            wide = (bits.astype(np.uint32) << 16).view(np.float32) if is_bf16 else bits
-            results.append(wide.astype(np.float32))
-        return results
-
-
-CASES = [  # rows, input, outputs of the parts, ranks of the slots
-    (1, 64, [72], [16]),
-    (3, 40, [24, 8, 8], [1, 8]),
-    (17, 1032, [520], [64, None, 3]),
-    (33, 2088, [1048, 128, 128], [16, 5, 17, 40]),
-    (256, 1536, [2048], [16] * 9),
-    (513, 200, [304, 304], [256, 64]),
-    (700, 96, [104], [16, 8]),
-]
-
-
-@pytest.mark.parametrize("dtypes", [("bf16", "bf16"), ("bf16", "f32"), ("f16", "f16")])
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_tensor_core_kernels(dtypes: tuple[str, str], case: Any) -> None:
-    check_op(*dtypes, *case)
-
-
-@pytest.mark.parametrize("dtypes", [("f32", "f32"), ("bf16", "bf16"), ("f16", "f32")])
-def test_reference_kernels_at_odd_sizes(dtypes: tuple[str, str]) -> None:
-    for case in ((1, 1, [1], [1]), (5, 33, [70, 3], [3, 17]), (70, 129, [517], [64, None, 256])):
-        check_op(*dtypes, *case)
-
-
-def check_op(
-    dtype: str, out_dtype: str, m: int, k: int, outs: Sequence[int], ranks: Sequence[int | None]
-) -> None:
-    slots = np.random.default_rng(m).integers(-1, len(ranks), m).tolist()
-    x = normal(m, k, seed=1)
-    adapters = [
-        [
-            None if r is None
-            else (normal(r, k, seed=p) / np.sqrt(k), normal(n, r, seed=p) / np.sqrt(r))
-            for r in ranks
-        ]
-        for p, n in enumerate(outs)
-    ]  # fmt: skip
-    before = [normal(m, n, seed=2) for n in outs]
-    expected = run_op("cpu", dtype, out_dtype, x, slots, adapters, before)
-    found = run_op("cuda", dtype, out_dtype, x, slots, adapters, before)
-    for ours, theirs, start in zip(found, expected, before, strict=True):
-        largest = float(np.abs(theirs).max())
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2 * EPSILON[dtype] * largest)
-        untouched = np.asarray(slots) < 0
-        assert (ours[untouched] == theirs[untouched]).all()
-        assert len(ours) == len(start)
-
-
-# -- Decoder ---------------------------------------------------------------------------------------
 
 BLOCK: dict[str, Any] = {
     "kv_cache_layout": 1, "kv_cache_block_size": 16, "kv_cache_capacity_tokens": 8192,

@@ -140,7 +140,8 @@ with LLM(sys.argv[1], device="cuda", dtype="f32", num_kv_blocks=40) as llm:
     one = np.ones(1, np.int32)
     lists[2].load(one.ctypes.data, one.nbytes)
     head = (made[name].handle for name in ("out", "q", "k", "v"))
-    lib().llaisysAttention(stream.handle, *head, *(t.handle for t in lists), table.handle, 16, 0.1)
+    handles = [t.handle for t in (*lists, table)]
+    lib().llaisysAttention(stream.handle, *head, *handles, None, None, 0, 16, 0.1, 0.0)
     (output,) = llm.generate([[1, 2]], params)
     print(output.finish_reason, "|", output.outputs[0].error)
 """

@@ -27,8 +27,9 @@ def test_dry_run_lists_stages_and_changes_nothing(tmp_path):
     report = ended.stdout.split("== report\n")[1].splitlines()
     assert all(line.startswith("not run ") for line in report)
     stages = [line.removeprefix("not run ") for line in report]
-    assert stages[:4] == ["configure", "build", "environment", "groups over NCCL"]
-    assert stages[4:7] == ["tests", "memcheck", "memcheck of sample_rows"]
+    assert stages[:4] == ["configure", "build", "environment", "C++ tests"]
+    assert stages[4:6] == ["tests", "memcheck"]
+    assert stages[6:8] == ["memcheck of layer norm, GELU and scaling", "memcheck of sample_rows"]
     assert "racecheck" in stages and "racecheck of sample_rows" in stages
     assert "LLAISYS_SMALL_SHAPES=1 compute-sanitizer --tool racecheck" in ended.stdout
     assert not list(tmp_path.iterdir())

@@ -138,7 +138,7 @@ typedef struct LlaisysDecoderWeights {
     llaisysTensor_t *shared_down_w;  /* [hs, shared_di], with shared_di */
     llaisysTensor_t *shared_scale_w; /* [1, hs]: the shared experts are multiplied by the sigmoid of
                                       * its product; with moe_has_shared_gate */
-    llaisysTensor_t *attn_sinks_w;   /* f32 [nh]: sinks of llaisysAttentionSinks, with has_sinks */
+    llaisysTensor_t *attn_sinks_w;   /* f32 [nh]: sinks of llaisysAttention, with has_sinks */
     llaisysTensor_t pos_embed;       /* [maxseq, hs], added to the embedding of a token; with
                                       * has_positions */
     llaisysTensor_t type_embed;      /* [n_token_types, hs], likewise */

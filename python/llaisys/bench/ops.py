@@ -262,15 +262,15 @@ def _attention(
             for values in (rows, np.zeros(n), ends, tables)
         ]
         runs = None if decodes else keep(target.tensor(np.array([[0, n]], np.int32), "i32"))
-        tail = [*(tensor.handle for tensor in lists), runs.handle if runs is not None else None]
+        tail = [*(tensor.handle for tensor in lists), None, None if runs is None else runs.handle]
         head = (target.stream.handle, out.handle, q.handle)
         handles = [(k.handle, v.handle) for k, v in caches]
         scale = cases.dim**-0.5
-        function = lib().llaisysAttentionRuns
+        function = lib().llaisysAttention
 
         def one_pass() -> None:
             for k, v in handles:
-                check(function(*head, k, v, *tail, n, cases.block, scale))
+                check(function(*head, k, v, *tail, 1 if decodes else n, cases.block, scale, 0.0))
 
         seconds = target.seconds(one_pass, len(handles))
     op, keys = ("attention decode", "keys") if decodes else ("attention prefill", "tokens")
@@ -287,7 +287,6 @@ ROW_OPS = (
     ("swiglu", 4096, 3, 0),
     ("rope", 4096, 2, 0),
     ("embedding", 4096, 1, 1),
-    ("softmax", 151936, 0, 2),
     ("topk 50", 151936, 0, 1),
     ("argmax", 151936, 0, 1),
 )
@@ -344,8 +343,6 @@ def _row_op(
         case "embedding":
             index = integers(np.random.default_rng(0).permutation(rows))
             return native.llaisysEmbedding, (empty(), index, random(size, dtype))
-        case "softmax":
-            return native.llaisysSoftmax, (empty(), random())
         case "argmax":
             return native.llaisysArgmax, (empty((rows,), "i64"), empty((rows,)), random())
         case _:

@@ -17,7 +17,6 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysStreamSynchronize", c_int32, [c_void_p]),
     ("llaisysStreamMakeExact", c_int32, [c_void_p]),
     ("llaisysStreamThreads", c_int32, [c_void_p, POINTER(c_int32)]),
-    ("llaisysSetThreadLimit", c_int32, [c_int32]),
     ("llaisysBenchProbe", c_int32, [c_void_p, c_int, POINTER(c_double)]),
     ("llaisysBenchParallelRegion", c_int32, [c_void_p, c_int32, POINTER(c_double)]),
     ("llaisysBenchRecord", c_int32, [c_void_p]),

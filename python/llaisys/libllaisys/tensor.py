@@ -19,7 +19,6 @@ FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysTensorShape", c_int32, [c_void_p, _SIZES]),
     ("llaisysTensorStrides", c_int32, [c_void_p, _SIZES]),
     ("llaisysTensorDataType", c_int, [c_void_p]),
-    ("llaisysTensorDevice", c_int, [c_void_p]),
     ("llaisysTensorIsContiguous", c_int32, [c_void_p]),
     ("llaisysTensorIsMapped", c_int32, [c_void_p]),
     ("llaisysTensorLoad", c_int32, [c_void_p, c_void_p, c_size_t]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_uint32
 from typing import Any
 
-ABI_VERSION = 16
+ABI_VERSION = 17
 
 DEVICE_CPU = 0
 DEVICE_NVIDIA = 1

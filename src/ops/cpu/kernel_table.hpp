@@ -28,7 +28,6 @@ constexpr ops::cpu::Kernels make_table() {
     table.soft_cap = soft_cap_row;
     table.sum_squares = sum_squares;
     table.max = max_of;
-    table.exp_sum = exp_sum;
     table.find_equal = find_equal;
     table.find_greater = find_greater;
     table.angles = angles;

@@ -169,8 +169,6 @@ struct Kernels {
     // Reductions over n values, in one fixed order.
     float (*sum_squares)(const float *x, int64_t n);
     float (*max)(const float *x, int64_t n); // ignores NaN; -inf without values
-    // x = exp(x - max); returns the sum.
-    float (*exp_sum)(float *x, float max, int64_t n);
     // First index with x == value or x > value; n if none.
     int64_t (*find_equal)(const float *x, float value, int64_t n);
     int64_t (*find_greater)(const float *x, float value, int64_t n);

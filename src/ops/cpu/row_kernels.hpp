@@ -161,25 +161,6 @@ inline float max_of(const float *x, int64_t n) {
     return result;
 }
 
-inline float exp_sum(float *x, float max, int64_t n) {
-    vf sum = zero();
-    int64_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-        const vf value = exp(sub(load(x + i), set1(max)));
-        store(x + i, value);
-        sum = add(sum, value);
-    }
-    if (i < n) {
-        float buffer[kLanes] = {};
-        store(buffer, exp(sub(load_some(x + i, n - i), set1(max))));
-        for (int64_t j = 0; i + j < n; ++j) {
-            x[i + j] = buffer[j];
-        }
-        sum = add(sum, load_some(buffer, n - i));
-    }
-    return reduce_add(sum);
-}
-
 inline int64_t find_equal(const float *x, float value, int64_t n) {
     int64_t i = 0;
     while (i + kLanes <= n && !any_equal(load(x + i), set1(value))) {

@@ -1,4 +1,4 @@
-// Activation of the MLP, gated or alone. Contracts: llaisysSwiGLU, llaisysGeGLU.
+// Activation of the MLP, gated or alone. Contract: llaisysSwiGLU.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -8,7 +8,8 @@ namespace llaisys::ops {
 
 enum class Activation { silu, gelu_tanh, gelu_erf };
 
-// out = activation(gate) * up. up null: no gate, out = activation(gate); not with silu.
+// out = activation(gate) * up. up null: no gate, out = activation(gate); not with silu. gelu is
+// x * Phi(x) with erf, or its tanh approximation. All [n, d] real strided; out may be gate or up.
 void glu(const device::Stream &stream, const Tensor &out, const Tensor &gate, const Tensor *up,
          Activation activation);
 decltype(glu) glu_cpu, glu_cuda;

@@ -1,5 +1,5 @@
 // RMS norm, optionally of a sum that is stored before it, and layer norm. Contracts: llaisysRmsNorm,
-// llaisysAddRmsNorm, llaisysLayerNorm.
+// llaisysAddRmsNorm.
 #pragma once
 
 #include "device/runtime.hpp"
@@ -15,7 +15,8 @@ void add_rms_norm(const device::Stream &stream, const Tensor &out, const Tensor 
                   const Tensor &in, const Tensor &weight, float epsilon);
 decltype(add_rms_norm) add_rms_norm_cpu, add_rms_norm_cuda;
 
-// bias null: none.
+// out[i] = (in[i] - mean) / sqrt(variance + epsilon) * weight + bias over the last dimension; in, out
+// [n, d] real strided, weight, bias [d] real, bias null: none. out may be in.
 void layer_norm(const device::Stream &stream, const Tensor &out, const Tensor &in,
                 const Tensor &weight, const Tensor *bias, float epsilon);
 decltype(layer_norm) layer_norm_cpu, layer_norm_cuda;
