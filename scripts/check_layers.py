@@ -4,7 +4,8 @@
     scripts/check_layers.py [ROOT]     prints `file:line: rule` per violation; exit status 1 if any
 
 `layer_tables.py` has the rules. Python files are checked by their syntax tree (including imports
-under TYPE_CHECKING and inside functions), C++ files by their #include lines.
+under TYPE_CHECKING and inside functions), C++ files by their #include lines. Test modules import
+no other test module.
 """
 
 from __future__ import annotations
@@ -300,10 +301,22 @@ def check_cpp(root: Path) -> Iterator[Violation]:
                     yield Violation(path.relative_to(root), line, rule)
 
 
+# ---- Tests ---------------------------------------------------------------------------------------
+
+
+def check_tests(root: Path) -> Iterator[Violation]:
+    """No file of the tests imports a test module: what several need is in test/helpers."""
+    for path in sorted((root / "test").rglob("*.py")):
+        for line, candidates in imported_modules(ast.parse(path.read_text(encoding="utf-8")), []):
+            if candidates[-1].startswith("test_"):
+                rule = f"must not import the tests of {candidates[-1]}: share code in test/helpers"
+                yield Violation(path.relative_to(root), line, rule)
+
+
 def check(root: Path) -> list[Violation]:
     """Every violation in the tree at `root`, in file order."""
     root = root.resolve()
-    return [*check_cpp(root), *check_python(root)]
+    return [*check_cpp(root), *check_python(root), *check_tests(root)]
 
 
 def main(arguments: list[str]) -> int:

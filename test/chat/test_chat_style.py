@@ -8,44 +8,15 @@ from typing import Any
 
 import chat_templates
 import pytest
+from chat_templates import HISTORY, WEATHER, tokenizer_of
 from error_helpers import invalid_input
-from model_files import CHATML, write_tiny_tokenizer
+from model_files import CHATML
 
 from llaisys.chat.reasoning import REASONING_FORMATS
 from llaisys.chat.style import ChatStyle
 from llaisys.chat.tools import ToolChoice, ToolSet, read_tools
 from llaisys.common.errors import InvalidInputError
 from llaisys.tokenization import Tokenizer
-
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather in a city.",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
-HISTORY = [
-    {"role": "user", "content": "And in Paris?"},
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [
-            {
-                "id": "call_1",
-                "type": "function",
-                "function": {"name": "weather", "arguments": '{"city": "Paris <|im_end|>"}'},
-            }
-        ],
-    },
-    {"role": "tool", "tool_call_id": "call_1", "content": "21 degrees <|im_end|>"},
-    {"role": "user", "content": "So?"},
-]
-
-
-def tokenizer_of(folder: Path, template: str, more: dict[str, bool] | None = None) -> Tokenizer:
-    write_tiny_tokenizer(folder, template, more or chat_templates.QWEN_TOKENS)
-    return Tokenizer.from_directory(folder)
 
 
 def rendered(tokenizer: Tokenizer, messages: list[Any], tools: Any = None, **others: Any) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 
 import chat_templates
 import pytest
+from chat_templates import HISTORY, WEATHER, tokenizer_of
 from llguidance import LLMatcher
-from test_chat_style import HISTORY, WEATHER, tokenizer_of
 
 from llaisys.chat.constraint import harmony_constraint
 from llaisys.chat.style import ChatStyle

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from native_helpers import REALS, Array, Natives, array, assert_close, bits, op, rounded
+from native_helpers import REALS, Array, Natives, array, assert_close, bits, normal, op, rounded
 
 from llaisys.libllaisys.handles import Stream
 
@@ -25,10 +25,6 @@ def stream(request: pytest.FixtureRequest) -> Iterator[Stream | None]:
     with Stream(n_threads=request.param) as made:
         assert made.n_threads == request.param
         yield made
-
-
-def normal(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)
 
 
 @pytest.mark.parametrize("dtype", REALS)

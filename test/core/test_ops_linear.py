@@ -18,6 +18,7 @@ from native_helpers import (
     array,
     bits,
     handle_array,
+    normal,
     op,
     rounded,
 )
@@ -31,10 +32,6 @@ SHAPES = (
     (1, 1, 1), (1, 3, 31), (2, 7, 33), (3, 8, 32), (4, 15, 17), (5, 16, 64), (7, 33, 65),
     (12, 255, 31), (25, 256, 34), (33, 257, 1), (100, 31, 5), (241, 19, 35), (1, 1000, 129),
 )  # fmt: skip
-
-
-def normal(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)
 
 
 def linear(

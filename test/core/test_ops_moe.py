@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from native_helpers import REALS, Array, Natives, array, bits, op, rounded
+from native_helpers import REALS, Array, Natives, array, bits, normal, op, rounded
 
 from llaisys.libllaisys.handles import Stream, Tensor
 
@@ -18,10 +18,6 @@ def stream(request: pytest.FixtureRequest) -> Iterator[Stream | None]:
         return
     with Stream(n_threads=request.param) as made:
         yield made
-
-
-def normal(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)
 
 
 # -- Routing --------------------------------------------------------------------------------------

@@ -7,15 +7,11 @@ from itertools import product
 
 import numpy as np
 import pytest
-from native_helpers import REALS, Array, Natives, array, assert_close, op, rounded
-from test_ops_attention import make_case
+from attention_case import make_case
+from native_helpers import REALS, Natives, array, assert_close, normal, op, rounded
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.libllaisys.handles import Stream
-
-
-def normal(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)
 
 
 @pytest.mark.parametrize("dtype", REALS)

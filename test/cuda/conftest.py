@@ -6,10 +6,12 @@ The CPU is the reference for many of them, without AMX, which rounds activations
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
 from llaisys.common.errors import LlaisysError
+from llaisys.libllaisys.handles import Stream
 from llaisys.libllaisys.library import choose_library, lib
 from llaisys.libllaisys.types import DEVICE_NVIDIA
 
@@ -30,3 +32,9 @@ def gpu() -> None:
     reason = why_not()
     if reason is not None:
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def streams() -> Iterator[dict[str, Stream]]:
+    with Stream("cpu", n_threads=4) as cpu, Stream("cuda") as cuda:
+        yield {"cpu": cpu, "cuda": cuda}

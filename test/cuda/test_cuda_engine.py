@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
+from cuda_helpers import PROMPTS, matching, shape, tokens
 from model_files import tiny_config, write_hf_model
 
 from llaisys import LLM, SamplingParams
-
-PROMPTS = [[5, 9, 2, 77, 31], list(range(3, 90)), [11] * 33, [8], list(range(200, 17, -1))]
-
-
-def shape(dtype: str) -> dict[str, Any]:
-    """Shape that takes the fast kernels in 16 bits: head_dim 64, K a multiple of 8."""
-    return tiny_config(
-        hidden_size=256, num_attention_heads=6, num_key_value_heads=2, head_dim=64,
-        intermediate_size=360, vocab_size=1000, num_hidden_layers=3, torch_dtype=dtype,
-        max_position_embeddings=1024,
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +16,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("cuda-model")
     write_hf_model(path, shape("float32"))
     return path
-
-
-def tokens(model: Path, device: str, dtype: str, **changes: Any) -> list[list[int]]:
-    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True, detokenize=False)
-    options: dict[str, Any] = {"device": device, "dtype": dtype, "num_kv_blocks": 200} | changes
-    with LLM(str(model), **options) as llm:
-        return [output.token_ids for output in llm.generate(PROMPTS, params)]
 
 
 def test_f32_tokens_match_cpu(directory: Path) -> None:
@@ -71,13 +52,6 @@ def test_long_prompt_matches_chunked_prefill(
             found.append(llm.generate(prompt, params)[0].token_ids)
     same = [a == b for a, b in zip(*found, strict=True)]
     assert all(same[:3]), found  # tokens may differ where two logits are close
-
-
-def matching(ours: list[list[int]], reference: list[list[int]]) -> float:
-    """Share of the tokens before the first difference of each answer."""
-    first = [int(np.argmin([a == b for a, b in zip(x, y, strict=True)] + [False]))
-             for x, y in zip(ours, reference, strict=True)]  # fmt: skip
-    return sum(first) / sum(len(x) for x in reference)
 
 
 @pytest.mark.parametrize("rows", [5, 90, 2048])

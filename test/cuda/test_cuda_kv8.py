@@ -3,17 +3,15 @@ dequantised values, and the engine: batches, prefix cache, offload, context shif
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cuda_helpers import IS_SMALL, PROMPTS, VARIANTS, Side, matching, shape
 from kv_bytes import cuda_layout, dequantised, from_e4m3, quantised, to_e4m3
 from model_files import tiny_config, write_hf_model
-from native_helpers import EPSILON, REALS, Array
-from test_cuda_engine import PROMPTS, matching, shape
-from test_cuda_ops import IS_SMALL, VARIANTS, Side, normal
+from native_helpers import EPSILON, REALS, Array, normal
 
 from llaisys import LLM, SamplingParams
 from llaisys.engine.config import EngineConfig
@@ -22,12 +20,6 @@ from llaisys.libllaisys.handles import Stream, Tensor
 
 FORMATS = ("i8", "f8_e4m3")
 KV_DTYPES = ("q8", "fp8")
-
-
-@pytest.fixture(scope="module")
-def streams() -> Iterator[dict[str, Stream]]:
-    with Stream("cpu", n_threads=1) as cpu, Stream("cuda") as cuda:
-        yield {"cpu": cpu, "cuda": cuda}
 
 
 def cache_of(side: Side, stored: Array, scales: Array, dtype: str) -> Tensor:

@@ -13,11 +13,6 @@ from native_helpers import Array, BlockRow
 
 from llaisys.libllaisys.types import DEVICE_NVIDIA
 
-
-def normal(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)
-
-
 BLOCK: dict[str, Any] = {
     "kv_cache_layout": 1, "kv_cache_block_size": 16, "kv_cache_capacity_tokens": 8192,
 }  # fmt: skip

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cuda_helpers import IS_SMALL, Side, random_weight
 from family_parity import check_cuda_greedy_tokens, chunked_cuda_logits
 from moe_models import MODELS, VOCAB, make_moe_model, write_moe_gguf, write_mxfp4
-from native_helpers import EPSILON, Array
+from native_helpers import EPSILON, Array, normal
 from reference_models import BLOCK, Piece, opened, random_tokens, reference_logits, run_block, save
-from test_cuda_ops import Side
-from test_cuda_quantised import random_weight
 
 from llaisys import LLM, SamplingParams
 from llaisys.libllaisys.handles import Stream
@@ -22,18 +19,6 @@ from llaisys.models.base import AdapterOptions
 from llaisys.models.decoder import weight_dtype
 from llaisys.models.families import open_checkpoint
 from llaisys.models.tensors import tensor_from_blocks
-
-IS_SMALL = "LLAISYS_SMALL_SHAPES" in os.environ  # for compute-sanitizer: scripts/check_gpu.sh
-
-
-@pytest.fixture(scope="module")
-def streams() -> Iterator[dict[str, Stream]]:
-    with Stream("cpu", n_threads=4) as cpu, Stream("cuda") as cuda:
-        yield {"cpu": cpu, "cuda": cuda}
-
-
-def normal(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)
 
 
 @pytest.mark.parametrize("has_bias", [False, True])

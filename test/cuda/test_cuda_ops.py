@@ -2,89 +2,17 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
-from native_helpers import EPSILON, REALS, Array, from_bits, handle_array, op, to_bits
+from cuda_helpers import IS_SMALL, VARIANTS, Side
+from native_helpers import EPSILON, REALS, Array, handle_array, normal
 
-from llaisys.libllaisys.handles import LinearWeight, Stream, Tensor
+from llaisys.libllaisys.handles import LinearWeight, Stream
 
-IS_SMALL = "LLAISYS_SMALL_SHAPES" in os.environ  # for compute-sanitizer: scripts/check_gpu.sh
 LENGTHS = (1, 3, 8, 17) if IS_SMALL else (1, 3, 8, 17, 64, 129, 513, 1031)
-NUMPY = {"i64": np.int64, "i32": np.int32, "u8": np.uint8}
-
-
-@pytest.fixture(scope="module")
-def streams() -> Iterator[dict[str, Stream]]:
-    with Stream("cpu", n_threads=1) as cpu, Stream("cuda") as cuda:
-        yield {"cpu": cpu, "cuda": cuda}
-
-
-def normal(*shape: int, seed: int = 0) -> Array:
-    return np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)
-
-
-class Side:
-    """Tensors of one device, freed at the end of a `with` block."""
-
-    def __init__(self, device: str, stream: Stream) -> None:
-        self.device, self.stream = device, stream
-        self._open = ExitStack()
-
-    def __enter__(self) -> Side:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._open.close()
-
-    def keep(self, item: Any) -> Any:
-        return self._open.enter_context(item)
-
-    def tensor(self, values: Array, dtype: str) -> Tensor:
-        stored = (
-            to_bits(values, dtype)
-            if dtype in REALS
-            else np.ascontiguousarray(values, dtype=NUMPY[dtype])
-        )
-        made: Tensor = self.keep(Tensor.create(np.shape(values), dtype, self.device))
-        made.load(stored.ctypes.data, stored.nbytes)
-        return made
-
-    def strided(self, values: Array, dtype: str, gap: int) -> Tensor:
-        """The values with `gap` columns of NaN between the rows."""
-        wide = np.full((*values.shape[:-1], values.shape[-1] + gap), np.nan, np.float32)
-        wide[..., : values.shape[-1]] = values
-        view: Tensor = self.keep(
-            self.tensor(wide, dtype).slice(values.ndim - 1, 0, values.shape[-1])
-        )
-        return view
-
-    def empty(self, shape: Sequence[int], dtype: str) -> Tensor:
-        fill = np.full(shape, np.nan if dtype in REALS else 77)
-        return self.tensor(fill, dtype)
-
-    def weight(self, values: Array, dtype: str) -> LinearWeight:
-        made: LinearWeight = self.keep(LinearWeight(self.tensor(values, dtype), self.stream))
-        return made
-
-    def run(self, name: str, *arguments: Any) -> None:
-        op(name, *arguments, stream=self.stream)
-        self.stream.synchronize()
-
-    def array(self, source: Tensor) -> Array:
-        dtype = source.dtype
-        with source.contiguous() as dense:
-            bits = np.empty(
-                dense.shape,
-                {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, **NUMPY}[dtype],
-            )
-            dense.store(bits.ctypes.data, bits.nbytes)
-        return from_bits(bits, dtype) if dtype in REALS else bits
 
 
 def compare(
@@ -306,56 +234,6 @@ def test_topk_256_with_ties_and_nan(streams: dict[str, Stream]) -> None:
             return np.concatenate([side.array(index), side.array(value)])
 
         compare(streams, body, "f32", exact=True)
-
-
-ATTENTION = [
-    # sequence lengths, query tokens of each, heads, KV heads, head_dim, block size, window
-    ((1,), 1, 1, 1, 64, 1, 0),
-    ((5, 130, 17), 1, 6, 2, 128, 16, 0),
-    ((1100, 1, 64), 1, 12, 2, 128, 16, 0),
-    ((2000,), 1, 7, 1, 128, 16, 0),
-    ((65, 300), 1, 14, 1, 64, 1, 100),
-    ((130, 63, 200), 33, 6, 2, 128, 16, 0),
-    ((700,), 130, 4, 4, 64, 32, 200),
-    ((512, 90), 64, 28, 4, 128, 1, 0),
-    ((40, 7), 3, 5, 5, 10, 4, 0),
-    ((33,), 2, 40, 2, 64, 16, 0),
-    ((127, 128, 129), 129, 12, 2, 128, 16, 0),
-    ((1031,), 500, 7, 1, 128, 16, 0),
-    ((900,), 300, 16, 1, 64, 16, 333),
-    ((5, 130, 1), 1, 6, 2, 80, 16, 0),
-    ((1100, 700), 1, 10, 1, 80, 16, 0),
-    ((300, 77), 40, 6, 3, 80, 16, 100),
-    ((5, 700), 1, 4, 4, 96, 16, 0),
-    ((2000,), 1, 11, 1, 96, 1, 0),
-    ((260, 31), 70, 12, 4, 96, 16, 0),
-    ((640, 9), 1, 7, 1, 112, 16, 0),
-    ((200,), 130, 8, 2, 112, 32, 60),
-    ((3, 1500), 1, 5, 1, 192, 16, 0),
-    ((210, 64), 66, 6, 2, 192, 16, 0),
-    ((17, 1030), 1, 8, 2, 256, 16, 0),
-    ((900,), 1, 16, 1, 256, 16, 0),
-    ((300, 65), 90, 4, 1, 256, 16, 128),
-    # latent attention: (key, value) size, the value is part of the key
-    ((5, 130, 1), 1, 16, 1, (576, 512), 16, 0),
-    ((1100, 700, 31), 1, 16, 1, (576, 512), 16, 0),
-    ((3000,), 1, 128, 1, (576, 512), 16, 0),
-    ((65, 300), 1, 7, 1, (576, 512), 1, 100),
-    ((300, 77), 40, 16, 1, (576, 512), 16, 100),
-    ((260, 31), 70, 20, 1, (576, 512), 16, 0),
-    ((90,), 9, 80, 1, (576, 512), 16, 0),
-    ((40, 7), 3, 5, 1, (40, 32), 4, 0),
-]
-if IS_SMALL:
-    ATTENTION = [case for case in ATTENTION if sum(case[0]) * case[1] * case[2] < 3000]
-
-
-VARIANTS = [
-    *((case, "") for case in ATTENTION),
-    *((case, "sinks") for case in ATTENTION),
-    *((case, "cap") for case in ATTENTION[::3]),
-    *((case, "sinks and cap") for case in ATTENTION[1::3]),
-]
 
 
 @pytest.mark.parametrize(("case", "variant"), VARIANTS)

@@ -12,57 +12,29 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_helpers import (
+    F8,
+    GROUPED,
+    IS_SMALL,
+    PROMPTS,
+    Side,
+    matching,
+    random_weight,
+    tokens,
+)
 from fp8_files import SECTIONS, write_fp8
-from gguf.quants import dequantize
-from gguf_blocks import HALVES, e4m3_values, kind_of, q4_k_m, random_blocks
+from gguf_blocks import HALVES, q4_k_m
 from model_files import tiny_config, write_gguf, write_hf_model
-from native_helpers import Array, handle_array
+from native_helpers import Array, handle_array, normal
 from quantised_files import Scheme, write_quantised
-from test_cuda_engine import PROMPTS, matching, tokens
-from test_cuda_ops import IS_SMALL, Side, normal, streams
 
 from llaisys import LLM, SamplingParams
 from llaisys.libllaisys.handles import LinearWeight, Stream
-from llaisys.models.loading.grouped_weight import GroupedWeight
 from llaisys.models.tensors import tensor_from_blocks
 
-__all__ = ["streams"]  # the fixture
-GROUPED = {"i4_g32": (4, 32), "i4_g128": (4, 128), "i8_g32": (8, 32), "i8_g128": (8, 128)}
-F8 = ("f8 by row", "f8 by block")
 LIMIT = 7e-3  # relative to the norm of the outputs
 # Rows of x: one tile, two tiles, several passes, conversion to 16 bits.
 ROWS = (1, 5, 16, 37) if IS_SMALL else (1, 2, 7, 8, 9, 16, 17, 40, 64, 65, 300)
-
-
-def f8_blocks(rows: int, columns: int, by_row: bool) -> tuple[Array, Array]:
-    """(blocks of f8_g128, values)."""
-    rng = np.random.default_rng([rows, columns])
-    codes = rng.integers(0, 256, (rows, columns // 128, 128), np.uint8)
-    codes[(codes & 127) == 127] = 0
-    scales = rng.uniform(0.001, 0.01, (rows, 1 if by_row else columns // 128)).astype("<f4")
-    scales = np.broadcast_to(scales, codes.shape[:2]).copy()
-    blocks = np.concatenate([scales[..., None].view(np.uint8), codes], axis=2)
-    values = e4m3_values()[codes] * scales[..., None]
-    return blocks.reshape(rows, -1), values.reshape(rows, columns)
-
-
-def random_weight(kind: str, rows: int, columns: int) -> tuple[str, Array, Array]:
-    """(dtype, rows of blocks, values)."""
-    if kind in F8:
-        return "f8_g128", *f8_blocks(rows, columns, kind == F8[0])
-    if kind in GROUPED:
-        bits, group = GROUPED[kind]
-        rng = np.random.default_rng([rows, columns])
-        weight = GroupedWeight(
-            rng.integers(0, 256, (rows, columns * bits // 8), np.uint8),
-            rng.uniform(0.001, 0.01, (rows, columns // group)).astype(np.float32),
-            rng.integers(0, 16, (rows, columns // group)).astype(np.int16),
-            bits,
-            group,
-        )
-        return kind, weight.blocks("w").rows, weight.values()
-    blocks = random_blocks(kind, rows, columns, largest=0.02)
-    return kind, blocks, np.asarray(dequantize(blocks, kind_of(kind)), np.float32)
 
 
 def relative_error(got: Array, expected: Array) -> float:

@@ -7,7 +7,14 @@ import random
 from typing import Any
 
 import pytest
-from async_fakes import AsyncAdapter, async_adapter_of, make_async_engine
+from async_fakes import (
+    SMALL,
+    AsyncAdapter,
+    assert_same,
+    async_adapter_of,
+    make_async_engine,
+    run_random,
+)
 from engine_fakes import (
     EOS,
     FakeTokenizer,
@@ -28,72 +35,6 @@ from llaisys.common.sampling import SamplingParams
 from llaisys.engine.llm_engine import LLMEngine
 
 NATIVE = {"model": "mock", "adapter_class": None, "tokenizer": FakeTokenizer()}
-SMALL = {"num_blocks": 24, "max_num_seqs": 4, "max_num_batched_tokens": 12}
-
-
-def random_params(rng: random.Random) -> SamplingParams:
-    """Random requests of every kind, some of which need sync."""
-    fields: dict[str, Any] = {"max_tokens": rng.randint(1, 12), "seed": rng.randint(0, 99)}
-    if rng.random() < 0.5:
-        fields["temperature"] = 0.0
-    if rng.random() < 0.3:
-        fields["logprobs"] = rng.randint(0, 3)
-    if rng.random() < 0.3:
-        fields["frequency_penalty"] = 0.7
-    if rng.random() < 0.2:
-        fields["min_tokens"] = rng.randint(0, fields["max_tokens"])
-    if rng.random() < 0.2:
-        fields["n"] = rng.randint(2, 3)
-    if rng.random() < 0.2:
-        fields["stop_token_ids"] = [rng.randint(1, 60) for _ in range(12)]
-    if rng.random() < 0.15:
-        fields["bad_words"] = ["ab", "0"]
-    if rng.random() < 0.1:
-        fields["prompt_logprobs"] = 1
-    return SamplingParams(**fields)
-
-
-def run_random(engine: LLMEngine, seed: int) -> dict[str, Any]:
-    """Run requests that arrive while others run, cancel some, and return the outputs."""
-    rng = random.Random(seed)
-    shared = [rng.randint(1, 60) for _ in range(12)]
-    pending = []
-    for index in range(rng.randint(2, 9)):
-        prompt = shared[: rng.randint(0, 12)] + [
-            rng.randint(1, 60) for _ in range(rng.randint(1, 9))
-        ]
-        pending.append((str(index), prompt, random_params(rng)))
-    cancelled = {str(rng.randint(0, 8)) for _ in range(rng.randint(0, 2))}
-    results: dict[str, Any] = {}
-    while pending or engine.has_unfinished():
-        for _ in range(min(len(pending), rng.choice((0, 0, 1, 2)))):
-            name, prompt, params = pending.pop()
-            engine.submit(prompt, params, request_id=name)
-        parts = engine.step() if engine.has_unfinished() else []
-        for name in sorted(cancelled):
-            if rng.random() < 0.1:
-                parts += engine.cancel(name)
-        for part in parts:
-            if part.output is not None:
-                results[part.request_id] = [
-                    (c.token_ids, c.finish_reason, c.stop_reason, c.logprobs)
-                    for c in part.output.outputs
-                ]
-    engine.core.scheduler.check_integrity()
-    assert engine.core.scheduler.block_manager.num_used_blocks == 0
-    return results
-
-
-def assert_same(got: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert got.keys() == expected.keys()
-    for name, choices in expected.items():
-        for (tokens, reason, stop, logprobs), other in zip(choices, got[name], strict=True):
-            if "abort" in (reason, other[1]):  # it depends on the moment how far they came
-                both = min(len(tokens), len(other[0]))
-                tokens, other = tokens[:both], (other[0][:both], *other[1:])
-                assert tokens == other[0]
-            else:
-                assert (tokens, reason, stop, logprobs) == other
 
 
 @settings(max_examples=30, deadline=None)

@@ -13,7 +13,7 @@ from draft_heads import head_tensors, write_head
 from engine_fakes import greedy, make_config, run_all
 from error_helpers import invalid_input
 from model_files import tiny_config, write_hf_model
-from test_speculative import COUNT, NothingCosts, answers, random_requests, run
+from speculation import COUNT, NothingCosts, answers, random_requests, run
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.step import ModelStepInput

@@ -11,7 +11,7 @@ import pytest
 from engine_fakes import greedy, make_config, run_all
 from error_helpers import invalid_input
 from model_files import tiny_config, write_hf_model
-from test_speculative import (
+from speculation import (
     COUNT,
     MOCK_VOCAB,
     NATIVE,

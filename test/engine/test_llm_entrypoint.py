@@ -6,10 +6,17 @@ import subprocess
 import sys
 
 import pytest
-from engine_fakes import FakeAdapter, FakeTokenizer, expected_tokens, greedy
+from engine_fakes import (
+    FakeAdapter,
+    FakeTokenizer,
+    adapter_of,
+    expected_tokens,
+    greedy,
+    is_idle,
+    make_llm,
+)
 from error_helpers import invalid_input
 from model_files import write_hf_model
-from test_offline import adapter_of, is_idle, make_llm
 
 import llaisys
 from llaisys import LLM, SamplingParams
@@ -241,7 +248,7 @@ def test_tokenize_and_model_path(llm):
 
 def test_use_after_close_and_close_twice():
     llm = make_llm()
-    adapter = adapter_of(llm)
+    adapter = adapter_of(llm.llm_engine)
     stream = llm.stream([1, 2], greedy(5))
     llm.close()
     llm.close()

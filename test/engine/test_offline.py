@@ -6,44 +6,24 @@ import os
 import signal
 
 import pytest
-from engine_fakes import EOS, FakeAdapter, FakeTokenizer, expected_tokens, greedy
+from engine_fakes import (
+    EOS,
+    FakeTokenizer,
+    adapter_of,
+    expected_tokens,
+    greedy,
+    is_idle,
+    make_llm,
+)
 from error_helpers import invalid_input
 
-from llaisys import LLM, SamplingParams
-
-
-def make_llm(**settings) -> LLM:
-    base = {
-        "adapter_class": FakeAdapter,
-        "tokenizer": FakeTokenizer(),
-        "num_kv_blocks": 128,
-        "block_size": 4,
-        "max_num_seqs": 16,
-        "max_num_batched_tokens": 64,
-    }
-    return LLM(**{**base, **settings})
+from llaisys import SamplingParams
 
 
 @pytest.fixture
 def llm():
     with make_llm() as llm:
         yield llm
-
-
-def adapter_of(llm: LLM) -> FakeAdapter:
-    return llm.llm_engine.core.executor.worker.adapter
-
-
-def is_idle(llm: LLM) -> bool:
-    stats = llm.stats()
-    llm.llm_engine.core.scheduler.check_integrity()
-    return (
-        stats["kv_blocks_used"] == stats["num_running"] == stats["num_waiting"] == 0
-        and not llm._finished
-        and not llm._streams
-        and not llm.llm_engine.output_processor._choices
-        and not llm.llm_engine._groups
-    )
 
 
 def test_batch_keeps_the_order_of_its_prompts(llm):
@@ -121,7 +101,7 @@ def test_without_a_seed_outputs_differ_and_the_engine_seed_repeats_them():
 
 
 def test_interrupt_in_the_model_releases_everything(llm):
-    adapter = adapter_of(llm)
+    adapter = adapter_of(llm.llm_engine)
     before = llm.submit([5, 6, 7], greedy(30, ignore_eos=True))
 
     def interrupt(step):
@@ -140,7 +120,7 @@ def test_interrupt_in_the_model_releases_everything(llm):
 
 
 def test_ctrl_c_waits_for_the_step_and_keeps_other_requests(llm):
-    adapter = adapter_of(llm)
+    adapter = adapter_of(llm.llm_engine)
     other = llm.submit([5, 6, 7], greedy(12, ignore_eos=True))
 
     def interrupt(step):
@@ -173,7 +153,7 @@ def test_a_bad_prompt_in_a_batch_cancels_the_batch_and_nothing_else(llm):
 
 
 def test_fault_fails_its_requests_and_the_next_batch_works(llm):
-    adapter = adapter_of(llm)
+    adapter = adapter_of(llm.llm_engine)
 
     def explode(step):
         adapter.on_forward = None

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from async_fakes import SMALL, assert_same, run_random
 from engine_fakes import FakeAdapter, expected_tokens, greedy, make_engine, run_prompts
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_async_scheduling import SMALL, assert_same, run_random
 
 from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.engine.config import ParallelConfig

@@ -13,17 +13,18 @@ from draft_heads import head_tensors, write_head
 from engine_fakes import VOCAB, expected_tokens, greedy, make_config, run_all
 from model_files import tiny_config, write_hf_model
 from proposers import AlwaysRight, AlwaysWrong, Fake, NoIdea, SometimesRight
-from test_speculative import (
+from speculation import (
     MOCK_VOCAB,
     NATIVE,
     NothingCosts,
     answers,
     check_streams,
+    make_speculator,
     random_requests,
+    request_of,
     run,
     truth_of,
 )
-from test_speculative_units import make_speculator, request_of
 
 from llaisys.common.request import Request
 from llaisys.common.types import SchedulerOutputs, StepOutput

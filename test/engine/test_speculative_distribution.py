@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from engine_fakes import make_config, run_all
-from test_speculative import MOCK_VOCAB, NATIVE, NothingCosts
+from speculation import MOCK_VOCAB, NATIVE, NothingCosts
 
 from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams

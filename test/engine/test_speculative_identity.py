@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from draft_heads import head_tensors, write_head
 from model_files import tiny_config, tiny_weights, write_hf_model
-from test_speculative import Run, answers, random_requests, run
+from speculation import Run, answers, random_requests, run
 
 COUNT = int(os.environ.get("LLAISYS_TEST_REQUESTS", "20"))  # requests, at least, per proposer
 VOCAB, HIDDEN = 259, 32

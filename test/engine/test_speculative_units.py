@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scheduler_helpers import add, make_scheduler, step
+from speculation import make_speculator, request_of
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.request import Request
@@ -21,14 +22,6 @@ from llaisys.engine.speculative.costs import REFRESH, DraftCosts
 from llaisys.engine.speculative.proposer import MAX_CANDIDATES, NgramProposer, NgramThenHead
 from llaisys.engine.worker.sampling_state import SamplingState
 from llaisys.engine.worker.step_buffers import SamplingBatch
-
-
-def request_of(tokens: list[int], seq_id: int = 0) -> Request:
-    request = Request(f"r{seq_id}", tokens, SamplingParams(), seq_id=seq_id)
-    request.max_total_tokens = 1000
-    request.num_computed_tokens = len(tokens) - 1
-    return request
-
 
 # ---- drafts from the request's own tokens --------------------------------------------------------
 
@@ -162,20 +155,6 @@ def test_higher_price_is_accepted_when_plain_steps_are_unchanged():
             if costs.needs_plain_step(1):
                 costs.add_step(1, 0, 0.010)
         assert costs.price(1) == pytest.approx((seconds / 0.010 - 1) / drafts)
-
-
-class Ones(NgramProposer):
-    """The same result for every request."""
-
-    def propose(self, requests: Any, counts: Any) -> list[Any]:
-        return [[1] * count for count in counts]
-
-
-def make_speculator(**config: Any) -> Speculator:
-    given = SpeculativeConfig(**{"disable_by_batch_size": 32} | config)
-    speculator = Speculator(given, Ones(2, 4), vocab_size=64)
-    speculator.costs.add_step(1, 0, 0.01)
-    return speculator
 
 
 def verified(speculator: Speculator, request: Request, accepted: int) -> None:

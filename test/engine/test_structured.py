@@ -15,7 +15,7 @@ from chat_templates import QWEN_TOKENS
 from error_helpers import invalid_input
 from model_files import tiny_config, write_gguf, write_hf_model, write_tiny_tokenizer
 from schema_maker import SchemaMaker
-from test_speculative import NothingCosts
+from speculation import NothingCosts
 
 from llaisys import LLM, SamplingParams
 

@@ -12,7 +12,7 @@ import pytest
 from draft_heads import reference_head
 from engine_fakes import greedy, make_config, run_all
 from model_files import tiny_config, write_hf_model
-from test_speculative import NothingCosts
+from speculation import NothingCosts
 
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.models.families import open_checkpoint

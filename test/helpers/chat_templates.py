@@ -3,6 +3,12 @@ tokens of those models."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from model_files import write_tiny_tokenizer
+
+from llaisys.tokenization import Tokenizer
+
 # Qwen 2.5, Hermes: tools in the system prompt, calls as JSON in tags.
 QWEN25 = r"""
 {%- if tools %}
@@ -189,3 +195,32 @@ HARMONY_TOKENS = {
     f"<|{name}|>": True
     for name in ("start", "end", "message", "channel", "constrain", "return", "call")
 }
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "The weather in a city.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+HISTORY = [
+    {"role": "user", "content": "And in Paris?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "weather", "arguments": '{"city": "Paris <|im_end|>"}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": "21 degrees <|im_end|>"},
+    {"role": "user", "content": "So?"},
+]
+
+
+def tokenizer_of(folder: Path, template: str, more: dict[str, bool] | None = None) -> Tokenizer:
+    write_tiny_tokenizer(folder, template, more or QWEN_TOKENS)
+    return Tokenizer.from_directory(folder)

@@ -13,6 +13,7 @@ import numpy as np
 from fake_tokenizer import EOS, VOCAB, FakeTokenizer
 from numpy.typing import NDArray
 
+from llaisys import LLM
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.step import (
@@ -312,3 +313,27 @@ def texts(parts: Iterable[StreamOutput]) -> str:
 
 def greedy(max_tokens: int, **others: Any) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=max_tokens, **others)
+
+
+def make_llm(**settings) -> LLM:
+    base = {
+        "adapter_class": FakeAdapter,
+        "tokenizer": FakeTokenizer(),
+        "num_kv_blocks": 128,
+        "block_size": 4,
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 64,
+    }
+    return LLM(**{**base, **settings})
+
+
+def is_idle(llm: LLM) -> bool:
+    stats = llm.stats()
+    llm.llm_engine.core.scheduler.check_integrity()
+    return (
+        stats["kv_blocks_used"] == stats["num_running"] == stats["num_waiting"] == 0
+        and not llm._finished
+        and not llm._streams
+        and not llm.llm_engine.output_processor._choices
+        and not llm.llm_engine._groups
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,12 @@ from server_helpers import ServerProcess
 
 KEYS = ("key-of-alice", "key-of-bob")
 CHAT = "/v1/chat/completions"
+# A word of a request that no answer may repeat, and what errors must not contain.
+CANARY = "canary-4711"
+TELLING = re.compile(
+    r"0x[0-9a-f]{4}|Traceback|File \"|\.py\b|llaisys\.|pydantic|msgspec|"
+    r"/(root|home|work|tmp|usr|opt)/|" + CANARY
+)
 
 
 @contextlib.contextmanager

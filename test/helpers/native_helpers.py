@@ -48,6 +48,10 @@ Array = NDArray[Any]
 # -- Values ---------------------------------------------------------------------------------------
 
 
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape, np.float32)
+
+
 def to_bits(values: Array, dtype: str) -> Array:
     """The stored form of real values: round to nearest, ties to even; bf16 as uint16 bits."""
     if dtype != "bf16":

@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 import pytest
 from fault_engine import STEP_SECONDS
-from http_helpers import KEYS
+from http_helpers import CANARY, KEYS, TELLING
 from server_helpers import Gate, ServerProcess
-from test_online_security import CANARY, TELLING
 from wire_helpers import post_bytes, reset
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -12,9 +12,8 @@ import numpy as np
 import openai
 import pytest
 from engine_fakes import HIDDEN, hidden_of
-from http_helpers import KEYS, error_of
+from http_helpers import CANARY, KEYS, TELLING, error_of
 from server_helpers import CONTEXT, Gate, ServerProcess
-from test_online_security import CANARY, TELLING
 
 EMBEDDINGS = "/v1/embeddings"
 

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import re
 import shlex
 import socket
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from http_helpers import CHAT, KEYS, chat, error_of
+from http_helpers import CANARY, CHAT, KEYS, TELLING, chat, error_of
 from server_helpers import LONG, ServerProcess, resident
 from wire_helpers import raw_request, read_to_end, reset
 
@@ -214,12 +213,6 @@ def test_urls_in_messages_are_not_fetched(client: httpx.Client) -> None:
 
 
 # ---- contents of errors --------------------------------------------------------------------------
-
-CANARY = "canary-4711"
-TELLING = re.compile(
-    r"0x[0-9a-f]{4}|Traceback|File \"|\.py\b|llaisys\.|pydantic|msgspec|"
-    r"/(root|home|work|tmp|usr|opt)/|" + CANARY
-)
 
 
 def error_requests() -> Iterator[tuple[str, str, Any, dict[str, str]]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
-from test_tokenization_sentencepiece import BOS, EOS, VOCAB, texts, train
+from sentencepiece_models import BOS, EOS, VOCAB, texts, train
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.tokenization import Tokenizer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import model_files
 import pytest
 import sentencepiece
+from sentencepiece_models import texts, train
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.sampling import SamplingParams
@@ -21,56 +21,11 @@ from llaisys.models.loading.gguf_reader import read_gguf_header
 from llaisys.tokenization import BpeVocabulary, Tokenizer, TokenizerSource
 from llaisys.tokenization.source import PackedStrings
 
-VOCAB = 2000
 UNK, BOS, EOS, FIRST_BYTE = 0, 1, 2, 3
 LLAMA2 = (
     "{% for m in messages %}{{ '<s>[INST] ' + m['content'] + ' [/INST]' if m['role'] == 'user' "
     "else ' ' + m['content'] + '</s>' }}{% endfor %}"
 )
-
-
-def valid(text: str) -> str:
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def texts(count: int, seed: int) -> list[str]:
-    """Mixed strings, and repetitions of few characters, in which many joins compete."""
-    rng = random.Random(seed)
-    result = [
-        "",
-        " ",
-        "  ",
-        "\u2581",
-        " \u2581x",
-        *map(valid, model_files.mixed_strings(count, seed)),
-    ]
-    for _ in range(count):
-        parts = [rng.choice("ab =-\n你") * rng.randint(1, 9) for _ in range(rng.randint(1, 9))]
-        result.append("".join(parts))
-    return result
-
-
-def train(**options: Any) -> sentencepiece.SentencePieceProcessor:
-    """A small BPE model with the settings of Llama 2."""
-    sentences = [text.replace("\0", "") for text in texts(4000, seed=21)]
-    model = io.BytesIO()
-    settings = {
-        "vocab_size": VOCAB,
-        "byte_fallback": True,
-        "character_coverage": 0.99,
-        "normalization_rule_name": "identity",
-        "remove_extra_whitespaces": False,
-        "allow_whitespace_only_pieces": True,
-        "split_digits": True,
-        "num_threads": 1,
-        "minloglevel": 2,
-    }
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences),
-        model_writer=model,
-        **{"model_type": "bpe", **settings, **options},
-    )
-    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
 
 
 def token_type(model: sentencepiece.SentencePieceProcessor, token_id: int) -> int:

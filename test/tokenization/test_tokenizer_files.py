@@ -15,7 +15,7 @@ import sentencepiece
 import tiktoken
 import tokenizers
 import transformers
-from test_tokenization_sentencepiece import texts
+from sentencepiece_models import texts
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.tokenization import Tokenizer
