@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import zipfile
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -96,60 +97,156 @@ def test_cache_directory_from_environment(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 class FakeHub:
-    """Fake huggingface_hub.snapshot_download."""
+    """Fake huggingface_hub: lists the files of a repository and writes those that are asked for."""
 
-    def __init__(self, folder: Path, online: bool, cached: bool) -> None:
-        self.folder, self.online, self.cached = folder, online, cached
-        self.calls: list[dict[str, Any]] = []
+    def __init__(self, folder: Path, files: list[str], *, online: bool = True) -> None:
+        self.folder, self.files, self.online = folder, files, online
+        self.calls: list[dict[str, Any]] = []  # of snapshot_download
+        folder.mkdir(exist_ok=True)
 
-    def __call__(self, **options: Any) -> str:
-        self.calls.append(options)
-        if options["local_files_only"] and not self.cached:
-            raise FileNotFoundError("not cached")
-        if not options["local_files_only"] and not self.online:
+    def list_repo_files(self, repo: str, *, revision: str | None = None) -> list[str]:
+        if not self.online:
             raise ConnectionError("hub unreachable")
+        return self.files
+
+    def snapshot_download(self, **options: Any) -> str:
+        self.calls.append(options)
+        if options["local_files_only"]:
+            if not any(self.folder.iterdir()):
+                raise FileNotFoundError("not cached")
+            return str(self.folder)
+        if not self.online:
+            raise ConnectionError("hub unreachable")
+        for name in self.files:
+            if any(fnmatchcase(name, pattern) for pattern in options["allow_patterns"]):
+                (self.folder / name).parent.mkdir(exist_ok=True)
+                (self.folder / name).touch()
         return str(self.folder)
 
+    @property
+    def downloaded(self) -> list[str]:
+        paths = sorted(self.folder.rglob("*.gguf"))
+        return [str(path.relative_to(self.folder)) for path in paths]
 
-def test_hub_id_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model_files.write_hf_model(tmp_path / "snap")
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that makes a FakeHub of these files the hub."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
 
-    def hub(online: bool, cached: bool) -> FakeHub:
-        fake = FakeHub(tmp_path / "snap", online, cached)
-        monkeypatch.setattr("huggingface_hub.snapshot_download", fake)
+    def start(*files: str, online: bool = True, name: str = "snap") -> FakeHub:
+        fake = FakeHub(tmp_path / name, list(files), online=online)
+        monkeypatch.setattr("huggingface_hub.list_repo_files", fake.list_repo_files)
+        monkeypatch.setattr("huggingface_hub.snapshot_download", fake.snapshot_download)
         return fake
 
-    fake = hub(online=True, cached=False)
+    return start
+
+
+def test_hub_id_is_downloaded(tmp_path: Path, hub: Any) -> None:
+    fake = hub("config.json", "model.safetensors", "pytorch_model.bin", "code.py")
     assert resolve_model("org/name", revision="abc", progress=False) == tmp_path / "snap"
     options = fake.calls[0]
     assert options["repo_id"] == "org/name" and options["revision"] == "abc"
-    assert not any("bin" in p or ".py" in p for p in options["allow_patterns"])
-    assert "*.safetensors" in options["allow_patterns"]
-    fake = hub(online=False, cached=True)
+    files = sorted(path.name for path in (tmp_path / "snap").iterdir())
+    assert files == ["config.json", "model.safetensors"]
+    fake = hub(online=False)
     assert resolve_model("org/name") == tmp_path / "snap" and len(fake.calls) == 2
-    hub(online=False, cached=False)
+    hub(online=False, name="empty")
     with pytest.raises(ModelLoadError, match=r"'org/name' is neither.*hub unreachable"):
         resolve_model("org/name")
+    with pytest.raises(ModelLoadError, match=r"'org/name' is neither.*hub unreachable"):
+        resolve_model("org/name:Q8_0")
 
 
-def test_hub_pattern_selects_one_gguf_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "snap"
-    folder.mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", FakeHub(folder, True, True))
-    with pytest.raises(ModelLoadError, match=r"has no safetensors; .*org/name:QUANT"):
-        resolve_model("org/name")
-    with pytest.raises(ModelLoadError, match="0 files match"):
-        resolve_model("org/name:Q4_K_M")
-    (folder / "m-Q4_K_M.gguf").touch()
-    assert resolve_model("org/name:Q4_K_M") == folder / "m-Q4_K_M.gguf"
-    assert resolve_model("org/name:Q4_K_M.gguf") == folder / "m-Q4_K_M.gguf"
-    (folder / "n-Q4_K_M.gguf").touch()
-    with pytest.raises(ModelLoadError, match="2 files match"):
-        resolve_model("org/name:Q4_K_M")
+UNSLOTH = (
+    *("README.md", "Model-BF16.gguf", "Model-F16.gguf", "mmproj-F16.gguf", "mmproj-BF16.gguf"),
+    *("Model-Q4_K_S.gguf", "Model-Q4_K_M.gguf", "Model-Q8_0.gguf", "Model-UD-Q8_K_XL.gguf"),
+)
+QWEN = (
+    "qwen2.5-7b-instruct-q4_k_m-00001-of-00002.gguf",
+    "qwen2.5-7b-instruct-q4_k_m-00002-of-00002.gguf",
+    "qwen2.5-7b-instruct-q8_0.gguf",
+    "qwen2.5-7b-instruct-fp16.gguf",
+)
+FOLDERS = (
+    "BF16/Big-BF16-00002-of-00002.gguf",
+    "BF16/Big-BF16-00001-of-00002.gguf",
+    "Q4_K_M/Big-Q4_K_M-00001-of-00001.gguf",
+    "Big.i1-IQ2_XXS.gguf",
+    "Big.imatrix.gguf",
+)
+
+
+@pytest.mark.parametrize(
+    ("files", "quant", "expected"),
+    [
+        (UNSLOTH, "F16", ["Model-F16.gguf"]),
+        (UNSLOTH, "bf16", ["Model-BF16.gguf"]),
+        (UNSLOTH, "Q4_K_M", ["Model-Q4_K_M.gguf"]),
+        (UNSLOTH, "q4_k_m", ["Model-Q4_K_M.gguf"]),
+        (UNSLOTH, "UD-Q8_K_XL", ["Model-UD-Q8_K_XL.gguf"]),
+        (UNSLOTH, "Q8_K_XL", ["Model-UD-Q8_K_XL.gguf"]),
+        (UNSLOTH, "Model-Q8_0.gguf", ["Model-Q8_0.gguf"]),
+        (UNSLOTH, "*K_S", ["Model-Q4_K_S.gguf"]),
+        (QWEN, "Q4_K_M", list(QWEN[:2])),
+        (QWEN, QWEN[0], list(QWEN[:2])),
+        (QWEN, "FP16", ["qwen2.5-7b-instruct-fp16.gguf"]),
+        (FOLDERS, "bf16", sorted(FOLDERS[:2])),
+        (FOLDERS, "Q4_K_M", ["Q4_K_M/Big-Q4_K_M-00001-of-00001.gguf"]),
+        (FOLDERS, "iq2_xxs", ["Big.i1-IQ2_XXS.gguf"]),
+    ],
+)
+def test_a_quantization_selects_one_model_of_a_repository(
+    files: tuple[str, ...], quant: str, expected: list[str], tmp_path: Path, hub: Any
+) -> None:
+    fake = hub(*files)
+    assert resolve_model(f"org/name:{quant}") == tmp_path / "snap" / expected[0]
+    assert fake.downloaded == expected
+    hub(online=False)  # the cache has it now
+    assert resolve_model(f"org/name:{quant}") == tmp_path / "snap" / expected[0]
+
+
+@pytest.mark.parametrize(
+    ("files", "spec", "available"),
+    [
+        (UNSLOTH, "org/name:Q4_K", ("BF16", "F16", "Q4_K_M", "Q4_K_S", "Q8_0", "UD-Q8_K_XL")),
+        (UNSLOTH, "org/name:Q5_K_M", ("BF16", "F16", "Q4_K_M", "Q4_K_S", "Q8_0", "UD-Q8_K_XL")),
+        (UNSLOTH, "org/name:*Q4*", ("Q4_K_M", "Q4_K_S")),
+        (("a-Q8_0.gguf", "b-Q8_0.gguf"), "org/name:q8_0", ("a-Q8_0", "b-Q8_0")),
+        (("m-F16.gguf", "m-Q8_0.gguf"), "org/name", ("F16", "Q8_0")),
+        (("m-F16.gguf", QWEN[1]), "org/name:q4_k_m", ("F16",)),  # a part is missing
+        (("README.md", "mmproj-F16.gguf"), "org/name:F16", ()),
+        (("README.md",), "org/name", ()),
+    ],
+)
+def test_a_refusal_lists_what_the_repository_has(
+    files: tuple[str, ...], spec: str, available: tuple[str, ...], hub: Any
+) -> None:
+    fake = hub(*files)
+    with pytest.raises(ModelLoadError) as caught:
+        resolve_model(spec)
+    assert caught.value.available == available and fake.downloaded == []
+
+
+@pytest.mark.parametrize(
+    ("files", "chosen"), [(UNSLOTH, "Model-Q4_K_M.gguf"), (("m-MXFP4.gguf",), "m-MXFP4.gguf")]
+)
+def test_a_repository_of_gguf_files_has_a_default(
+    files: tuple[str, ...], chosen: str, hub: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = hub(*files)
+    assert resolve_model("org/name").name == chosen
+    assert fake.downloaded == [chosen]
+    assert chosen.removesuffix(".gguf").rpartition("-")[2] in caplog.text
+
+
+def test_a_directory_with_several_gguf_files_needs_a_name(tmp_path: Path) -> None:
+    for name in ("m-Q4_K_M.gguf", "n-Q4_K_M.gguf"):
+        (tmp_path / name).touch()
     with pytest.raises(ModelLoadError, match=r"2 \.gguf files; name one"):
-        open_checkpoint(folder)
+        open_checkpoint(tmp_path)
 
 
 def test_adapter_directory_names_the_command_for_it(tmp_path: Path) -> None:

