@@ -60,7 +60,7 @@ def test_auto_is_the_default_of_the_configuration() -> None:
 def test_auto_uses_the_gpu_and_says_so_once(
     gpus: FakeGpus, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO, "llaisys.engine"):
+    with caplog.at_level(logging.INFO, "llaisys.device"):
         config = resolve_device(EngineConfig(model="m"))
         assert config.device == "cuda" and resolve_device(config).device == "cuda"
     assert caplog.messages == ["device cuda: a fake GPU"]
@@ -78,7 +78,7 @@ def test_auto_uses_the_gpu_and_says_so_once(
 def test_options_that_cuda_does_not_support_select_the_cpu(
     gpus: FakeGpus, caplog: pytest.LogCaptureFixture, options: dict[str, Any], reason: str
 ) -> None:
-    with caplog.at_level(logging.INFO, "llaisys.engine"):
+    with caplog.at_level(logging.INFO, "llaisys.device"):
         config = resolve_device(EngineConfig.of(**options))
     assert config.device == "cpu" and len(caplog.messages) == 1
     assert caplog.messages[0].startswith("device cpu: ") and reason in caplog.messages[0]
@@ -117,7 +117,7 @@ def test_the_token_budget_depends_on_the_device(
 
 
 def test_a_requested_device_is_not_logged(gpus: FakeGpus, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "llaisys.engine"):
+    with caplog.at_level(logging.INFO, "llaisys.device"):
         assert resolve_device(EngineConfig(device="cpu")).device == "cpu"
         assert resolve_device(EngineConfig(device="cuda")).device == "cuda"
     assert not caplog.messages and gpus.asked == [((0,), 1)]
@@ -208,7 +208,7 @@ def test_an_engine_process_resolves_the_device_of_its_replica(
         max_failed_steps=1, log_level="info", log_format="text", engine=EngineConfig().to_wire(),
         wait_for_memory=waits, replica=replica, replicas=1 if waits else 2,
     )  # fmt: skip
-    with caplog.at_level(logging.INFO, "llaisys.engine"):
+    with caplog.at_level(logging.INFO, "llaisys.device"):
         config = process.engine_config_of(setup)
     assert config.device == expected
     assert config.parallel.tensor_parallel_device_ids == (replica,)

@@ -145,7 +145,8 @@ def test_generate_in_a_terminal_prints_the_same_text(
     with Terminal(*arguments) as terminal:
         assert terminal.wait() == 0
     assert "loading weights [" in terminal.output  # before any other output
-    assert terminal.screen == capsys.readouterr().out
+    device, _, rest = terminal.screen.partition("\n")
+    assert ", device cpu: " in device and rest == capsys.readouterr().out
 
 
 def test_generate_in_a_terminal_streams(
@@ -223,7 +224,8 @@ def test_failed_request_is_reported_and_others_are_written(
     arguments = ["generate", "--file", str(source), "--json", "--max-tokens", "3"]
     assert main([*arguments, "--model", model]) == 1
     captured = capsys.readouterr()
-    assert captured.err.startswith(f"error: {source}:3: ") and "no token left" in captured.err
+    error = captured.err.splitlines()[-1]
+    assert error.startswith(f"error: {source}:3: ") and "no token left" in error
     reasons = [json.loads(line)["finish_reason"] for line in captured.out.splitlines()]
     assert reasons[0] != "error" and reasons[1:] == ["error"]
 
@@ -250,7 +252,7 @@ def test_output_file_is_unchanged_when_nothing_was_generated(
     arguments = ["generate", "--output", str(target), "--model", model]
     for bad in (["--file", str(source)], ["x", "--temperature", "nan"]):
         assert main([*arguments, *bad]) == 1
-        assert capsys.readouterr().err.startswith("error: ")
+        assert capsys.readouterr().err.splitlines()[-1].startswith("error: ")
         assert target.read_text() == "precious"
 
 
@@ -289,10 +291,10 @@ def test_user_errors_are_one_line_and_status_1(
         arguments = [*arguments, "--model", model]
     arguments = [model if argument == "MODEL" else argument for argument in arguments]
     assert main(arguments) == 1
-    error = capsys.readouterr().err
+    *before, error = capsys.readouterr().err.splitlines()
+    assert all(", device " in line for line in before)
     assert error.startswith("error: ")
     assert text in error
-    assert "Traceback" not in error
 
 
 def test_invalid_jsonl_error_has_file_and_line(
@@ -309,7 +311,7 @@ def test_invalid_jsonl_error_has_file_and_line(
     ):
         source.write_text('{"prompt": "fine"}\n' + line)
         assert main(["generate", "--file", str(source), "--model", model]) == 1
-        error = capsys.readouterr().err
+        error = capsys.readouterr().err.splitlines()[-1]
         assert error.startswith(f"error: {source}:2: ") and text in error
 
 
@@ -344,3 +346,30 @@ def test_env_reports_why_there_are_no_kernels() -> None:
     )
     assert done.returncode == 0
     assert re.search(r"cpu kernels.*none: .*vax", done.stdout), done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "expected"),
+    [
+        (["generate", "--max-tokens", "1", "hi"], "cpu", "cpu: set by LLAISYS_DEVICE"),
+        (["generate", "--max-tokens", "1", "hi", "--device", "cpu"], "", "cpu: as requested"),
+        (["chat"], "cpu", "cpu: set by LLAISYS_DEVICE"),
+        # Two engines of the same model.
+        (["bench", "speculative", "--concurrency", "1", "--new-tokens", "1", "--repeats", "1",
+          "--speculative-config", '{"method": "ngram"}'], "cpu", "cpu: set by LLAISYS_DEVICE"),
+    ],
+)  # fmt: skip
+def test_the_device_and_its_reason_are_one_line(
+    words: list[str],
+    environment: str,
+    expected: str,
+    model: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("LLAISYS_DEVICE", environment)
+    monkeypatch.setattr("builtins.input", lambda prompt: "/exit")
+    assert main([*words, "--model", model]) == 0
+    printed = capsys.readouterr()
+    lines = [line for line in printed.err.splitlines() if "device" in line]
+    assert lines == [f"model {model}, device {expected}"] and "device cpu" not in printed.out

@@ -10,8 +10,11 @@ import logging
 import re
 import sys
 import time
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
 
+DEVICE_LOGGER = "llaisys.device"  # a record per engine: the device, the reason, `model`
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 SEPARATORS = frozenset(' ="')  # of the fields of a line
@@ -73,6 +76,39 @@ def setup_logging(level: str, log_format: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
     logging.getLogger("llaisys").setLevel(level.upper())
+
+
+@contextmanager
+def show_devices(out: TextIO) -> Iterator[None]:
+    """Print the model, the device and the reason of every engine that is opened in this block."""
+    logger, handler = logging.getLogger(DEVICE_LOGGER), _DeviceHandler(out)
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+class _DeviceHandler(logging.Handler):
+    """One line per model and device; a device that is set is not reported again as requested."""
+
+    def __init__(self, out: TextIO) -> None:
+        super().__init__()
+        self._out = out
+        self._shown: set[tuple[str, object]] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        model = getattr(record, "model", "")
+        key = (text.partition(":")[0], model)
+        if key not in self._shown:
+            self._shown.add(key)
+            line = f"model {model}, {text}"
+            # A line of progress that it replaces may be longer.
+            print(line.ljust(79) if self._out.isatty() else line, file=self._out, flush=True)
 
 
 def level_name() -> str:

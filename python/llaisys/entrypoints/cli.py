@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from llaisys.common.errors import LlaisysError
 from llaisys.common.flags import OptionParser
+from llaisys.common.logs import show_devices
 from llaisys.common.version import __version__
 from llaisys.entrypoints import cli_bench, cli_chat, cli_generate, cli_serve, cli_tools
 
+SHOWING_DEVICES = ("chat", "generate", "bench")  # a server has it in its log
 DESCRIPTION = "NovaInfer: run and serve language models."
 
 
@@ -35,13 +38,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit status. User errors print one line."""
     # Numpy's BLAS is not used; its threads would spin after the import.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    parser = build_parser()
-    options = parser.parse_args(arguments)
-    if options.command is None:
-        parser.print_help()
-        return 0
     try:
-        return int(options.run(options))
+        parser = build_parser()
+        options = parser.parse_args(arguments)
+        if options.command is None:
+            parser.print_help()
+            return 0
+        with show_devices(sys.stderr) if options.command in SHOWING_DEVICES else nullcontext():
+            return int(options.run(options))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

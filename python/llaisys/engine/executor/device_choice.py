@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+from llaisys.common.logs import DEVICE_LOGGER
 from llaisys.engine.config import EngineConfig
 from llaisys.models.device import choose_device, requested_device, require_cuda
 
-logger = logging.getLogger("llaisys.engine")
+logger = logging.getLogger(DEVICE_LOGGER)
 
 MODELS_ON_CPU = ("mock",)
 GPU_TOKEN_BUDGET = 4096  # larger chunks of a prompt are not faster on an H200
@@ -19,14 +20,14 @@ def resolve_device(
 ) -> EngineConfig:
     """Return the configuration with device `cpu` or `cuda`; on CUDA, with the devices of this
     replica and the token budget of a GPU. One log line, of the first replica, reports the choice
-    of `auto`.
+    of `auto`; other choices are debug lines.
 
     `cpu_reason`: why `auto` must be the CPU, apart from the engine options. Raises
     InvalidInputError when CUDA is requested and does not work.
     """
     requested = requested_device(config.device)
     if requested == "cpu":
-        chosen, reason, num_gpus = "cpu", "set by LLAISYS_DEVICE", 0
+        chosen, reason, num_gpus = "cpu", "as requested", 0
     else:
         ranks = config.parallel.world_size
         ids = config.parallel.tensor_parallel_device_ids or (0,)
@@ -39,8 +40,11 @@ def resolve_device(
             every_id = range(ranks * replicas) if _has_default_ids(config) and not is_ray else ids
             choice = choose_device(every_id, ranks, cpu_reason or cpu_option(config))
         chosen, reason, num_gpus = choice.device, choice.reason, choice.num_gpus
-    if config.device == "auto":
-        logger.log(logging.INFO if replica == 0 else logging.DEBUG, "device %s: %s", chosen, reason)
+    if config.device == "auto" and requested != "auto":
+        reason = "set by LLAISYS_DEVICE"
+    level = logging.INFO if config.device == "auto" and replica == 0 else logging.DEBUG
+    model = config.model or "the default one"
+    logger.log(level, "device %s: %s", chosen, reason, extra={"model": model})
     config = replace(config, device=chosen)
     scheduler = config.scheduler
     if chosen == "cuda" and scheduler.max_num_batched_tokens is None:
