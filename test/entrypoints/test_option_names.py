@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 from error_helpers import invalid_input
 
+from llaisys.common.errors import InvalidInputError
+from llaisys.common.flags import OptionParser
+from llaisys.common.foreign_names import COMMANDS, OPTIONS, WITHOUT_EFFECT, foreign_option
+from llaisys.common.validation import unknown_name
+from llaisys.common.version import __version__
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.engine_flags import given_engine_options
 from llaisys.entrypoints.cli import build_parser, main
@@ -160,6 +165,7 @@ def test_switch_of_another_server_without_effect_warns(capsys: pytest.CaptureFix
     assert engine_flags("--enable-auto-tool-choice", "--enable-chunked-prefill") == {}
     message = capsys.readouterr().err
     assert "--enable-auto-tool-choice has no effect: tool calls are always parsed" in message
+    assert engine_flags(*WITHOUT_EFFECT) == {}
 
 
 def test_benchmarks_accept_the_names_of_vllm() -> None:
@@ -183,3 +189,88 @@ def test_unknown_commands_and_values_name_the_nearest(
     with pytest.raises(SystemExit):
         main(words)
     assert hint in capsys.readouterr().err
+
+
+def parsers_of(parser: OptionParser) -> dict[str, OptionParser]:
+    """Every command, also `bench latency`."""
+    found = {}
+    for action in parser._subparsers._group_actions if parser._subparsers else ():
+        for name, command in dict(action.choices or {}).items():
+            assert isinstance(command, OptionParser)
+            found[name] = command
+            found.update({f"{name} {kind}": own for kind, own in parsers_of(command).items()})
+    return found
+
+
+def test_every_foreign_name_leads_to_one_of_ours() -> None:
+    commands = parsers_of(build_parser())
+    known = {flag for parser in commands.values() for flag in parser._option_string_actions}
+    for ours, _ in OPTIONS.values():
+        assert ours is None or ours in known
+    for name in [*OPTIONS, *WITHOUT_EFFECT]:
+        assert foreign_option(name) is not None
+        assert name in WITHOUT_EFFECT or not commands["serve"]._is_known(name)
+    for ours, _ in COMMANDS.values():
+        assert ours is None or ours in commands
+
+
+@pytest.mark.parametrize(
+    ("words", "ours"),
+    [
+        (["serve", "m", "-ngl", "99"], "'--device'"),
+        (["chat", "-ngl", "99"], "'--device'"),
+        (["chat", "--n-gpu-layers=99", "m"], "'--device'"),
+        (["generate", "m", "hi", "--n_gpu_layers", "99"], "'--device'"),
+        (["bench", "throughput", "-b", "512"], "'--max-num-batched-tokens'"),
+        (["chat", "--trust-remote-code"], WITHOUT_EFFECT["--trust-remote-code"]),
+        (["serve", "--mmproj", "f.gguf"], OPTIONS["--mmproj"][1]),
+        (["list"], "'models'"),
+        (["run", "qwen3"], "'chat'"),
+        (["ps"], COMMANDS["ps"][1]),
+        (["show", "qwen3"], COMMANDS["show"][1]),
+        (["bench", "list"], "known: ops, "),
+    ],
+)
+def test_a_name_of_another_program_is_refused_with_ours(
+    words: list[str], ours: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    assert caught.value.code == 2 and ours in capsys.readouterr().err
+
+
+def test_a_foreign_name_in_a_file_or_keyword_is_refused_with_ours(tmp_path: Path) -> None:
+    for name in ("num_ctx", "context-length"):
+        with pytest.raises(InvalidInputError, match="'--max-model-len'"):
+            config_of(tmp_path, f"{name} = 5")
+    with pytest.raises(TypeError, match="'--gpu-memory-utilization'"):
+        EngineConfig.of(mem_fraction_static=0.5)
+
+
+def test_names_of_llama_cpp_for_the_model_are_accepted() -> None:
+    words = ["-hf", "org/name:Q8_0", "--alias", "a"]
+    config = config_from_args(build_parser().parse_args(["serve", *words]))
+    assert config.engine.model == "org/name:Q8_0" and config.served_model_names == ("a",)
+    assert build_parser().parse_args(["chat", "-hf", "org/name"]).model == "org/name"
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "near"),
+    [
+        ("--alias", ["--max-loras"], None),
+        ("--lora-scaled", ["--max-loras", "--load-timeout"], None),
+        ("--max-modle-len", ["--max-model-len", "--max-loras"], "--max-model-len"),
+    ],
+)
+def test_only_a_similar_name_is_suggested(name: str, known: list[str], near: str | None) -> None:
+    text = unknown_name("option", name, known)
+    assert ("did you mean" in text) == (near is not None) and (near or name) in text
+
+
+@pytest.mark.parametrize("words", [[], ["serve"], ["bench", "ops"]])
+def test_every_command_has_the_version(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*words, "--version"])
+    assert caught.value.code == 0 and __version__ in capsys.readouterr().out

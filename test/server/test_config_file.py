@@ -94,7 +94,7 @@ def test_every_flag_has_a_name_in_the_file(tmp_path: Path) -> None:
     assert {"model", "models", "host", "threads", "n_threads", "top_k", "keep_alive"} <= set(names)
     flags_only = {f"speculative_{name}" for name, _ in SPECULATIVE_FLAGS.values()}
     for action in parser()._actions:
-        if action.dest not in {"help", "help_all", "config", *flags_only}:
+        if action.dest not in {"help", "help_all", "version", "config", *flags_only}:
             for name in {action.dest, *[flag.lstrip("-") for flag in action.option_strings]}:
                 if name == "m":
                     continue

@@ -12,7 +12,7 @@ from server_helpers import HELPERS, PACKAGE, Gate, ServerProcess
 from terminal import Terminal
 
 from llaisys.common.errors import InvalidInputError
-from llaisys.server.http_server import bind
+from llaisys.server.http_server import PORT_IN_USE, bind
 
 PROGRAM = (str(HELPERS / "fault_server.py"),)
 
@@ -89,5 +89,6 @@ def test_port_accepts_connections_and_is_exclusive_from_start() -> None:
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         socket.create_connection(("127.0.0.1", port), timeout=30).close()
-        with pytest.raises(InvalidInputError, match=f"cannot listen on 127.0.0.1 port {port}"):
+        with pytest.raises(InvalidInputError, match="--port ") as caught:
             bind("127.0.0.1", port)
+        assert (caught.value.code, caught.value.value) == (PORT_IN_USE, port)

@@ -13,9 +13,11 @@ import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from llaisys.common.foreign_names import foreign_option, unknown_command, unknown_option
 from llaisys.common.option_names import Row, deprecation, flag_of, spellings
 from llaisys.common.options import GROUPS, Choice, Names, Option, Switch, Toggle, options_of
 from llaisys.common.validation import unknown_name
+from llaisys.common.version import __version__
 
 HELP_COLUMN = 38
 MAX_WIDTH = 100
@@ -66,6 +68,10 @@ class OptionParser(argparse.ArgumentParser):
             "--help-all", action=_HelpAllAction, nargs=0, default=argparse.SUPPRESS,
             help="Show every option and exit",
         )  # fmt: skip
+        self._help_group.add_argument(
+            "--version", action="version", version=f"llaisys {__version__}",
+            help="Show the version and exit",
+        )  # fmt: skip
 
     # ---- names ---------------------------------------------------------------------------------
 
@@ -79,17 +85,20 @@ class OptionParser(argparse.ArgumentParser):
         words = self._replace_aliases(sys.argv[1:] if args is None else args)
         found, rest = super().parse_known_args(words, namespace)
         for word in rest:
-            if word.startswith("--") and len(word) > 2:
-                known = [*self._option_string_actions, *self._replaced]
-                self.error(unknown_name("option", word.partition("=")[0], known))
+            if word.startswith("-") and len(word) > 2:
+                self._refuse(word.partition("=")[0])
         return found, rest
+
+    def _refuse(self, flag: str) -> None:
+        self.error(unknown_option(flag, [*self._option_string_actions, *self._replaced]))
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         """Name the nearest of the choices, such as commands."""
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
-            what = "command" if isinstance(action, argparse._SubParsersAction) else "value"
-            text = unknown_name(what, str(value), known)
+            if isinstance(action, argparse._SubParsersAction):
+                raise argparse.ArgumentError(None, unknown_command(str(value), known))
+            text = unknown_name("value", str(value), known)
             raise argparse.ArgumentError(
                 action, text if "did you mean" in text else f"{text}; known: {', '.join(known)}"
             )
@@ -106,6 +115,8 @@ class OptionParser(argparse.ArgumentParser):
             if flag in self.without_effect:
                 self._warn(f"{flag} has no effect: {self.without_effect[flag]}")
                 continue
+            if not self._subparsers and not self._is_known(flag) and foreign_option(flag):
+                self._refuse(flag)  # before argparse reads its value as something else
             replacement, is_deprecated = self._replaced.get(flag, (flag, False))
             if is_deprecated:
                 self._warn(deprecation(flag, replacement.partition("=")[0]))
@@ -281,6 +292,8 @@ def add_model_argument(
         group.add_argument("model", nargs=nargs, metavar="MODEL", action=_Once, help=help)
         help = argparse.SUPPRESS  # one line of help for both forms
     group.add_argument("-m", "--model", dest="model", metavar="MODEL", action=_Once, help=help)
+    for flag in ("-hf", "-hfr", "--hf-repo"):  # of llama.cpp, which names the hub's models apart
+        parser.accept_alias(flag, "--model")
 
 
 class _Once(argparse.Action):

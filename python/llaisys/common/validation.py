@@ -23,6 +23,7 @@ from llaisys.common.errors import InvalidInputError
 MAX_INT = (1 << 31) - 1
 MIN_FLOAT = 2.0**-126  # the smallest normal number in single precision
 MAX_SHOWN = 80  # characters of a value in an error
+MIN_LIKENESS = 0.75  # of a suggested name, from 0 to 1
 MANY_IDS = 64  # from here on an array check is faster
 MAX_SHOWN_BITS = 256  # of an integer; Python does not print very large ones
 
@@ -56,8 +57,9 @@ def invalid_count(
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:
     """Return "unknown WHAT NAME", with the nearest known name if there is one."""
-    near = get_close_matches(name, list(known), n=1)
-    return f"unknown {what} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+    words = {other.lstrip("-"): other for other in known}  # equal dashes are no likeness
+    near = get_close_matches(name.lstrip("-"), words, n=1, cutoff=MIN_LIKENESS)
+    return f"unknown {what} {name!r}" + (f"; did you mean {words[near[0]]!r}?" if near else "")
 
 
 def check_int(

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from llaisys.common.foreign_names import unknown_option
 from llaisys.common.lora import LoraModule, LoraModules
 from llaisys.common.option_names import Row, spellings, with_field_names
 from llaisys.common.options import (
@@ -32,7 +33,7 @@ from llaisys.common.options import (
 )
 from llaisys.common.parallel import ParallelConfig, normalize_parallel_config
 from llaisys.common.sampling import POOLINGS
-from llaisys.common.validation import invalid_value, unknown_name
+from llaisys.common.validation import invalid_value
 
 __all__ = [
     "CacheConfig",
@@ -395,7 +396,7 @@ class EngineConfig:
                 (own if section is None else parts[section])[name] = values.pop(name)
         if values:
             raise TypeError(
-                unknown_name("engine option", next(iter(values)), spellings(engine_rows()))
+                unknown_option(next(iter(values)), spellings(engine_rows()), "engine option")
             )
         made = {name: SECTIONS[name](**given) for name, given in parts.items()}
         return cls(**own, **made)

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from llaisys.common.errors import LlaisysError
 from llaisys.common.flags import OptionParser
 from llaisys.common.logs import show_devices
-from llaisys.common.version import __version__
 from llaisys.entrypoints import cli_bench, cli_chat, cli_generate, cli_serve, cli_tools
 
 SHOWING_DEVICES = ("chat", "generate", "bench")  # a server has it in its log
@@ -19,12 +18,6 @@ DESCRIPTION = "NovaInfer: run and serve language models."
 
 def build_parser() -> OptionParser:
     parser = OptionParser(prog="llaisys", description=DESCRIPTION)
-    parser.add_argument(
-        "--version",
-        action="version",
-        version=f"llaisys {__version__}",
-        help="Show the version and exit",
-    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     cli_serve.add_command(commands)
     cli_generate.add_command(commands)

@@ -185,6 +185,7 @@ class ServerConfig:
     served_model_names: tuple[str, ...] = option(
         (), Names(several_words=True), "Model names in the API", flag="--served-model-name",
         group="model", common=True, default_text="from model", metavar="NAME",
+        aliases=("alias", "-a"),
     )  # fmt: skip
     api_keys: Iterable[str | ApiKey] = option(  # a tuple of ApiKey once checked
         (), ApiKeys(), "API key, also LLAISYS_API_KEY; repeatable", flag="--api-key",

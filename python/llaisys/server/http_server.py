@@ -7,6 +7,7 @@ imported after the engine process has started, so that the model loads in the me
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gc
 import logging
 import resource
@@ -22,6 +23,7 @@ logger = logging.getLogger("llaisys.server")
 
 RESERVED_FILES = 64  # descriptors beside connections: engine sockets, database, libraries
 BACKLOG = 2048  # of listen(2)
+PORT_IN_USE = "port_in_use"  # code of an error
 LOCAL_HOSTS = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -91,8 +93,13 @@ def bind(host: str, port: int, reuse_port: bool = False) -> socket.socket:
         listener.listen(BACKLOG)
         return listener
     except OSError as error:
+        is_used, other = error.errno == errno.EADDRINUSE, min(port + 1, 65535)
+        hint = f" (--port {other} selects another one, --port 0 a free one)" if is_used else ""
         raise InvalidInputError(
-            f"cannot listen on {host} port {port}: {error.strerror}", field="port", value=port
+            f"cannot listen on {host} port {port}: {error.strerror}{hint}",
+            field="port",
+            value=port,
+            code=PORT_IN_USE if is_used else None,
         ) from error
 
 

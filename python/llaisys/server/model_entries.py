@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from llaisys.common.errors import InvalidInputError
+from llaisys.common.foreign_names import unknown_option
 from llaisys.common.option_names import spellings, warn_of_file, with_field_names
 from llaisys.common.validation import check_count, invalid_value, unknown_name
 from llaisys.engine.config import EngineConfig, engine_rows
@@ -99,7 +100,7 @@ def _entry(name: str, table: Any, options: Mapping[str, Any]) -> ModelEntry:
         raise invalid_value(name, table, "a table")
     for key in table:
         if key not in KNOWN:
-            raise InvalidInputError(unknown_name("option", key, KNOWN), field=key)
+            raise InvalidInputError(unknown_option(key, KNOWN), field=key)
     own = with_field_names(table, engine_rows(), warn_of_file)
     aliases = own.pop("aliases", [])
     if not isinstance(aliases, list) or not all(isinstance(item, str) for item in aliases):

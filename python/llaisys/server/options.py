@@ -16,10 +16,11 @@ from llaisys.common.flags import (
     add_model_argument,
     given_flags,
 )
+from llaisys.common.foreign_names import WITHOUT_EFFECT, unknown_option
 from llaisys.common.option_names import Row, spellings, warn_of_file, with_field_names
 from llaisys.common.options import FilePath, Kind, Names, Option, options_of
 from llaisys.common.sampling import DEFAULTED, SamplingParams
-from llaisys.common.validation import invalid_value, unknown_name
+from llaisys.common.validation import invalid_value
 from llaisys.engine.config import EngineConfig, engine_rows
 from llaisys.engine.engine_flags import add_speculative_flags, given_engine_options
 from llaisys.server.api_keys import ApiKey, read_key_file
@@ -33,14 +34,6 @@ from llaisys.server.model_entries import (
 )
 
 TITLES = {"sampling": "sampling defaults, for requests that set none"}
-# Switches of vLLM and llama.cpp that name the only behaviour of this server.
-WITHOUT_EFFECT = {
-    "--enable-chunked-prefill": "prefill is always chunked",
-    "--enable-auto-tool-choice": "tool calls are always parsed",
-    "--jinja": "chat templates are always Jinja",
-    "--cont-batching": "batching is always continuous",
-    "-cb": "batching is always continuous",
-}
 
 
 class ModelTables(Kind):
@@ -161,7 +154,7 @@ def checked_options(data: Mapping[str, Any], rows: Sequence[Row]) -> dict[str, A
     for given, value in data.items():
         name = given.replace("-", "_")
         if name not in known:
-            raise InvalidInputError(unknown_name("option", given, known), field=given)
+            raise InvalidInputError(unknown_option(given, known), field=given)
         spelling = known[name]
         checked[name] = value if spelling.is_negated else kinds[spelling.name].check(given, value)
     return with_field_names(checked, rows, warn_of_file)
