@@ -35,3 +35,25 @@ function(llaisys_find_gpu out_found out_architectures)
   set(${out_found} ${found} PARENT_SCOPE)
   set(${out_architectures} "${architectures}" PARENT_SCOPE)
 endfunction()
+
+# Find nvcc: on the PATH, else in the folders where the CUDA toolkit is installed.
+#
+#   llaisys_find_nvcc(nvcc [FOLDER...])
+#     nvcc    its path; empty where there is none
+#     FOLDER  instead of those of the toolkit
+function(llaisys_find_nvcc out_nvcc)
+  set(folders ${ARGN})
+  if(NOT folders)
+    file(GLOB versions /usr/local/cuda-*/bin)
+    list(SORT versions COMPARE NATURAL ORDER DESCENDING)
+    set(folders /usr/local/cuda/bin /opt/cuda/bin ${versions})
+  endif()
+  set(nvcc "")
+  file(TO_CMAKE_PATH "$ENV{PATH}" path)
+  foreach(folder IN LISTS path folders)
+    if(NOT nvcc AND EXISTS "${folder}/nvcc" AND NOT IS_DIRECTORY "${folder}/nvcc")
+      set(nvcc "${folder}/nvcc")
+    endif()
+  endforeach()
+  set(${out_nvcc} "${nvcc}" PARENT_SCOPE)
+endfunction()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from model_files import write_hf_model
 from llaisys.common import progress
 from llaisys.common.progress import ProgressLine, progress_listener, report, show_progress
 from llaisys.entrypoints.llm import LLM
+from llaisys.models.synthetic import write_shape_model
 
 
 class FakeTerminal(io.StringIO):
@@ -69,8 +71,45 @@ def test_progress_line_is_refreshed_at_intervals(monkeypatch: pytest.MonkeyPatch
     assert out.getvalue().count("\r") == 2
 
 
-def test_nothing_is_written_where_there_is_no_terminal() -> None:
+def test_nothing_is_written_at_once_where_there_is_no_terminal() -> None:
     out = io.StringIO()
     with show_progress(out):
         report("loading weights", 1, 2)
     assert out.getvalue() == ""
+
+
+class FirstLine(io.StringIO):
+    """Signals the first line that is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Event()
+
+    def flush(self) -> None:
+        self.written.set()
+
+
+def test_a_long_stage_is_a_line_every_few_seconds_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "LINE_SECONDS", 0.01)
+    out = FirstLine()
+    with show_progress(out), show_progress(out):  # of a benchmark and of its model
+        report("writing random weights", 1, 4)
+        assert out.written.wait(60)
+    lines = out.getvalue().splitlines()
+    assert set(lines) == {"writing random weights: 0 s  25 %"}
+    assert not [thread for thread in threading.enumerate() if thread.name == progress.THREAD_NAME]
+
+
+def test_random_weights_report_their_progress(tmp_path: Path) -> None:
+    heard: list[tuple[str, int, int]] = []
+    with progress_listener(lambda *given: heard.append(given)):
+        write_shape_model("smollm2-135m", "bf16", tmp_path, layers=1)
+    size = (tmp_path / "model.safetensors").stat().st_size
+    stages, done, totals = zip(*heard, strict=True)
+    assert set(stages) == {"writing random weights"} and len(set(totals)) == 1
+    assert list(done) == sorted(done) and done[-1] == totals[0] < size
+    with progress_listener(lambda *given: heard.append(given)):
+        write_shape_model("smollm2-135m", "bf16", tmp_path, layers=1)
+    assert len(heard) == len(done)  # it is there already

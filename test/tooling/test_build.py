@@ -126,6 +126,31 @@ def test_cmake_compiles_for_the_gpus_of_this_machine(
     assert result.stderr.strip() == f"{found} [{architectures}]"
 
 
+@pytest.mark.parametrize(
+    ("on_path", "installed", "expected"),
+    [(True, True, "path"), (False, True, "toolkit"), (False, False, "")],
+)
+def test_nvcc_is_found_outside_of_the_path(
+    on_path: bool, installed: bool, expected: str, tmp_path: Path
+) -> None:
+    for name, is_there in (("path", on_path), ("toolkit", installed)):
+        (tmp_path / name).mkdir()
+        if is_there:
+            (tmp_path / name / "nvcc").touch()
+    script = tmp_path / "find.cmake"
+    script.write_text(
+        f'include("{ROOT}/cmake/find_gpu.cmake")\n'
+        f'llaisys_find_nvcc(nvcc "{tmp_path}/toolkit")\n'
+        'message("[${nvcc}]")\n'
+    )
+    environment = {**os.environ, "PATH": f"{tmp_path}/path"}
+    result = subprocess.run(
+        [cmake(), "-P", str(script)], capture_output=True, text=True, env=environment, timeout=60
+    )
+    nvcc = f"{tmp_path}/{expected}/nvcc" if expected else ""
+    assert result.stderr.strip() == f"[{nvcc}]"
+
+
 def test_make_run_fetches_the_default_model_only_if_it_is_served(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ Listener = Callable[[str, int, int], None]  # stage, done, total
 
 BAR_WIDTH = 30
 REFRESH_SECONDS = 0.1
+THREAD_NAME = "progress"
+LINE_SECONDS = 4.0  # between two lines where there is no terminal
 
 _listener: ContextVar[Listener | None] = ContextVar("progress_listener", default=None)
 
@@ -38,16 +41,55 @@ def progress_listener(listener: Listener) -> Iterator[None]:
 
 @contextmanager
 def show_progress(out: TextIO) -> Iterator[None]:
-    """Show stages in one temporary line if `out` is a terminal."""
-    if not out.isatty():
+    """Show stages in one temporary line if `out` is a terminal, else in a line every few seconds,
+    for which an enclosing `show_progress` is enough."""
+    if out.isatty():
+        line = ProgressLine(out)
+        try:
+            with progress_listener(line.show):
+                yield
+        finally:
+            line.erase()
+    elif _listener.get() is not None:
         yield
-        return
-    line = ProgressLine(out)
-    try:
-        with progress_listener(line.show):
-            yield
-    finally:
-        line.erase()
+    else:
+        lines = ProgressLines(out)
+        try:
+            with progress_listener(lines.show):
+                yield
+        finally:
+            lines.stop()
+
+
+class ProgressLines:
+    """The stage and its state in a line every LINE_SECONDS, also while nothing is reported; the
+    first one after that time."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
+        self._begin = time.monotonic()
+        self._state = ("", 0, 0)  # replaced as a whole: two threads
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._write, name=THREAD_NAME, daemon=True)
+        self._thread.start()
+
+    def show(self, stage: str, done: int, total: int) -> None:
+        self._state = (stage, done, total)
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _write(self) -> None:
+        while not self._stopped.wait(LINE_SECONDS):
+            stage, done, total = self._state
+            if stage:
+                share = f"  {100 * min(done, total) // total} %" if total > 0 else ""
+                seconds = round(time.monotonic() - self._begin)
+                try:
+                    print(f"{stage}: {seconds} s{share}", file=self.out, flush=True)
+                except (OSError, ValueError):  # closed
+                    return
 
 
 class ProgressLine:

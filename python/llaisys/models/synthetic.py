@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from llaisys.common.progress import report
 from llaisys.common.validation import check_choice, invalid_value
 from llaisys.models.families import file_tensors, parse_config
 from llaisys.models.loading.convert import convert, storage_dtype
@@ -155,6 +156,7 @@ def _write_tensors(file: BinaryIO, tensors: list[tuple[str, tuple[int, ...]]], d
             "data_offsets": [offset, offset + nbytes],
         }
         offset += nbytes
+    total, written = offset, 0
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 64)  # tensors start aligned
     file.write(len(text).to_bytes(8, "little") + text)
@@ -166,5 +168,6 @@ def _write_tensors(file: BinaryIO, tensors: list[tuple[str, tuple[int, ...]]], d
         left = int(np.prod(shape))
         while left > 0:
             count = min(left, _CHUNK)
-            file.write(chunk[:count].tobytes())
+            written += file.write(chunk[:count].tobytes())
             left -= count
+            report("writing random weights", written, total)
