@@ -50,7 +50,9 @@ class SamplingBatch(NamedTuple):
         """Return which rows of `expand_drafts` follow accepted draft tokens only. `accepted`: whether
         a row sampled the draft token after it."""
         assert self.drafts is not None
-        rejected: NDArray[np.int64] = np.cumsum(~accepted) - ~accepted  # rows before each row that did not
+        rejected: NDArray[np.int64] = (
+            np.cumsum(~accepted) - ~accepted
+        )  # rows before each row that did not
         first = np.flatnonzero(np.append(0, self.drafts[:-1]) == 0)  # rows of their sequences
         valid: NDArray[np.bool_] = rejected == rejected[first].repeat(self.drafts[first] + 1)
         return valid
