@@ -18,7 +18,18 @@ KNOWN_MODELS: dict[str, dict[str, str]] = {
     "qwen3": {
         **{tag: f"Qwen/Qwen3-{tag.upper()}-GGUF:{quant}" for tag, quant in _QWEN3.items()},
         "32b": "Qwen/Qwen3-32B-GGUF:Q4_K_M",
+        "30b": "Qwen/Qwen3-30B-A3B-GGUF:Q4_K_M",
     },
+    "gemma3": {tag: f"ggml-org/gemma-3-{tag}-it-GGUF:Q4_K_M" for tag in ("1b", "4b", "12b", "27b")},
+    "deepseek-r1": {
+        tag: f"bartowski/DeepSeek-R1-Distill-{base}-{tag.upper()}-GGUF:Q4_K_M"
+        for tag, base in (
+            *(("1.5b", "Qwen"), ("7b", "Qwen"), ("8b", "Llama")),
+            *(("14b", "Qwen"), ("32b", "Qwen"), ("70b", "Llama")),
+        )
+    },
+    "phi4": {"14b": "bartowski/phi-4-GGUF:Q4_K_M"},
+    "phi4-mini": {"3.8b": "bartowski/microsoft_Phi-4-mini-instruct-GGUF:Q4_K_M"},
     "llama3.2": {
         tag: f"bartowski/Llama-3.2-{tag.upper()}-Instruct-GGUF:Q4_K_M" for tag in ("1b", "3b")
     },
