@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from llaisys.common.flags import OptionParser
 from llaisys.common.foreign_names import COMMANDS, OPTIONS, WITHOUT_EFFECT, foreign_option
 from llaisys.common.validation import unknown_name
 from llaisys.common.version import __version__
-from llaisys.engine.config import EngineConfig
+from llaisys.engine.config import EngineConfig, engine_rows
 from llaisys.engine.engine_flags import given_engine_options
 from llaisys.entrypoints.cli import build_parser, main
 from llaisys.server.config import ServerConfig
+from llaisys.server.models import entries
 from llaisys.server.options import config_from_args
 
 
@@ -31,6 +33,17 @@ def config_of(tmp_path: Path, text: str) -> ServerConfig:
     return config_from_args(build_parser().parse_args(["serve", "--config", str(file)]))
 
 
+@pytest.fixture
+def deprecated_name(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """`async_stepping` as an earlier name of `async_scheduling`."""
+    [about] = [about for name, about, _ in engine_rows() if name == "async_scheduling"]
+    object.__setattr__(about, "deprecated", ("async_stepping",))
+    monkeypatch.setattr(entries, "KNOWN", (*entries.KNOWN, "async_stepping"))
+    yield
+    object.__setattr__(about, "deprecated", ())
+
+
+@pytest.mark.usefixtures("deprecated_name")
 def test_deprecated_flag_works_and_warns(capsys: pytest.CaptureFixture[str]) -> None:
     assert engine_flags("--async-stepping", "off") == {"async_scheduling": "off"}
     message = capsys.readouterr().err
@@ -39,6 +52,7 @@ def test_deprecated_flag_works_and_warns(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.usefixtures("deprecated_name")
 def test_deprecated_keyword_works_and_warns() -> None:
     with pytest.warns(FutureWarning, match="async_stepping is deprecated.*async_scheduling"):
         config = EngineConfig.of(async_stepping="on")
@@ -48,6 +62,7 @@ def test_deprecated_keyword_works_and_warns() -> None:
         assert EngineConfig.of(async_scheduling="on") == config
 
 
+@pytest.mark.usefixtures("deprecated_name")
 def test_deprecated_key_of_a_file_works_and_warns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

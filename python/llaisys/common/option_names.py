@@ -1,7 +1,7 @@
 """The names under which options are accepted: their own, aliases, and deprecated ones.
 
 The same names work as keywords of `LLM`, as keys of a configuration file and, with dashes, as
-flags. A deprecated name works for one release and gives a warning.
+flags. A deprecated name works until REMOVAL and gives a warning.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import Any
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.options import Option, Switch, Toggle
 from llaisys.common.validation import check_bool
+
+REMOVAL = "0.2.0"  # the release after which no present deprecated name works
 
 Row = tuple[str, Option, Any]  # (name of the field, description, default)
 
@@ -51,7 +53,7 @@ def spellings(rows: Iterable[Row]) -> dict[str, Spelling]:
 
 
 def deprecation(old: str, new: str) -> str:
-    return f"{old} is deprecated and will be removed in the next release; use {new}"
+    return f"{old} is deprecated and will be removed in {REMOVAL}; use {new}"
 
 
 def warn_of_keyword(old: str, new: str) -> None:

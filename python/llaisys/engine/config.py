@@ -83,7 +83,7 @@ class SchedulerConfig:
     )
     max_prompt_logprob_tokens: int = option(
         128, Integer(1), "Prompt tokens with logprobs per step",
-        group="scheduling", deprecated=("max_scored_tokens",),
+        group="scheduling",
         more="Each of them needs a row of logits.",
     )  # fmt: skip
     context_shift: bool = option(
@@ -122,7 +122,7 @@ class CacheConfig:
     block_size: int = option(16, Integer(1, 1024), "KV cache block size, in tokens", group="device")
     kv_cache_memory_bytes: int | None = option(
         None, Bytes(1, MAX_BYTES), "KV cache size, e.g. 4GiB",
-        group="device", common=True, default_text="automatic", deprecated=("kv_cache_memory",),
+        group="device", common=True, default_text="automatic", aliases=("kv_cache_memory",),
         more="Automatic: what `gpu_memory_utilization` leaves on a GPU, a modest size on a CPU.",
     )  # fmt: skip
     gpu_memory_utilization: float = option(
@@ -327,7 +327,7 @@ class EngineConfig:
     )  # fmt: skip
     async_scheduling: str = option(
         "auto", Toggle(), "Schedule the next step while one is in flight",
-        group="scheduling", deprecated=("async_stepping",), more="`auto`: on CUDA devices.",
+        group="scheduling", more="`auto`: on CUDA devices.",
     )  # fmt: skip
     exact: bool = option(
         False, Switch(), "Batch-invariant results",

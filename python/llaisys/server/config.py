@@ -77,7 +77,6 @@ class Limits:
     max_body_bytes: int = limit(8 << 20, Bytes(1, MAX_BYTES), "Maximum size of a request body")
     max_total_body_bytes: int = limit(
         256 << 20, Bytes(1, MAX_BYTES), "Maximum size of all bodies in transfer",
-        deprecated=("max_bodies_bytes",),
     )  # fmt: skip
     max_body_items: int = limit(
         128 << 10, Integer(1), "Maximum JSON values in a body",
