@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
+import io
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import llaisys
+from llaisys.entrypoints.cli import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "python" / "llaisys"
@@ -90,3 +94,62 @@ def test_missing_path_is_found() -> None:
     """The pattern sees what the pages say, and only that."""
     text = "`engine/nothing.py`, test/none/*.py (src/ops/<op>/op.cpp) https://a.b/src/x ~/docs/y"
     assert NAMED.findall(text) == ["engine/nothing.py", "test/none/*.py"]
+
+
+SHELL = re.compile(r"^```(?:sh|bash|console)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`(llaisys [^`]+)`")
+# Placeholders of prose; a word in brackets is optional and left out.
+OPTIONAL = re.compile(r"\[[^\]]*\]")
+SHELL_END = re.compile(r"\s(?:[|;&]|&&|[0-9]?>{1,2}).*")  # what follows belongs to the shell
+
+
+def commands_of(text: str) -> list[list[str]]:
+    """The words of every `llaisys ...` command in the code blocks and in the prose."""
+    lines = []
+    for block in SHELL.findall(text):
+        lines += block.replace("\\\n", " ").splitlines()
+    prose = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    lines += [inline.replace("\n", " ") for inline in INLINE.findall(prose)]
+    found = []
+    for line in lines:
+        match = re.match(r"(?:[A-Z_]+=\S* )*(?:\.venv/bin/)?llaisys\s+(.*)", line.strip())
+        if match is None:
+            continue
+        words = shlex.split(SHELL_END.sub("", OPTIONAL.sub("", match[1])), comments=True)
+        if words and not {"...", "COMMAND"} & set(words):
+            found.append(words)
+    return found
+
+
+# Of prose: how options and values are left out.
+VALUES = {"N": "1", "N,N": "1,2", "SIZE": "1GiB", "PORT": "8000", "X": "0.5", "SECONDS": "1"}
+
+
+def parse(words: list[str]) -> str:
+    """The error of the argument parser; empty: none. Prose may leave out what a command needs."""
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            build_parser().parse_args([VALUES.get(word, word) for word in words])
+        except SystemExit as end:
+            is_left_out = "arguments are required" in errors.getvalue()
+            return errors.getvalue() if end.code and not is_left_out else ""
+    return "" if "warning" not in errors.getvalue() else errors.getvalue()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_have_the_options_that_the_pages_show(page: Path) -> None:
+    wrong = {" ".join(words): parse(words) for words in commands_of(page.read_text())}
+    assert {command: error for command, error in wrong.items() if error} == {}
+
+
+def test_a_wrong_command_is_found() -> None:
+    text = (
+        "Use `llaisys serve --prot 1` or `llaisys chat [MODEL]`.\n"
+        "```sh\n.venv/bin/llaisys bench latency --shap x  # a size\nllaisys serve MODEL \\\n"
+        '  --port 1 | tee log\nllaisys generate m "a # b" > out\n```\n'
+    )
+    found = commands_of(text)
+    assert [words[0] for words in found] == ["bench", "serve", "generate", "serve", "chat"]
+    assert found[1] == ["serve", "MODEL", "--port", "1"] and found[2][-1] == "a # b"
+    assert [bool(parse(words)) for words in found] == [True, False, False, True, False]
