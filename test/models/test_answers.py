@@ -1,12 +1,15 @@
 """Answers of the real default model: in f32 as many right ones as transformers, quantized and with
-default sampling about as many, and none that goes on looping."""
+default sampling about as many. An answer that loops is ended by the detection of repetitions."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 from nightly import NIGHTLY
 
 from llaisys.bench.questions import GREEDY, QUESTIONS, Score, is_right, run_questions
+from llaisys.common.repetition import DETECTED
 from llaisys.entrypoints.llm import LLM
 
 # Of transformers, greedy, with the weights of the same file in f32 (scripts/score_answers.py); an
@@ -39,9 +42,24 @@ def test_defaults_score_like_greedy_decoding(scores: list[Score]) -> None:
     assert mean >= greedy.right - 2, [score.answers for score in defaults]
 
 
-def test_loops_are_rare_and_end_before_the_token_limit(scores: list[Score]) -> None:
-    for score in scores:
-        assert score.loops <= 1, score.answers
+LOOP = re.compile(r"(.{8,}?)\1{3}", re.DOTALL)  # the same span four times
+LOOPING = {"What is the capital of Italy?"}  # with greedy decoding and with default sampling
+
+
+def test_only_a_known_answer_loops_and_detection_ends_it(scores: list[Score]) -> None:
+    """The model answers "Il Corriere dii, il Corriere dii, ..."; `repetition_detection`, which the
+    web chat and `llaisys chat` set, ends that before the limit of 64 tokens with finish reason
+    `length`. Other CPU kernels may answer right; other seeds, of a nightly run, may have another
+    loop."""
+    for number, score in enumerate(scores):
+        ended = set()
+        for (question, _), answer, end in zip(QUESTIONS, score.answers, score.ends, strict=True):
+            if LOOP.search(answer) or end[1] == DETECTED:
+                ended.add(question)
+                assert end == ("length", DETECTED), answer
+        assert score.loops == len(ended) <= 1, score.answers
+        if number < 2:  # greedy, and the seeds of every run
+            assert ended <= LOOPING, score.answers
 
 
 def test_an_answer_is_right_by_whole_words() -> None:

@@ -60,6 +60,7 @@ class Score:
     loops: int  # answers that were ended because they repeat themselves
     cut_off: int  # other answers that were ended by the token limit
     answers: tuple[str, ...]
+    ends: tuple[tuple[str | None, object], ...]  # finish reason and stop reason of each answer
 
     @property
     def right(self) -> int:
@@ -112,6 +113,7 @@ def run_questions(
                 loops=loops,
                 cut_off=sum(end == "length" for end, _ in ends) - loops,
                 answers=tuple(output.text for output in found),
+                ends=tuple(ends),
             )
         )
     return scores
