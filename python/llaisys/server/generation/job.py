@@ -26,7 +26,6 @@ from llaisys.server.generation.service import Service, service_for
 from llaisys.server.http.error_handlers import to_api_error
 from llaisys.server.http.event_stream import ClientDisconnected, EventStream, unless_disconnected
 from llaisys.server.http.response_bodies import body_response, join_chunks
-from llaisys.server.schemas.base import conflicting_field
 from llaisys.server.schemas.fields import FieldNotes, Ignored
 from llaisys.server.schemas.sampling import SamplingFields
 
@@ -77,7 +76,7 @@ class Job:
         service = await service_for(request, body.model)
         state = request.scope["state"]
         name = service.check_model(body.model)
-        lora = lora_of(service, name, body)
+        lora = service.lora_of(name, body)
         state["log"] = {"model": name, "stream": bool(body.stream), "user": body.user}
         owner, request_id = state["owner"], state["request_id"]
         config = service.config
@@ -370,20 +369,6 @@ class Job:
             cached_tokens=usage.cached_tokens,
             finish_reason=reason,
         )
-
-
-def lora_of(service: Service, model: str, body: SamplingFields) -> str | None:
-    """Return the adapter of a request: its model name, its `lora` field, or the default of
-    llama.cpp's routes."""
-    named = model if service.parent_of(model) is not None else None
-    if not body.lora:
-        return named or (service.loras.default if body.has_default_lora else None)
-    given = body.lora
-    scales = given if isinstance(given, str) else [(item.id, item.scale) for item in given]
-    chosen = service.loras.select(scales)
-    if named is not None and chosen != named:
-        raise conflicting_field("lora", "another adapter", "left out: model names an adapter")
-    return chosen
 
 
 def add_usage(usages: Sequence[Usage]) -> Usage:

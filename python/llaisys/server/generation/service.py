@@ -24,6 +24,8 @@ from llaisys.server.generation.slots import SlotTable
 from llaisys.server.http.key_budgets import KeyRing
 from llaisys.server.http.limits import Admission, Budget
 from llaisys.server.metrics import Metrics, ModelMetrics
+from llaisys.server.schemas.base import conflicting_field
+from llaisys.server.schemas.sampling import SamplingFields
 from llaisys.server.sessions.responses import ResponseStore
 from llaisys.server.sessions.store import SessionStore
 from llaisys.server.sessions.turns import SessionTurns
@@ -150,6 +152,19 @@ class Service:
     def parent_of(self, name: str) -> str | None:
         """The base model of an adapter; None: it is a model."""
         return self.model_names[0] if name in self.loras else None
+
+    def lora_of(self, model: str, body: SamplingFields) -> str | None:
+        """Return the adapter of a request: its model name, its `lora` field, or the default of
+        llama.cpp's routes."""
+        named = model if self.parent_of(model) is not None else None
+        given = body.lora
+        if not given:
+            return named or (self.loras.default if body.has_default_lora else None)
+        scales = given if isinstance(given, str) else [(item.id, item.scale) for item in given]
+        chosen = self.loras.select(scales)
+        if named is not None and chosen != named:
+            raise conflicting_field("lora", "another adapter", "left out: model names an adapter")
+        return chosen
 
     def model_card(self, name: str) -> dict[str, Any]:
         """Return OpenAI's model object; max_model_len is null before the first load."""
