@@ -73,8 +73,8 @@ public:
     // values to the same slots.
     bool can_repeat() const { return blocks_.has_value(); }
     bool is_sampled(int slot) const { return device_sampler_.is_done(slot); }
-    // Waits for the sampling. False when the device could not decide a row; call sample() then,
-    // before another step is queued.
+    // Waits for the sampling. False when the device could not decide a row (undecided_); call sample()
+    // then, before another step is queued.
     bool finish_sample(int slot, const LlaisysSamplingMetadata &sampling, int32_t *ids);
 
     // A step of more tokens is rejected without reading its arrays.
@@ -127,8 +127,6 @@ public:
     KvHostPool *host_pool() { return host_pool_ ? &*host_pool_ : nullptr; }
 
 private:
-    // Waits for a result of the device sampler and records it. False when rows are undecided_.
-    bool take_sample(int slot, const LlaisysSamplingMetadata &sampling, int32_t *ids);
     // Reserves memory so that no step of token ids allocates device memory.
     void reserve_largest_step();
     int32_t step_slot(const PreparedStep &step, const std::vector<UbatchRange> &ranges);

@@ -18,18 +18,18 @@ void ModelRunner::sample(const LlaisysSamplingMetadata &sampling, int32_t *ids) 
         return;
     }
     sampled_ids_.resize(size_t(sampling.n_rows));
-    take_sample(device_sampler_.queue(output_.rows(), plan_), sampling, sampled_ids_.data());
-    if (!undecided_.empty()) {
+    if (!finish_sample(device_sampler_.queue(output_.rows(), plan_), sampling,
+                       sampled_ids_.data())) {
         std::vector<int32_t> outputs;
         for (const int32_t r : undecided_) {
             outputs.push_back(sampling.rows != nullptr ? sampling.rows[r] : r);
         }
         const float *rows = device_sampler_.copy_rows_to_host(output_.rows(), outputs);
         sampler_.sample_rows(rows, undecided_, sampling, sampled_ids_.data());
+        samples_.on_host += int64_t(undecided_.size());
+        samples_.on_device += sampling.n_rows - int64_t(undecided_.size());
     }
     std::copy(sampled_ids_.begin(), sampled_ids_.end(), ids);
-    samples_.on_host += int64_t(undecided_.size());
-    samples_.on_device += sampling.n_rows - int64_t(undecided_.size());
 }
 
 SamplingPlan::Async ModelRunner::plan_sample(const LlaisysSamplingMetadata &sampling,
@@ -66,15 +66,10 @@ int32_t ModelRunner::queue_step(const LlaisysStepInput &input,
 
 bool ModelRunner::finish_sample(int slot, const LlaisysSamplingMetadata &sampling, int32_t *ids) {
     const Profile::Scope scope = profile_.sample("sample/collect");
-    const bool is_sampled = take_sample(slot, sampling, ids);
-    samples_.on_device += is_sampled ? sampling.n_rows : 0;
-    return is_sampled;
-}
-
-bool ModelRunner::take_sample(int slot, const LlaisysSamplingMetadata &sampling, int32_t *ids) {
     undecided_.clear();
     device_sampler_.finish(slot, sampling, ids, &undecided_);
     sampler_.record_sampled(device_sampler_.found(slot), sampling, ids);
+    samples_.on_device += undecided_.empty() ? sampling.n_rows : 0;
     return undecided_.empty();
 }
 
