@@ -307,15 +307,22 @@ void rows_of(const device::Stream &stream, const Tensor &out, const Tensor &inde
     embedding(stream, out, index, weight.bytes);
 }
 
+void add(const device::Stream &stream, const Tensor &out, const Tensor &in,
+         const LinearWeight &weight, const Tensor *bias) {
+    run(device::cuda_stream_of(stream),
+        Product{in, nullptr, in.size(0), weight.out_features, in.size(1), weight.bytes.dtype(),
+                weight.bytes.data(), bias, cuda::reals(out), out.stride(0), true});
+}
+
 LinearRowLayout plain_rows(const Tensor &weight) { return {weight.dtype(), weight.size(1), false}; }
 
 constexpr LinearFormat plain(DType dtype) {
-    return {dtype, plain_rows, pack, run_parts, nullptr, rows_of};
+    return {dtype, plain_rows, pack, run_parts, nullptr, rows_of, add};
 }
 
 constexpr LinearFormat quantised(DType dtype) {
-    return {dtype,   quantised_rows_cuda,   pack_quantised_cuda, run_quantised_cuda,
-            nullptr, rows_of_quantised_cuda};
+    return {dtype,   quantised_rows_cuda,    pack_quantised_cuda,      run_quantised_cuda,
+            nullptr, rows_of_quantised_cuda, linear_add_quantised_cuda};
 }
 
 constexpr LinearFormat kFormats[] = {
@@ -340,16 +347,6 @@ const LinearFormat &linear_format_cuda(DType dtype) {
                                     [&](const LinearFormat &f) { return f.dtype == dtype; });
     ensure(found != std::end(kFormats), "no linear format for ", name_of(dtype));
     return *found;
-}
-
-void linear_add_cuda(const device::Stream &stream, const Tensor &out, const Tensor &in,
-                     const LinearWeight &weight, const Tensor *bias) {
-    if (is_quantised(weight.dtype())) {
-        return linear_add_quantised_cuda(stream, out, in, weight, bias);
-    }
-    run(device::cuda_stream_of(stream),
-        Product{in, nullptr, in.size(0), weight.out_features, in.size(1), weight.bytes.dtype(),
-                weight.bytes.data(), bias, cuda::reals(out), out.stride(0), true});
 }
 
 } // namespace llaisys::ops

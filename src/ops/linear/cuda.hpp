@@ -12,6 +12,4 @@ LinearFormats linear_formats_cuda();
 // The row of f32, f16 or bf16.
 const LinearFormat &linear_format_cuda(DType dtype);
 
-decltype(linear_add) linear_add_cuda;
-
 } // namespace llaisys::ops

@@ -423,7 +423,7 @@ void linear_add_quantised_cuda(const device::Stream &stream, const Tensor &out, 
         return;
     }
     for_panels(stream, {&weight, bias, &out}, in.dtype(), [&](const LinearPart &panel) {
-        linear_add_cuda(stream, *panel.out, in, *panel.weight, panel.bias);
+        linear_add(stream, *panel.out, in, *panel.weight, panel.bias);
     });
 }
 

@@ -35,6 +35,8 @@ struct LinearFormat {
     RunGroups *run_groups;
     using Rows = decltype(linear_rows);
     Rows *rows;
+    using Add = decltype(linear_add);
+    Add *add = nullptr; // null: not on this device
 };
 
 // The format table of a device.

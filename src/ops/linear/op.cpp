@@ -192,14 +192,10 @@ void linear_add(const device::Stream &stream, const Tensor &out, const Tensor &i
     check.dtype("out", out, LLAISYS_DTYPE_F32);
     check.real_rows("in", in, 2);
     check_part(check, {&weight, bias, &out}, in.size(0), in.size(1));
-    switch (stream.type()) {
-#if defined(LLAISYS_HAVE_CUDA)
-    case LLAISYS_DEVICE_NVIDIA:
-        return linear_add_cuda(stream, out, in, weight, bias);
-#endif
-    default:
+    if (weight.format->add == nullptr) {
         check.no_kernel();
     }
+    weight.format->add(stream, out, in, weight, bias);
 }
 
 void linear_rows(const device::Stream &stream, const Tensor &out, const Tensor &index,
