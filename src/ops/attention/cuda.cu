@@ -152,19 +152,40 @@ void run_reference(const device::CudaStream &stream, const AttentionArgs &args, 
                  size_t(kReferenceWarps * kv.value_dim) * sizeof(float), false, args, reference);
 }
 
-// The kernels of a head_dim; null: none on this device.
-LaunchAttention kernels_of(const device::CudaStream &stream, int64_t head_dim) {
-    constexpr int64_t kLarge[] = {80, 96, 112, 192, 256};
-    const bool is_large =
-        std::find(std::begin(kLarge), std::end(kLarge), head_dim) != std::end(kLarge);
-    if (head_dim != 64 && head_dim != 128 &&
-        (!is_large || stream.max_shared_bytes < cuda::kLargeHeadSmem)) {
-        return nullptr;
-    }
-    LaunchAttention launch = nullptr;
-    cuda::dispatch_head_dim(head_dim, [&](auto d) { launch = cuda::launch_attention<d()>; });
-    return launch;
+// A call for the kernels in 16 bits.
+struct MmaCall {
+    const device::CudaStream &stream;
+    const AttentionArgs &args;
+    const KvLayer &kv;
+    int64_t head_dim;
+};
+
+bool is_latent(const MmaCall &call) {
+    return !call.kv.has_values() && call.kv.n_heads == 1 && call.args.cap_scale == 0 &&
+           call.args.sinks == nullptr && call.head_dim == cuda::kLatentDim &&
+           call.kv.value_dim == cuda::kLatentValues && cuda::has_latent_attention(call.stream);
 }
+
+template <int D> bool has_head_dim(const MmaCall &call) {
+    const bool is_large = D != 64 && D != 128;
+    return call.head_dim == D && call.kv.value_dim == D && call.args.group <= 16 &&
+           (!is_large || call.stream.max_shared_bytes >= cuda::kLargeHeadSmem);
+}
+
+// The first backend that supports a call is used; without one, the reference kernel.
+constexpr struct {
+    bool (*supports)(const MmaCall &call);
+    LaunchAttention launch;
+} kBackends[] = {
+    {is_latent, cuda::launch_latent_attention},
+    {has_head_dim<64>, cuda::launch_attention<64>},
+    {has_head_dim<80>, cuda::launch_attention<80>},
+    {has_head_dim<96>, cuda::launch_attention<96>},
+    {has_head_dim<112>, cuda::launch_attention<112>},
+    {has_head_dim<128>, cuda::launch_attention<128>},
+    {has_head_dim<192>, cuda::launch_attention<192>},
+    {has_head_dim<256>, cuda::launch_attention<256>},
+};
 
 // Reads the row indices back to the host when the caller does not provide the runs.
 AttentionRuns runs_of(const device::Stream &stream, const AttentionLists &lists, int64_t n) {
@@ -237,17 +258,14 @@ void attention_cuda(const device::Stream &stream, const Tensor &out, const Tenso
                                     : kv.k.dtype() == dtype && kv.values().dtype() == dtype;
     const bool has_mma = dtype != LLAISYS_DTYPE_F32 && has_cache && out.dtype() == dtype &&
                          scale > 0 && has_aligned_rows(q) && has_aligned_rows(out);
-    const bool is_latent = has_mma && !kv.has_values() && kv.n_heads == 1 && soft_cap == 0 &&
-                           args.sinks == nullptr && d == cuda::kLatentDim &&
-                           kv.value_dim == cuda::kLatentValues &&
-                           cuda::has_latent_attention(cuda_stream);
-    const bool is_fast = has_mma && args.group <= 16 && kv.value_dim == d;
-    const LaunchAttention launch = is_latent ? cuda::launch_latent_attention
-                                   : is_fast ? kernels_of(cuda_stream, d)
-                                             : nullptr;
-    if (launch == nullptr) {
+    const MmaCall call{cuda_stream, args, kv, d};
+    const auto *const backend =
+        std::find_if(std::begin(kBackends), std::end(kBackends),
+                     [&](const auto &candidate) { return candidate.supports(call); });
+    if (!has_mma || backend == std::end(kBackends)) {
         return run_reference(cuda_stream, args, out, q, kv, scale, soft_cap);
     }
+    const LaunchAttention launch = backend->launch;
     const cuda::AttentionLaunch all{cuda_stream, args, dtype, n, kv.n_slots, nullptr};
     if (cuda_stream.is_exact) {
         return is_bytes ? cuda::attention_bytes(all, kv, lists, nullptr, launch) : launch(all);
