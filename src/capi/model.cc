@@ -104,13 +104,22 @@ int32_t llaisysModelReserveLora(LlaisysModel *model, int32_t max_loras, int32_t 
     });
 }
 
-int32_t llaisysModelLoraBytes(LlaisysModel *model, int32_t max_loras, int32_t max_rank,
-                              int64_t *bytes) {
+int32_t llaisysModelLoraBytes(const LlaisysModelCreateParams *params, int32_t max_loras,
+                              int32_t max_rank, int64_t *bytes) {
     return guard([&] {
-        not_null(model, "model");
-        not_null(bytes, "bytes");
+        check_create_params(*not_null(params, "params"));
         check_lora_sizes(max_loras, max_rank);
-        *bytes = model->model->lora_bytes(max_loras, max_rank);
+        *not_null(bytes, "bytes") = lora_bytes(*params, max_loras, max_rank);
+    });
+}
+
+int32_t llaisysModelScratchBytes(const LlaisysModelCreateParams *params, int32_t n_outputs,
+                                 int32_t max_loras, int32_t max_rank, int64_t *bytes) {
+    return guard([&] {
+        check_create_params(*not_null(params, "params"));
+        require(n_outputs >= 0, "n_outputs must not be negative, got ", n_outputs);
+        check_lora_sizes(max_loras, max_rank);
+        *not_null(bytes, "bytes") = scratch_bytes(*params, n_outputs, max_loras, max_rank);
     });
 }
 

@@ -29,9 +29,9 @@ bool has_shared_devices(const LlaisysModelCreateParams &params) {
     return int32_t(distinct.size()) < params.ndevice;
 }
 
-// The group of the ranks [first, first + size).
+// The group of the ranks [first, first + size). stream null: a described one.
 std::shared_ptr<parallel::ProcessGroup>
-make_group(const LlaisysModelCreateParams &params, const device::Stream &stream,
+make_group(const LlaisysModelCreateParams &params, const device::Stream *stream,
            const std::string &name, const std::string &init_method, int first, int size) {
     parallel::GroupOptions options;
     options.name = name;
@@ -41,6 +41,9 @@ make_group(const LlaisysModelCreateParams &params, const device::Stream &stream,
     options.rank = params.rank;
     options.device = params.device;
     options.device_id = device_of(params);
+    if (stream == nullptr) {
+        return std::make_shared<parallel::DescribedGroup>(options);
+    }
     if (options.ranks.size() == 1) {
         return std::make_shared<parallel::ProcessGroupOne>(options);
     }
@@ -48,7 +51,7 @@ make_group(const LlaisysModelCreateParams &params, const device::Stream &stream,
     const char *backend = executor == "uni" ? "threads" : executor == "mp" ? "shm" : "tcp";
     if (params.device == LLAISYS_DEVICE_NVIDIA) {
         options.host_backend = backend;
-        options.stream = &stream;
+        options.stream = stream;
         backend = has_shared_devices(params) ? "peer" : "nccl";
     }
     return parallel::ProcessGroupFactory::Instance().GetOrCreate(backend, options);
@@ -56,7 +59,7 @@ make_group(const LlaisysModelCreateParams &params, const device::Stream &stream,
 
 // The tensor-parallel group of a model: the ranks of its stage.
 std::shared_ptr<parallel::ProcessGroup> group_of(const LlaisysModelCreateParams &params,
-                                                 const device::Stream &stream) {
+                                                 const device::Stream *stream) {
     const int size = std::max(1, params.tensor_parallel_size);
     const std::string init_method = text_or(params.init_method, "");
     return make_group(params, stream, text_or(params.tp_group_name, "TP0"),
@@ -66,13 +69,24 @@ std::shared_ptr<parallel::ProcessGroup> group_of(const LlaisysModelCreateParams 
 
 // The group of all ranks of a pipeline; null: one stage.
 std::shared_ptr<parallel::ProcessGroup> stages_of(const LlaisysModelCreateParams &params,
-                                                  const device::Stream &stream) {
+                                                  const device::Stream *stream) {
     if (params.pipeline_parallel_size <= 1) {
         return nullptr;
     }
     const std::string init_method = text_or(params.init_method, "");
     return make_group(params, stream, text_or(params.tp_group_name, "TP0") + " stages",
                       init_method.substr(init_method.find(' ') + 1), 0, params.world_size);
+}
+
+std::unique_ptr<models::Model> make_model(const LlaisysModelCreateParams &given,
+                                          std::shared_ptr<parallel::ProcessGroup> group,
+                                          std::shared_ptr<parallel::ProcessGroup> stages,
+                                          bool is_described) {
+    const int device_id = given.ndevice > 0 ? device_of(given) : 0;
+    return models::create_model(given.model_type, given.meta,
+                                {given.device, device_id, std::move(group),
+                                 given.vocab_parallel_head != 0, given.replicate_kv_heads != 0,
+                                 std::move(stages), is_described});
 }
 
 // Fills in defaults and returns the runner's options.
@@ -186,15 +200,33 @@ const char *OwnedParams::copy(const char *text, const char *fallback) {
     return strings_.back().c_str();
 }
 
+int64_t scratch_bytes(const LlaisysModelCreateParams &given, int32_t n_outputs, int32_t max_loras,
+                      int32_t max_rank) {
+    OwnedParams params(given);
+    const auto model =
+        make_model(given, group_of(params.get(), nullptr), stages_of(params.get(), nullptr), true);
+    const runtime::RunnerOptions options = resolve_params(&params.get(), *model);
+    if (max_loras > 0) {
+        model->reserve_lora(nullptr, max_loras, max_rank);
+    }
+    const int64_t n = std::min<int64_t>(options.max_ubatch, options.n_slots);
+    const int64_t rows = std::max<int64_t>(n_outputs, std::min(n, options.reserved_outputs));
+    return model->workspace_bytes(n, n) + rows * model->spec().vocabulary * int64_t(sizeof(float));
+}
+
+int64_t lora_bytes(const LlaisysModelCreateParams &given, int32_t max_loras, int32_t max_rank) {
+    const OwnedParams params(given);
+    return make_model(given, group_of(params.get(), nullptr), stages_of(params.get(), nullptr),
+                      true)
+        ->lora_bytes(max_loras, max_rank);
+}
+
 } // namespace llaisys::capi
 
 LlaisysModel::LlaisysModel(const LlaisysModelCreateParams &given)
     : params(given), stream(given.device, capi::device_of(params.get()), given.n_threads),
-      group(capi::group_of(params.get(), stream)), stages(capi::stages_of(params.get(), stream)),
-      model(models::create_model(given.model_type, given.meta,
-                                 {stream.type(), stream.device_id(), group,
-                                  given.vocab_parallel_head != 0, given.replicate_kv_heads != 0,
-                                  stages})),
+      group(capi::group_of(params.get(), &stream)), stages(capi::stages_of(params.get(), &stream)),
+      model(capi::make_model(given, group, stages, false)),
       runner_(stream, *model, capi::resolve_params(&params.get(), *model)),
       pipeline(stream, runner_, group->size() == 1 && !stages) {
     if (given.exact != 0) {

@@ -32,6 +32,11 @@ private:
     std::vector<std::string> strings_;
 };
 
+// See llaisysModelScratchBytes and llaisysModelLoraBytes.
+int64_t scratch_bytes(const LlaisysModelCreateParams &given, int32_t n_outputs, int32_t max_loras,
+                      int32_t max_rank);
+int64_t lora_bytes(const LlaisysModelCreateParams &given, int32_t max_loras, int32_t max_rank);
+
 } // namespace llaisys::capi
 
 struct LlaisysModel {

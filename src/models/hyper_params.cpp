@@ -103,7 +103,9 @@ std::vector<int64_t> windows_of(const LlaisysDecoderMeta &meta) {
 }
 
 Tensor float_tensor(const float *values, const Shape &shape, const ModelPlacement &placement) {
-    Tensor tensor = Tensor::create(shape, LLAISYS_DTYPE_F32, placement.device, placement.device_id);
+    Tensor tensor = placement.is_described ? Tensor::create(shape, LLAISYS_DTYPE_F32)
+                                           : Tensor::create(shape, LLAISYS_DTYPE_F32,
+                                                            placement.device, placement.device_id);
     tensor.load(values, size_t(tensor.elements()) * sizeof(float));
     return tensor;
 }

@@ -28,6 +28,7 @@ struct ModelPlacement {
     // All ranks of a pipeline; null: one stage. The ranks of a stage are adjacent. Rank 0 is in the
     // last stage, which samples; the hidden states of a step move to lower ranks.
     std::shared_ptr<const parallel::ProcessGroup> stages;
+    bool is_described = false; // the model only states sizes: no device memory
 
     bool is_last_stage() const { return !stages || stages->rank() < group->size(); }
     bool is_first_stage() const {
@@ -120,7 +121,8 @@ public:
     // Largest rank of each slot in any product, [lora_slots()]; 0: empty.
     virtual const int32_t *lora_ranks() const { return nullptr; }
     virtual int64_t lora_bytes(int64_t, int64_t) const { no_lora(); }
-    virtual void reserve_lora(const device::Stream &, int64_t, int64_t) { no_lora(); }
+    // stream null: only workspace_bytes() is used afterwards.
+    virtual void reserve_lora(const device::Stream *, int64_t, int64_t) { no_lora(); }
     virtual void set_lora(const device::Stream &, int64_t, const char *, int64_t, const Tensor &,
                           const Tensor &, float) {
         no_lora();

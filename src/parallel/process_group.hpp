@@ -146,6 +146,19 @@ private:
     WorkPtr done_ = completed_work();
 };
 
+// States ranks and sizes; has no connection to other ranks.
+class DescribedGroup final : public ProcessGroup {
+public:
+    using ProcessGroup::ProcessGroup;
+
+    void Abort(const std::string &) const noexcept override {}
+
+private:
+    WorkPtr submit(const Collective &, bool) const override {
+        fail(LLAISYS_ERROR_INTERNAL, "group ", name(), " has no connection");
+    }
+};
+
 // Creates groups: one live object per (init_method, name, rank), shared by its callers.
 class ProcessGroupFactory {
 public:

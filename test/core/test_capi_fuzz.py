@@ -172,8 +172,6 @@ def fuzz_replace(fuzz: Fuzzer, handle: int | None) -> None:
 def fuzz_lora(fuzz: Fuzzer, handle: int | None) -> None:
     """The caller keeps its tensors."""
     counts = fuzz.pick((0, 1, 4, -1, 2**31 - 1)), fuzz.pick((0, 1, 8, 256, -1, 2**31 - 1))
-    size = None if fuzz.one_in(9) else ctypes.byref(ctypes.c_int64())
-    fuzz.call("llaisysModelLoraBytes", handle, *counts, size)
     fuzz.call("llaisysModelReserveLora", handle, *counts)
     slot, layer = fuzz.pick((0, 1, -1, 2**31 - 1)), fuzz.pick(INT32)
     field = fuzz.pick((b"attn_q_w", b"in_embed", b"", b"\xff%s%n", None))
@@ -302,6 +300,11 @@ def test_create_params() -> None:
                 params.ndevice = 1
             elif name != "ndevice" or params.device_ids is None:
                 setattr(params, name, fuzz.pick([v for v in INT32 if name != "ndevice" or v < 1]))
+        bytes_ = None if fuzz.one_in(9) else ctypes.byref(ctypes.c_int64())
+        counts = fuzz.pick((0, 1, 4, -1, 2**31 - 1)), fuzz.pick((0, 1, 256, -1, 2**31 - 1))
+        fuzz.call("llaisysModelLoraBytes", ctypes.byref(params), *counts, bytes_)
+        fuzz.call("llaisysModelScratchBytes", ctypes.byref(params), fuzz.pick(INT32), *counts,
+                  bytes_)  # fmt: skip
         handle = lib().llaisysModelCreate(ctypes.byref(params))
         if handle:
             made += 1

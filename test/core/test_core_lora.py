@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from native_decoder import TARGETS, Adapter, Decoder, DecoderShape
-from native_helpers import Array, BlockRow, MockModel, op, tensor
+from native_helpers import Array, BlockRow, MockModel, create_params, op, tensor
 
 from llaisys.common.errors import InvalidInputError, LlaisysError
 from llaisys.libllaisys.handles import Tensor
+from llaisys.libllaisys.model_handle import lora_bytes
 
 SHAPE = DecoderShape()
 PROMPT = [5, 17, 3, 60, 22, 8, 8, 41, 0, 13, 29]
@@ -213,12 +214,12 @@ def test_tensor_parallel_ranks_shard_an_adapter() -> None:
 
 
 def test_memory_is_what_lora_bytes_says() -> None:
-    with Decoder(SHAPE, SHAPE.weights()) as model:
-        per_rank = 4 * SHAPE.layers * sum(out + width for out, width in SHAPE.sizes().values())
-        tables = 8 * SHAPE.layers * len(TARGETS)
-        assert model.lora_bytes(3, 16) == 3 * (16 * per_rank + tables)
-        assert model.lora_bytes(2, 17) == 2 * (32 * per_rank + tables)
-        assert model.lora_bytes(0, 0) == 0
+    params = create_params(SHAPE.meta(), "decoder")
+    per_rank = 4 * SHAPE.layers * sum(out + width for out, width in SHAPE.sizes().values())
+    tables = 8 * SHAPE.layers * len(TARGETS)
+    assert lora_bytes(params, 3, 16) == 3 * (16 * per_rank + tables)
+    assert lora_bytes(params, 2, 17) == 2 * (32 * per_rank + tables)
+    assert lora_bytes(params, 0, 0) == 0
 
 
 def test_errors_are_named() -> None:

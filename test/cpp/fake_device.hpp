@@ -6,6 +6,8 @@
 #include "device/runtime.hpp"
 
 #include <atomic>
+#include <utility>
+#include <vector>
 
 namespace fake {
 
@@ -50,14 +52,14 @@ private:
     device::Runtime table_;
 };
 
-// Counts CPU allocations during its lifetime.
+// Records the sizes of CPU allocations during its lifetime.
 class CountedAllocations {
 public:
     CountedAllocations() {
-        count_ = 0;
+        sizes_.clear();
         table_ = device::cpu_runtime();
         table_.allocate = [](int device_id, size_t bytes, device::Lifetime lifetime) {
-            ++count_;
+            sizes_.push_back(int64_t(bytes));
             return device::cpu_runtime().allocate(device_id, bytes, lifetime);
         };
         device::use_runtime(LLAISYS_DEVICE_CPU, &table_);
@@ -66,10 +68,12 @@ public:
     CountedAllocations(const CountedAllocations &) = delete;
     CountedAllocations &operator=(const CountedAllocations &) = delete;
 
-    int64_t count() const { return count_; }
+    int64_t count() const { return int64_t(sizes_.size()); }
+    // The sizes since the last call.
+    std::vector<int64_t> take() { return std::exchange(sizes_, {}); }
 
 private:
-    inline static int64_t count_ = 0;
+    inline static std::vector<int64_t> sizes_;
     device::Runtime table_;
 };
 

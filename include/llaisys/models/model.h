@@ -74,6 +74,16 @@ typedef struct LlaisysModel LlaisysModel;
 
 /* NULL on failure: see llaisysLastError(). Copies params. */
 LLAISYS_API LlaisysModel *llaisysModelCreate(const LlaisysModelCreateParams *params);
+/* Device bytes of a model with these parameters, computed from its sizes: no device is used and no
+ * rank is waited for. Activations of a step of max_batch_tokens tokens with slots for LoRA adapters
+ * (llaisysModelReserveLora), and n_outputs rows of logits (at least those that are reserved at
+ * creation). */
+LLAISYS_API int32_t llaisysModelScratchBytes(const LlaisysModelCreateParams *params,
+                                             int32_t n_outputs, int32_t max_loras, int32_t max_rank,
+                                             int64_t *bytes);
+/* The same of the slots alone, which llaisysModelReserveLora allocates. */
+LLAISYS_API int32_t llaisysModelLoraBytes(const LlaisysModelCreateParams *params, int32_t max_loras,
+                                          int32_t max_rank, int64_t *bytes);
 LLAISYS_API void llaisysModelDestroy(LlaisysModel *model);
 LLAISYS_API LlaisysModelType llaisysModelType(const LlaisysModel *model); /* UNKNOWN for NULL */
 
@@ -101,9 +111,6 @@ LLAISYS_API int32_t llaisysModelReplaceWeight(LlaisysModel *model, const char *f
  * none. Waits for steps in flight. At most 1024 slots. On failure there are none. */
 LLAISYS_API int32_t llaisysModelReserveLora(LlaisysModel *model, int32_t max_loras,
                                             int32_t max_rank);
-/* Device bytes that ReserveLora allocates. */
-LLAISYS_API int32_t llaisysModelLoraBytes(LlaisysModel *model, int32_t max_loras, int32_t max_rank,
-                                          int64_t *bytes);
 /* Copies A [rank, in] and B [out, rank] of the linear weight `field` ("attn_q_w", ..) of a layer
  * into a slot, converted to the dtype of the meta. Host tensors, f32, f16 or bf16; the caller
  * keeps them. Ranks may differ between weights; a weight that was not set has no adapter. in and

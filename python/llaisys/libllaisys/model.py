@@ -89,13 +89,22 @@ STAGES = tuple(name for name, kind in LlaisysProfile._fields_ if kind is Llaisys
 
 FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
     ("llaisysModelCreate", c_void_p, [POINTER(LlaisysModelCreateParams)]),
+    (
+        "llaisysModelScratchBytes",
+        c_int32,
+        [POINTER(LlaisysModelCreateParams), c_int32, c_int32, c_int32, POINTER(c_int64)],
+    ),
+    (
+        "llaisysModelLoraBytes",
+        c_int32,
+        [POINTER(LlaisysModelCreateParams), c_int32, c_int32, POINTER(c_int64)],
+    ),
     ("llaisysModelDestroy", None, [c_void_p]),
     ("llaisysModelType", c_int, [c_void_p]),
     ("llaisysModelParams", c_int32, [c_void_p, POINTER(LlaisysModelCreateParams)]),
     ("llaisysModelWeights", c_void_p, [c_void_p]),
     ("llaisysModelReplaceWeight", c_int32, [c_void_p, c_char_p, c_int32, c_void_p]),
     ("llaisysModelReserveLora", c_int32, [c_void_p, c_int32, c_int32]),
-    ("llaisysModelLoraBytes", c_int32, [c_void_p, c_int32, c_int32, POINTER(c_int64)]),
     (
         "llaisysModelSetLora",
         c_int32,

@@ -19,6 +19,22 @@ from llaisys.libllaisys.library import check, error_from, last_error, lib
 from llaisys.libllaisys.model import LlaisysModelCreateParams, LlaisysProfile
 
 
+def scratch_bytes(
+    params: LlaisysModelCreateParams, n_outputs: int, max_loras: int = 0, max_rank: int = 0
+) -> int:
+    """Device bytes of the activations and logits of a model that is not created."""
+    params.struct_size = ctypes.sizeof(params)
+    arguments = (ctypes.byref(params), n_outputs, max_loras, max_rank)
+    return int(output_of(ctypes.c_int64, "llaisysModelScratchBytes", *arguments))
+
+
+def lora_bytes(params: LlaisysModelCreateParams, max_loras: int, max_rank: int) -> int:
+    """Device bytes that `reserve_lora` of a model that is not created allocates."""
+    params.struct_size = ctypes.sizeof(params)
+    arguments = (ctypes.byref(params), max_loras, max_rank)
+    return int(output_of(ctypes.c_int64, "llaisysModelLoraBytes", *arguments))
+
+
 class Model(Handle):
     """A model handle; failed calls raise exceptions."""
 
@@ -61,11 +77,6 @@ class Model(Handle):
     def reserve_lora(self, max_loras: int, max_rank: int) -> None:
         """Replace the LoRA slots by empty ones; 0: none."""
         check(lib().llaisysModelReserveLora(self.handle, max_loras, max_rank))
-
-    def lora_bytes(self, max_loras: int, max_rank: int) -> int:
-        """Device bytes that `reserve_lora` allocates."""
-        arguments = (self.handle, max_loras, max_rank)
-        return int(output_of(ctypes.c_int64, "llaisysModelLoraBytes", *arguments))
 
     def set_lora(
         self, slot: int, field: str, layer: int, a: Tensor, b: Tensor, scale: float

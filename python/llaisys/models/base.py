@@ -178,7 +178,7 @@ class ModelAdapter(Closing, ABC):
     def lora_bytes(
         cls, checkpoint: Any, options: AdapterOptions, max_loras: int, max_rank: int
     ) -> int:
-        """Device memory of `reserve_loras` on this rank."""
+        """Device memory of `reserve_loras` on this rank: slots, and scratch memory of a step."""
         raise invalid_value("enable_lora", cls.__name__, "off for a model without LoRA adapters")
 
     def reserve_loras(self, max_loras: int, max_rank: int) -> None:

@@ -15,8 +15,10 @@ from llaisys.common.closing import closed_on_error
 from llaisys.common.parallel import ParallelConfig
 from llaisys.common.progress import report
 from llaisys.common.validation import check_choice, invalid_value
+from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import Stream, Tensor, linear_weight_bytes
 from llaisys.libllaisys.model import MODEL_TYPES
+from llaisys.libllaisys.model_handle import lora_bytes, scratch_bytes
 from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
 from llaisys.models.base import AdapterOptions
 from llaisys.models.decoder_meta import decoder_meta
@@ -37,8 +39,7 @@ from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord, check_co
 from llaisys.models.loading.convert import STORAGE
 from llaisys.models.loading.random_dir import RandomCheckpoint
 from llaisys.models.loading.shard import Shard
-from llaisys.models.lora.files import base_linears
-from llaisys.models.native import NativeAdapter, kv_head_bytes
+from llaisys.models.native import NativeAdapter, create_params, kv_head_bytes
 from llaisys.models.score_head import ClassifierHead, JudgeHead, is_judge
 from llaisys.models.sharding import check_divisibility, lm_head_shard, shard_of, stage_layers
 from llaisys.models.synthetic_tensors import RandomTensors
@@ -47,7 +48,6 @@ from llaisys.models.tensors import tensor_from, tensor_from_blocks
 logger = logging.getLogger("llaisys.models")
 
 ROUTER = ".mlp.gate.weight"  # f32 on the CPU
-LORA_RANK_MULTIPLE = 16  # ranks of slots are rounded up to it
 _READERS = 2  # threads that read and dequantise; more compete with the packing threads
 PANEL_BYTES = 1 << 30  # at most; src/ops/linear/cuda_quantised.cu
 _READ_AHEAD = 4  # tensors read ahead at most; bounds the memory
@@ -76,26 +76,14 @@ class DecoderAdapter(NativeAdapter):
         cls, checkpoint: Checkpoint, options: AdapterOptions, max_num_seqs: int
     ) -> MemoryNeeds:
         config = decoder_config(checkpoint)
-        size = DTYPE_BYTES[dtype_of(config, options)]
-        weights = sum(weight_bytes(checkpoint, options).values())
-        heads = config.num_heads + config.num_kv_heads
-        attention = 2 * heads * config.head_dim
-        if config.latent is not None:
-            attention = config.latent.row(config.num_heads)
-        row = 4 * config.hidden_size + size * (
-            config.hidden_size + attention + 2 * config.intermediate_size
-        )
-        if config.experts is not None:  # one row per expert of a token
-            experts = config.experts
-            row += 4 * config.hidden_size + 4 * experts.count + 3 * size * experts.shared_inner
-            row += experts.used * size * (2 * experts.inner + config.hidden_size)
+        params = create_params(*_native_meta(checkpoint, options), options)
         return MemoryNeeds(
-            weights=weights,
-            activations=row * options.max_batch_tokens
+            weights=sum(weight_bytes(checkpoint, options).values()),
+            activations=scratch_bytes(params, max_num_seqs)
             + _kv_copy_bytes(config, options)
             + _panel_bytes(checkpoint, options),
-            # The logits, and a copy for masks, biases and penalties.
-            logits=2 * 4 * config.vocab_size * max_num_seqs
+            # A copy for masks, biases and penalties.
+            logits=4 * config.vocab_size * max_num_seqs
             if config.encoder is None and options.parallel.is_last_stage
             else 0,
         )
@@ -109,15 +97,9 @@ class DecoderAdapter(NativeAdapter):
             raise invalid_value("enable_lora", config.model_type, "off for an encoder")
         if config.latent is not None:
             raise invalid_value("max_loras", max_loras, "0 for a model with latent attention")
-        parallel, per_rank = options.parallel, 0
-        copies = parallel.kv_copies(config.num_kv_heads)
-        for linear in base_linears(config).values():
-            shape: tuple[int, ...] = (linear.num_outputs, linear.num_inputs)
-            size = parallel.tensor_parallel_size
-            shard = shard_of(linear.module, linear.field, shape, size, parallel.rank, copies)
-            per_rank += sum(shape if shard is None else shard.shape_in(shape))
-        rank = -(-max_rank // LORA_RANK_MULTIPLE) * LORA_RANK_MULTIPLE
-        return max_loras * per_rank * rank * DTYPE_BYTES[dtype_of(config, options)]
+        params = create_params(*_native_meta(checkpoint, options), options)
+        scratch = scratch_bytes(params, 0, max_loras, max_rank) - scratch_bytes(params, 0)
+        return lora_bytes(params, max_loras, max_rank) + scratch
 
     @classmethod
     def _create(cls, checkpoint: Checkpoint, options: AdapterOptions) -> Self:
@@ -125,19 +107,7 @@ class DecoderAdapter(NativeAdapter):
         _check_quantization(checkpoint, options)
         _report_dequantised(checkpoint, options)
         config = decoder_config(checkpoint)
-        layers = _own_layers(config, options)
-        meta = decoder_meta(config, dtype_of(config, options), options.max_model_len, layers)
-        if options.max_model_len > meta.maxseq:
-            limit = f"at most {meta.maxseq}, the positions that the model supports"
-            raise invalid_value("max_model_len", options.max_model_len, limit)
-        widths = (config.experts.inner, config.experts.shared_inner) if config.experts else (0, 0)
-        kv_heads = config.num_kv_heads
-        if config.latent is not None:
-            _check_latent(options)
-            kv_heads = config.num_heads  # its one key/value head is replicated
-        check_divisibility(*(config.num_heads, kv_heads, config.intermediate_size, options, widths))
-        has_own_type = config.model_type in MODEL_TYPES  # others have the generic type "decoder"
-        adapter = cls(config.model_type if has_own_type else "decoder", meta, options)
+        adapter = cls(*_native_meta(checkpoint, options), options)
         adapter.eos_token_ids = config.eos_token_ids
         if config.encoder is not None:
             adapter.is_encoder, adapter.can_launch = True, False
@@ -256,6 +226,27 @@ def _stages(config: ModelConfig, parallel: ParallelConfig) -> list[range]:
 def _own_layers(config: ModelConfig, options: AdapterOptions) -> range:
     """The layers of this rank."""
     return _stages(config, options.parallel)[options.parallel.stage]
+
+
+def _native_meta(
+    checkpoint: Checkpoint, options: AdapterOptions
+) -> tuple[str, LlaisysDecoderMeta]:
+    """The native model type and the sizes of this rank's layers. Raises for options that do not fit
+    them."""
+    config = decoder_config(checkpoint)
+    layers = _own_layers(config, options)
+    meta = decoder_meta(config, dtype_of(config, options), options.max_model_len, layers)
+    if options.max_model_len > meta.maxseq:
+        limit = f"at most {meta.maxseq}, the positions that the model supports"
+        raise invalid_value("max_model_len", options.max_model_len, limit)
+    widths = (config.experts.inner, config.experts.shared_inner) if config.experts else (0, 0)
+    kv_heads = config.num_kv_heads
+    if config.latent is not None:
+        _check_latent(options)
+        kv_heads = config.num_heads  # its one key/value head is replicated
+    check_divisibility(*(config.num_heads, kv_heads, config.intermediate_size, options, widths))
+    has_own_type = config.model_type in MODEL_TYPES  # others have the generic type "decoder"
+    return config.model_type if has_own_type else "decoder", meta
 
 
 def _check_latent(options: AdapterOptions) -> None:

@@ -20,8 +20,10 @@ from llaisys.common.closing import closed_on_error
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput
 from llaisys.common.validation import invalid_value
+from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.draft_head import DRAFT_HEAD_KINDS, LlaisysDraftHeadMeta
 from llaisys.libllaisys.handles import Stream
+from llaisys.libllaisys.model_handle import scratch_bytes
 from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
 from llaisys.models.base import AdapterOptions
 from llaisys.models.decoder import dtype_of, keeps_blocks
@@ -36,7 +38,7 @@ from llaisys.models.loading.convert import Array
 from llaisys.models.loading.fields import Fields
 from llaisys.models.loading.json_config import read_config
 from llaisys.models.loading.safetensors_dir import SafetensorsCheckpoint
-from llaisys.models.native import NativeAdapter, kv_head_bytes
+from llaisys.models.native import NativeAdapter, create_params, kv_head_bytes
 from llaisys.models.tensors import tensor_from, tensor_from_blocks
 from llaisys.tokenization.json_file import read_json_object
 
@@ -264,6 +266,21 @@ def _check_shapes(head: DraftHeadFiles) -> None:
             )
 
 
+def _native_metas(
+    checkpoint: DraftHeadFiles, options: AdapterOptions
+) -> tuple[LlaisysDecoderMeta, LlaisysDraftHeadMeta]:
+    """The second contains the first, which owns the arrays."""
+    config = checkpoint.config
+    layers = range(config.num_layers)
+    decoder = decoder_meta(config, dtype_of(config, options), options.max_model_len, layers)
+    return decoder, LlaisysDraftHeadMeta(
+        decoder=decoder,
+        in_voc=checkpoint.model.config.vocab_size,
+        n_features=checkpoint.n_features,
+        kind=DRAFT_HEAD_KINDS[checkpoint.kind],
+    )
+
+
 class DraftHeadAdapter(NativeAdapter):
     """`checkpoint` of the class methods: DraftHeadFiles."""
 
@@ -287,25 +304,18 @@ class DraftHeadAdapter(NativeAdapter):
             + 3 * config.intermediate_size
         )
         tables = (checkpoint.model.config.vocab_size + config.vocab_size) * hidden
-        row = 4 * (4 * hidden + 2 * heads * config.head_dim + 2 * config.intermediate_size)
-        row += 2 * 4 * checkpoint.n_features * hidden  # captured by the model, and the input
+        features = 2 * 4 * checkpoint.n_features * hidden  # captured by the model, and the input
+        _decoder, meta = _native_metas(checkpoint, options)
+        params = create_params("draft_head", meta, options)
         return MemoryNeeds(
             weights=size * (layer + tables),
-            activations=row * options.max_batch_tokens,
-            logits=2 * 4 * config.vocab_size * max_num_seqs,
+            activations=scratch_bytes(params, max_num_seqs) + features * options.max_batch_tokens,
+            logits=4 * config.vocab_size * max_num_seqs,
         )
 
     @classmethod
     def _create(cls, checkpoint: DraftHeadFiles, options: AdapterOptions) -> Self:
-        config = checkpoint.config
-        layers = range(config.num_layers)
-        decoder = decoder_meta(config, dtype_of(config, options), options.max_model_len, layers)
-        meta = LlaisysDraftHeadMeta(
-            decoder=decoder,
-            in_voc=checkpoint.model.config.vocab_size,
-            n_features=checkpoint.n_features,
-            kind=DRAFT_HEAD_KINDS[checkpoint.kind],
-        )
+        decoder, meta = _native_metas(checkpoint, options)
         adapter = cls("draft_head", decoder, options, meta)
         adapter.token_ids = checkpoint.token_ids
         return adapter

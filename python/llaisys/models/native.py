@@ -113,7 +113,7 @@ class NativeAdapter(ModelAdapter):
         whole_meta: Any = None,
     ) -> None:
         """`whole_meta`: meta of a model type that extends the decoder's meta."""
-        self.native = Model(_create_params(model_type, whole_meta or meta, options))
+        self.native = Model(create_params(model_type, whole_meta or meta, options))
         self._captured = 0  # hidden states per token
         params = self.native.params
         self.vocab_size = int(meta.voc)
@@ -374,7 +374,7 @@ def kv_head_bytes(dtype: str, head_dim: int) -> int:
     return head_dim * types.DTYPE_BYTES[dtype]
 
 
-def _create_params(model_type: str, meta: Any, options: AdapterOptions) -> LlaisysModelCreateParams:
+def create_params(model_type: str, meta: Any, options: AdapterOptions) -> LlaisysModelCreateParams:
     layout = check_choice("kv_cache_layout", options.kv_cache_layout, tuple(LAYOUTS))
     device = check_choice("device", options.device, tuple(types.DEVICE_NAMES))
     params = LlaisysModelCreateParams(

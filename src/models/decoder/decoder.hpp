@@ -39,7 +39,7 @@ public:
     int64_t lora_slots() const override { return lora_.n_slots(); }
     const int32_t *lora_ranks() const override { return lora_.ranks(); }
     int64_t lora_bytes(int64_t n_slots, int64_t max_rank) const override;
-    void reserve_lora(const device::Stream &stream, int64_t n_slots, int64_t max_rank) override;
+    void reserve_lora(const device::Stream *stream, int64_t n_slots, int64_t max_rank) override;
     void set_lora(const device::Stream &stream, int64_t slot, const char *field, int64_t layer,
                   const Tensor &a, const Tensor &b, float scale) override;
     void clear_lora(const device::Stream &stream, int64_t slot) override {

@@ -110,7 +110,7 @@ int64_t DecoderModel::lora_bytes(int64_t n_slots, int64_t max_rank) const {
                                max_rank);
 }
 
-void DecoderModel::reserve_lora(const device::Stream &stream, int64_t n_slots, int64_t max_rank) {
+void DecoderModel::reserve_lora(const device::Stream *stream, int64_t n_slots, int64_t max_rank) {
     if (n_slots > 0 && latent_.is_used()) {
         fail(LLAISYS_ERROR_UNSUPPORTED, "LoRA adapters are not supported with latent attention");
     }

@@ -13,16 +13,16 @@ constexpr int64_t kQkvParts = 3, kGateUpParts = 2, kOneParts = 1;
 
 } // namespace
 
-LoraSlots::LoraSlots(const device::Stream &stream, const LoraShapes &shapes, int64_t n_layers,
+LoraSlots::LoraSlots(const device::Stream *stream, const LoraShapes &shapes, int64_t n_layers,
                      DType dtype, int64_t n_slots, int64_t max_rank)
     : shapes_(shapes), layers_(size_t(n_layers)), ranks_(size_t(n_slots), 0), n_slots_(n_slots),
       max_rank_(max_rank) {
     for (Layer &layer : layers_) {
         for (size_t t = 0; t < layer.size(); ++t) {
-            if (shapes[t].out_features == 0) {
+            if (shapes[t].out_features == 0 || stream == nullptr) {
                 continue;
             }
-            layer[t] = ops::LoraWeight::create(stream, dtype, n_slots, max_rank,
+            layer[t] = ops::LoraWeight::create(*stream, dtype, n_slots, max_rank,
                                                shapes[t].out_features, shapes[t].in_features);
         }
     }

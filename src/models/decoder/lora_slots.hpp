@@ -23,8 +23,8 @@ using LoraShapes = std::array<LoraShape, kLoraTargets>; // by LoraTarget
 class LoraSlots {
 public:
     LoraSlots() = default;
-    // n_slots 0: none.
-    LoraSlots(const device::Stream &stream, const LoraShapes &shapes, int64_t n_layers, DType dtype,
+    // stream null: for scratch() alone, without memory.
+    LoraSlots(const device::Stream *stream, const LoraShapes &shapes, int64_t n_layers, DType dtype,
               int64_t n_slots, int64_t max_rank);
     static int64_t bytes_of(const LoraShapes &shapes, int64_t n_layers, DType dtype,
                             int64_t n_slots, int64_t max_rank);

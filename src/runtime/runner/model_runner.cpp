@@ -237,7 +237,7 @@ void ModelRunner::reserve_lora(int64_t n_slots, int64_t max_rank) {
     stream_.synchronize(); // steps in flight read the old slots
     captured_.clear();
     try {
-        model_.reserve_lora(stream_, n_slots, max_rank);
+        model_.reserve_lora(&stream_, n_slots, max_rank);
     } catch (...) {
         preparer_.set_lora_slots(0);
         throw;
