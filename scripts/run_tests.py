@@ -32,7 +32,7 @@ TEST_DIR = ROOT / "test"
 # A suite is a folder of test/ with test files in it, or one of these.
 GROUPS = {
     "browsers": ("webui/test_*.py",),
-    "soak": ("engine/test_engine_soak.py", "tooling/test_soak.py"),
+    "soak": ("engine/test_engine_soak.py",),
     "ray": ("engine/test_ray.py", "server/test_ray_replicas.py"),
 }
 # The longest of the other files: they start first, so that none is left to one worker at the end.

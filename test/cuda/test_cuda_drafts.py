@@ -13,7 +13,7 @@ from model_files import tiny_config, write_gguf, write_hf_model
 from llaisys import LLM, SamplingParams
 from llaisys.common.step import ModelStepInput
 from llaisys.common.types import SchedulerOutputs
-from llaisys.engine.core import EngineCore
+from llaisys.engine.executor.uni import UniProcExecutor
 from llaisys.models.base import AdapterOptions
 from llaisys.models.draft_head import DraftHeadAdapter, open_draft_head
 from llaisys.models.families import open_checkpoint
@@ -105,14 +105,14 @@ def test_steps_without_drafts_are_scheduled_asynchronously(
 ) -> None:
     """Repetitive and other answers, in one batch and alone."""
     plans: list[SchedulerOutputs] = []
-    launch = EngineCore._launch
+    execute = UniProcExecutor.execute_model
 
-    def noted(core: EngineCore, plan: SchedulerOutputs, start: float, queued: bool) -> bool:
+    def noted(executor: UniProcExecutor, plan: SchedulerOutputs, queued: bool = False) -> None:
         if queued:
             plans.append(plan)
-        return launch(core, plan, start, queued)
+        execute(executor, plan, queued)
 
-    monkeypatch.setattr(EngineCore, "_launch", noted)
+    monkeypatch.setattr(UniProcExecutor, "execute_model", noted)
     drafts: dict[str, Any] = {"method": method, "num_speculative_tokens": 4}
     if method != "ngram":
         drafts["model"] = str(files["model" if method == "draft_model" else method])

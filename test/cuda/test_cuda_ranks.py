@@ -96,7 +96,7 @@ def test_killed_rank_ends_the_engine(directory: Path) -> None:
     with open_llm(directory, 2) as llm:
         tokens(llm)
         executor: Any = llm.llm_engine.core.executor
-        executor._children[0].popen.kill()
+        executor.children[0].popen.kill()
         start = time.monotonic()
         with pytest.raises(LlaisysError, match=r"rank 1 .*status -9"):
             tokens(llm)
@@ -115,7 +115,7 @@ def test_ray_actors_on_one_gpu_give_the_same_tokens(directory: Path) -> None:
             assert tokens(llm) == expected
             assert tokens(llm) == expected
             executor: Any = llm.llm_engine.core.executor
-            ray.kill(executor._children[0].actor)
+            ray.kill(executor.children[0].actor)
             start = time.monotonic()
             with pytest.raises(LlaisysError, match="rank"):
                 tokens(llm)
@@ -159,7 +159,7 @@ def test_killed_stage_ends_the_engine(directory: Path) -> None:
     with open_llm(directory, 1, **stage_options(2)) as llm:
         tokens(llm)
         executor: Any = llm.llm_engine.core.executor
-        executor._children[0].popen.kill()
+        executor.children[0].popen.kill()
         start = time.monotonic()
         with pytest.raises(LlaisysError, match=r"rank 1 .*status -9"):
             tokens(llm)

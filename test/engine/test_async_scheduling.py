@@ -44,7 +44,7 @@ def test_random_requests_equal_synchronous_scheduling(seed, order, num_blocks):
     late = make_async_engine(order, **sizes)
     assert_same(run_random(late, seed), run_random(make_engine(**sizes), seed))
     assert not async_adapter_of(late).histories or late.core.scheduler.queues.released
-    assert len(late.core.executor.worker._in_flight) == 0
+    assert late.debug_state()["worker_steps_in_flight"] == 0
 
 
 def test_native_model_equals_synchronous_scheduling():
@@ -64,7 +64,9 @@ def test_decoding_request_is_launched_before_its_last_token_is_known():
     engine = make_async_engine()
     engine.submit([1, 2, 3], greedy(6, ignore_eos=True))
     assert [part.token_ids for part in engine.step()] == []  # reported at the end
-    assert async_adapter_of(engine).num_launched == 2 and len(engine.core._in_flight) == 1
+    assert (
+        async_adapter_of(engine).num_launched == 2 and engine.debug_state()["steps_in_flight"] == 1
+    )
     (output,) = run_all(engine).values()
     assert output.token_ids == expected_tokens([1, 2, 3], 6, stops=())
     assert async_adapter_of(engine).num_launched == 6  # the last token of all is not computed
@@ -116,7 +118,9 @@ def test_requests_that_need_sync_run_in_synchronous_steps():
     bound = greedy(8, ignore_eos=True, bad_words=["ab"])
     names = [engine.submit([1, 2], bound), engine.submit([3, 4], greedy(20, ignore_eos=True))]
     engine.step()
-    assert async_adapter_of(engine).num_launched == 0 and not engine.core._in_flight
+    assert (
+        async_adapter_of(engine).num_launched == 0 and not engine.debug_state()["steps_in_flight"]
+    )
     outputs = run_all(engine)
     assert async_adapter_of(engine).num_launched > 5  # once it is alone
     assert [outputs[name].token_ids for name in names] == [

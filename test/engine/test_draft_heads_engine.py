@@ -133,7 +133,7 @@ def test_drafts_equal_those_of_a_head_with_one_prefill(
     engine = LLMEngine(make_config(seed=7, speculative_config=drafts_of(kind, files), **settings))
     assert engine.core.speculator is not None
     engine.core.speculator.costs = NothingCosts()
-    drafter = engine.core.executor.worker._drafter  # type: ignore[attr-defined]
+    drafter = engine.core.executor.worker.drafter  # type: ignore[attr-defined]
     assert isinstance(drafter, DraftHead)
     known: dict[int, list[int]] = {}
     seen: list[tuple[list[int], list[int], int]] = []
@@ -180,21 +180,21 @@ def test_idle_draft_head_keeps_few_rows_and_a_full_batch_none(files: dict[str, P
     engine = LLMEngine(make_config(seed=7, **settings))
     assert engine.core.speculator is not None
     engine.core.speculator.costs = TooDear()
-    drafter = engine.core.executor.worker._drafter  # type: ignore[attr-defined]
+    drafter = engine.core.executor.worker.drafter  # type: ignore[attr-defined]
     engine.submit(list(range(50)), greedy(60, ignore_eos=True), "a")
     for _ in range(MAX_IDLE + 4):
         engine.step()
-    (track,) = drafter._tracks.values()
+    (track,) = drafter.tracks.values()
     assert LATEST <= len(track.tokens) <= MAX_IDLE and not track.sequence.blocks
     engine.core.speculator.costs = NothingCosts()
-    engine.core.speculator._trackers.clear()
+    engine.core.speculator.trackers.clear()
     engine.step()
     drafted = engine.stats()["spec_decode_num_drafts"]
     assert drafted == 1 and track.sequence.computed >= LATEST
     drafter.tables.check_integrity()
-    drafter._max_batch = 1
+    drafter.max_batch = 1
     engine.step()
-    assert not drafter._tracks and not drafter.tables.sequences
+    assert not drafter.tracks and not drafter.tables.sequences
     run_all(engine)
     assert engine.stats()["worker_errors"] == 0
     engine.close()

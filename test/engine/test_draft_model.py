@@ -56,7 +56,7 @@ def engine_with(draft: str | Path, **settings: Any) -> LLMEngine:
 
 
 def draft_model_of(engine: LLMEngine) -> DraftModel:
-    found = engine.core.executor.worker._drafter  # type: ignore[attr-defined]
+    found = engine.core.executor.worker.drafter  # type: ignore[attr-defined]
     assert found is not None
     return found
 

@@ -166,7 +166,7 @@ def test_timeouts_are_counted_apart_from_worker_errors():
     with pytest.raises(ExecutorTimeoutError, match="still busy"):
         engine.core.executor.check_health()
     release.set()
-    engine.core.executor._ranks[0].wait_idle(30)
+    engine.core.executor.local_ranks[0].wait_idle(30)
     engine.core.executor.check_health()
     again = engine.submit([1, 2], greedy(3))
     assert run_all(engine)[again].token_ids == expected_tokens([1, 2], 3)
@@ -190,13 +190,13 @@ def test_worker_releases_the_sequences_of_timed_out_steps():
             outputs = run_all(engine)
             assert [outputs[name].finish_reason for name in names] == ["error"] * 2
         release.set()
-        executor._ranks[0].wait_idle(30)
+        executor.local_ranks[0].wait_idle(30)
     names = [engine.submit([i, 2], greedy(3)) for i in (1, 3)]
     outputs = run_all(engine)
     assert [outputs[name].token_ids for name in names] == [
         expected_tokens([i, 2], 3) for i in (1, 3)
     ]
-    assert len(executor.worker._batch.row_of) <= 2
+    assert len(executor.worker.batch.row_of) <= 2
     engine.close()
 
 
@@ -210,7 +210,7 @@ def test_executor_methods_and_start_up_line(caplog):
         executor = UniProcExecutor(config)
     for part in ("backend=uni", "tp_size=1", "world_size=1", "rank=0", "device=cpu", "kv_blocks="):
         assert part in caplog.text
-    assert executor._distributed_args() == ("tcp://127.0.0.1:29501", 0, 0)
+    assert executor.worker.distributed_init_method == "tcp://127.0.0.1:29501"
     assert executor.collective_rpc("profile")[0]["steps"] == 0
     executor.check_health()
     executor.shutdown()

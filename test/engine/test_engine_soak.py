@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine_fakes import FakeTokenizer, run_all
+from engine_fakes import FakeTokenizer, held_by, run_all
 
 from llaisys.common.sampling import SamplingParams
 from llaisys.engine.config import CacheConfig, EngineConfig, SchedulerConfig
@@ -108,23 +108,8 @@ def test_many_requests_leave_no_state() -> None:
     scheduler.check_integrity()
     assert blocks.num_free_blocks == blocks.num_blocks
     assert len(list(blocks.nodes)) == blocks.num_cached_blocks > 0
-    worker = engine.core.executor.worker  # type: ignore[attr-defined]
-    sampling = worker._sampling
-    for left in (
-        engine._groups,
-        engine.output_processor._choices,
-        scheduler.requests,
-        scheduler.running,
-        scheduler.queues.waiting._owners,
-        scheduler._in_flight,
-        blocks._tables,
-        blocks._waiting,
-        sampling.penalised,
-        sampling._bias,
-        sampling._bans,
-        sampling._chains,
-        sampling._masks,
-    ):
-        assert not left
-    assert len(worker._batch.row_of) == 1  # the last one, until the next step
+    assert held_by(engine) == {}
+    state = engine.debug_state()
+    assert state["worker_sequences"] == 1  # the last one, until the next step
+    assert state["worker_sampling_rules"] == 0
     engine.close()

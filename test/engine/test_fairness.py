@@ -149,7 +149,7 @@ def test_finished_owners_and_jobs_leave_no_state():
     scheduler.finish(jobs[5][2].request_id, RequestStatus.FINISHED_ABORTED)
     while scheduler.has_unfinished():
         step(scheduler)
-    assert not scheduler.queues.waiting._owners and len(scheduler.queues.waiting) == 0
+    assert scheduler.queues.waiting.num_owners == len(scheduler.queues.waiting) == 0
 
 
 @settings(max_examples=60, deadline=None)

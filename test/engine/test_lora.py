@@ -319,8 +319,7 @@ def cycles(base: Path, folder: Path, count: int) -> None:
         assert stats["loras"] == 4 and stats["loras_in_host"] <= 3
         core = llm.llm_engine.core
         core.scheduler.check_integrity()
-        store = core.executor.worker._loras
-        assert len(store._adapters) == 4  # nothing leaks
+        assert core.debug_state()["worker_loras"] == 4  # nothing leaks
         assert resident_bytes() - warm < 16 << 20 or is_sanitized()
 
 

@@ -21,6 +21,7 @@ from llaisys.common.machine_limits import (
 from llaisys.engine.config import CacheConfig, EngineConfig, ParallelConfig
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.engine.worker import model_opening
+from llaisys.engine.worker.model_opening import threads_of
 from llaisys.models.device import MemoryNeeds
 from llaisys.server.config import ModelLimits, ServerConfig
 from llaisys.server.models.opening import memory_budget
@@ -62,7 +63,7 @@ def container(groups: FakeGroups, monkeypatch: pytest.MonkeyPatch) -> FakeGroups
     monkeypatch.setattr(machine_limits, "cpu_quota", place(cpu_quota))
     monkeypatch.setattr(model_opening, "cpu_quota", place(cpu_quota))
     monkeypatch.setattr(machine_limits, "memory_left", place(memory_left))
-    monkeypatch.setattr(machine_limits, "_free_memory", lambda: 64 * GIB)
+    monkeypatch.setattr(machine_limits, "free_memory", lambda: 64 * GIB)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     return groups
@@ -150,14 +151,14 @@ def test_a_quota_gives_whole_cores(cores: int, quota: float | None, usable: int)
 
 def test_a_quota_of_two_on_sixteen_cores_starts_two_threads(container: FakeGroups) -> None:
     assert usable_cores() == 2
-    assert model_opening._threads(EngineConfig()) == 2
-    assert model_opening._threads(EngineConfig(n_threads=7)) == 7
+    assert threads_of(EngineConfig()) == 2
+    assert threads_of(EngineConfig(n_threads=7)) == 7
     for numa in (False, True):
         parallel = ParallelConfig(tensor_parallel_size=2, numa=numa)
-        assert model_opening._threads(EngineConfig(parallel=parallel)) == 1
+        assert threads_of(EngineConfig(parallel=parallel)) == 1
     assert ServerConfig(data_parallel_size=2).engine_of_replica.n_threads == 1
     container.write("cpu.max", "max 100000\n")
-    assert model_opening._threads(EngineConfig()) == 16
+    assert threads_of(EngineConfig()) == 16
     assert ServerConfig(data_parallel_size=2).engine_of_replica.n_threads == 8
 
 

@@ -36,7 +36,7 @@ def drive(
         new, stopped = processor.process([TokenUpdate("r", list(chunk), status)])
         parts += new
         ended += stopped
-    assert not processor._choices or parts[-1].output is None
+    assert not processor.num_choices or parts[-1].output is None
     return parts, ended
 
 

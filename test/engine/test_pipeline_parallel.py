@@ -62,7 +62,13 @@ class TcpExecutor(MultiprocExecutor):
 @pytest.fixture
 def tcp(monkeypatch: pytest.MonkeyPatch) -> None:
     """The native library uses TCP with the backend ray."""
-    monkeypatch.setitem(Executor._kinds, "ray", TcpExecutor)
+    get_class = Executor.get_class
+
+    def chosen(config: EngineConfig) -> type[Executor]:
+        is_ray = config.parallel.distributed_executor_backend == "ray"
+        return TcpExecutor if is_ray else get_class(config)
+
+    monkeypatch.setattr(Executor, "get_class", chosen)
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +120,7 @@ def two_stages(model: Path) -> Iterator[LLM]:
 def children_of(llm: LLM) -> list[Any]:
     executor: Any = llm.llm_engine.core.executor
     assert isinstance(executor, MultiprocExecutor)
-    return executor._children
+    return executor.children
 
 
 @pytest.mark.usefixtures("tcp")
@@ -135,17 +141,16 @@ def test_a_step_is_in_flight_for_each_stage(model: Path) -> None:
     params = SamplingParams(max_tokens=20, ignore_eos=True, temperature=0)
     with open_llm(model, 2) as llm:
         core: Any = llm.llm_engine.core
-        depths, sizes, collect = [], [], core._collect_oldest
+        depths, collect = [], core.executor.sample_tokens
 
-        def observed() -> Any:
-            depths.append(len(core._in_flight))
-            sizes.append(core._in_flight[0].plan.batch_size)
-            return collect()
+        def observed(*args: Any) -> Any:
+            depths.append(1 + core.debug_state()["steps_in_flight"])
+            return collect(*args)
 
-        core._collect_oldest = observed
+        core.executor.sample_tokens = observed
         llm.generate(PROMPTS[:4], params)
         assert max(depths) == 2 and depths.count(2) > 30
-        assert max(sizes[4:]) == 2
+        assert max(record.batch_size for record in list(core.steps)[4:]) == 2
 
 
 @pytest.mark.parametrize(("tp_size", "tied"), [(1, True), (2, False)])
@@ -346,7 +351,8 @@ def test_stages_stay_together_when_the_caller_is_interrupted(
     two_stages: LLM, expected: list[list[int]]
 ) -> None:
     executor: Any = two_stages.llm_engine.core.executor
-    rank, execute = executor._driver, executor._driver.start
+    (rank,) = executor.local_ranks
+    execute = rank.start
     for at in (1, 2, 3, 8):
         steps = 0
 

@@ -58,7 +58,7 @@ class StagesExecutor(Executor):
 def make_staged_engine(stages: int, monkeypatch: pytest.MonkeyPatch, **sizes: Any) -> LLMEngine:
     parallel = ParallelConfig(pipeline_parallel_size=stages, distributed_executor_backend="mp")
     with monkeypatch.context() as patch:
-        patch.setitem(Executor._kinds, "mp", StagesExecutor)
+        patch.setattr(Executor, "get_class", lambda config: StagesExecutor)
         return make_engine(parallel=parallel, **sizes)
 
 
@@ -88,7 +88,8 @@ def test_chunks_of_a_prompt_are_in_several_steps_in_flight(monkeypatch):
     prompt = list(range(1, 33))
     engine.submit(prompt, greedy(2, ignore_eos=True))
     engine.step()
-    assert [launched.plan.counts for launched in engine.core._in_flight] == [[8]]
+    assert engine.debug_state()["steps_in_flight"] == 1
+    assert engine.core.steps[-1].num_prefill_tokens == 8
     assert engine.core.scheduler.running[0].num_computed_tokens == 16
     while engine.has_unfinished():
         engine.step()

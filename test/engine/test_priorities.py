@@ -153,7 +153,7 @@ def test_request_that_ends_in_time_removes_its_timeout():
         engine.submit([1, 2, 3], greedy(2, timeout=3600.0), request_id=str(number))
         outputs = run_all(engine)
         assert outputs[str(number)].finish_reason in ("length", "stop")
-    assert len(engine.core.admission._timeouts) <= 70
+    assert engine.debug_state()["timeouts"] <= 70
 
 
 def test_a_timeout_is_a_positive_number_of_seconds():

@@ -81,7 +81,7 @@ def executor_of(llm: LLM) -> RayExecutor:
 
 def pid_of(llm: LLM) -> int:
     """The process of rank 1."""
-    actor = executor_of(llm)._children[0].actor
+    actor = executor_of(llm).children[0].actor
     pid: int = ray.get(actor.ping.options(concurrency_group="health").remote())
     return pid
 
@@ -200,7 +200,7 @@ def test_actors_end_with_their_driver(cluster: Any, model: Path) -> None:
         f"ray.init(address={cluster.address!r}, log_to_driver=False)\n"
         f"llm = LLM(model={str(model)!r}, tensor_parallel_size=2, n_threads=1,"
         " distributed_executor_backend='ray', num_kv_blocks=16)\n"
-        "actor = llm.llm_engine.core.executor._children[0].actor\n"
+        "actor = llm.llm_engine.core.executor.children[0].actor\n"
         "ping = actor.ping.options(concurrency_group='health')\n"
         "print('pid', ray.get(ping.remote()), flush=True)\n"
         "time.sleep(600)\n"

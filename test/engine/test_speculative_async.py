@@ -28,7 +28,7 @@ from speculation import (
 
 from llaisys.common.request import Request
 from llaisys.common.types import SchedulerOutputs, StepOutput
-from llaisys.engine.core import EngineCore
+from llaisys.engine.executor.uni import UniProcExecutor
 from llaisys.engine.llm_engine import LLMEngine
 from llaisys.engine.speculative.control import MAX_PAUSE
 from llaisys.engine.speculative.proposer import HEAD_OBSERVED_STEPS, NgramProposer
@@ -49,15 +49,15 @@ HEAD_CONFIG = tiny_config(
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[SchedulerOutputs]:
     """The plans that were queued behind another step."""
     found: list[SchedulerOutputs] = []
-    launch = EngineCore._launch
+    execute = UniProcExecutor.execute_model
 
-    def record(core: EngineCore, plan: SchedulerOutputs, start: float, queued: bool) -> bool:
+    def record(executor: UniProcExecutor, plan: SchedulerOutputs, queued: bool = False) -> None:
         if queued:
             assert not plan.draft_token_ids
             found.append(plan)
-        return launch(core, plan, start, queued)
+        execute(executor, plan, queued)
 
-    monkeypatch.setattr(EngineCore, "_launch", record)
+    monkeypatch.setattr(UniProcExecutor, "execute_model", record)
     return found
 
 
@@ -132,9 +132,9 @@ def test_draft_head_releases_sequences_of_unobserved_steps(files: dict[str, Path
         for index in range(count):
             engine.submit([index + 1] * 6, greedy(12, ignore_eos=True))
         run_all(engine)
-    head = engine.core.executor.worker._drafter  # type: ignore[attr-defined]
+    head = engine.core.executor.worker.drafter  # type: ignore[attr-defined]
     head.tables.check_integrity()
-    assert len(head._tracks) <= 1  # the last one, not yet released by a plan
+    assert len(head.tracks) <= 1  # the last one, not yet released by a plan
     engine.close()
 
 
@@ -168,7 +168,9 @@ def test_steps_wait_for_drafts_while_accepted():
     assert steps == 60 and 50 < launched < 60
 
 
-def test_step_with_drafts_is_launched_before_the_previous_result_is_returned():
+def test_step_with_drafts_is_launched_before_the_previous_result_is_returned(
+    monkeypatch: pytest.MonkeyPatch,
+):
     prompts = {"r": [1, 2, 3], "s": [7, 8]}
     truth = {n: [*p, *expected_tokens(p, 40, stops=())] for n, p in prompts.items()}
     engine = make_async_engine(speculative_config={"num_speculative_tokens": 4})
@@ -177,14 +179,24 @@ def test_step_with_drafts_is_launched_before_the_previous_result_is_returned():
     for name, prompt in prompts.items():
         engine.submit(prompt, greedy(40, ignore_eos=True), name, stream=True)
     received: dict[str, list[int]] = {"r": [], "s": []}
+    plans: list[SchedulerOutputs] = []
+    execute = engine.core.executor.execute_model
+
+    def record(plan: SchedulerOutputs, queued: bool = False) -> None:
+        plans.append(plan)
+        execute(plan, queued)
+
+    monkeypatch.setattr(engine.core.executor, "execute_model", record)
+    is_cancelled = False
     while engine.has_unfinished():
         outputs = engine.step()
         for output in outputs:
             received[output.request_id] += output.token_ids
-        if "r" in engine._groups and any(len(output.token_ids) > 1 for output in outputs):
-            (launched,) = engine.core._in_flight
-            assert set(launched.plan.draft_token_ids) == {0, 1}
+        if not is_cancelled and any(len(output.token_ids) > 1 for output in outputs):
+            assert engine.debug_state()["steps_in_flight"] == 1
+            assert set(plans[-1].draft_token_ids) == {0, 1}
             engine.cancel("r")  # the other request is unaffected
+            is_cancelled = True
     assert 1 < len(received["r"]) < 20 and received["r"] == truth["r"][3 : 3 + len(received["r"])]
     assert received["s"] == truth["s"][2:]
     engine.core.scheduler.check_integrity()
@@ -251,7 +263,7 @@ def test_draft_head_observes_the_steps_before_its_drafts():
     assert speculator.needs_sync(plan)  # a new sequence
     request = request_of([1, 2, 3])
     speculator.propose([request])
-    course = speculator._trackers[0]
+    course = speculator.trackers[0]
     course.pause = MAX_PAUSE
     request.num_computed_tokens = 3
     unseen = 0

@@ -199,9 +199,9 @@ def test_finished_sequences_are_released():
     speculator = make_speculator()
     request = request_of([1, 2, 3], 5)
     speculator.propose([request])
-    assert list(speculator._trackers) == [5]
+    assert list(speculator.trackers) == [5]
     speculator.observe(SchedulerOutputs(0, released_seq_ids=[5, 6]), StepOutput(0, {}), 0.01)
-    assert not speculator._trackers
+    assert not speculator.trackers
 
 
 # ---- drafts in a plan ----------------------------------------------------------------------------

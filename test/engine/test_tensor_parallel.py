@@ -208,7 +208,7 @@ def test_a_rank_thread_that_fails_ends_the_engine_with_its_name(
 ) -> None:
     with open_llm(model, 2, "uni") as llm:
         executor: Any = llm.llm_engine.core.executor
-        second = executor._ranks[1].worker
+        second = executor.local_ranks[1].worker
 
         def fail(*_: object) -> None:
             raise RuntimeError("out of ideas")
@@ -227,8 +227,8 @@ def test_ranks_stay_together_when_the_caller_is_interrupted(
     with open_llm(model, 2, backend, max_num_batched_tokens=16) as llm:
         executor: Any = llm.llm_engine.core.executor
         for at in (1, 2, 5):
-            steps = 0
-            execute = executor._driver.start if backend == "mp" else executor._ranks[1].start
+            steps, rank = 0, executor.local_ranks[-1]  # the driver, or the other rank
+            execute = rank.start
 
             def interrupted(*args: Any, execute: Any = execute, at: int = at) -> Any:
                 nonlocal steps
@@ -238,7 +238,6 @@ def test_ranks_stay_together_when_the_caller_is_interrupted(
                     raise KeyboardInterrupt  # while the ranks are at work
                 return future
 
-            rank = executor._driver if backend == "mp" else executor._ranks[1]
             rank.start = interrupted
             with pytest.raises(KeyboardInterrupt):
                 tokens_of(llm)
@@ -249,7 +248,7 @@ def test_ranks_stay_together_when_the_caller_is_interrupted(
 def children_of(llm: LLM) -> list[Any]:
     executor: Any = llm.llm_engine.core.executor
     assert isinstance(executor, MultiprocExecutor)
-    return executor._children
+    return executor.children
 
 
 @pytest.mark.parametrize(("when", "mode"), [("idle", "off"), ("stopped in a step", "on")])
@@ -278,7 +277,7 @@ def test_workers_end_when_the_driver_is_killed(model: Path, tmp_path: Path) -> N
         "import time; from llaisys import LLM\n"
         f"llm = LLM(model={str(model)!r}, tensor_parallel_size=2,"
         " distributed_executor_backend='mp', num_kv_blocks=16)\n"
-        "print(llm.llm_engine.core.executor._children[0].popen.pid, flush=True)\n"
+        "print(llm.llm_engine.core.executor.children[0].popen.pid, flush=True)\n"
         "time.sleep(600)\n"
     )
     with open(tmp_path / "errors", "w") as errors:

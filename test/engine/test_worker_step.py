@@ -26,6 +26,7 @@ from llaisys.common.step import ForwardOutput
 from llaisys.common.types import NewSequence, SchedulerOutputs
 from llaisys.engine.executor import UniProcExecutor
 from llaisys.engine.worker import STAGES, Worker
+from llaisys.engine.worker import worker as worker_module
 from llaisys.engine.worker.sampler import output_rows
 
 
@@ -150,7 +151,7 @@ def test_released_row_has_no_state_left():
     )
     attention = worker.build_attention_metadata(worker.prepare_step_inputs(plan))
     assert attention.block_tables.tolist() == [[2, 8], [4, -1]]
-    assert worker._batch.row_of.keys() == {9, 11}
+    assert worker.batch.row_of.keys() == {9, 11}
 
 
 def test_token_outside_its_blocks_is_an_error():
@@ -245,7 +246,7 @@ def test_256_decoding_requests_reuse_the_buffers():
         engine.submit([1 + index % 200, 2, 3], greedy(40, ignore_eos=True))
     for _ in range(4):
         engine.step()
-    rows = engine.core.executor.worker._batch
+    rows = engine.core.executor.worker.batch
     tokens, blocks = rows.tokens, rows.blocks
     for _ in range(20):
         engine.step()
@@ -274,12 +275,14 @@ def test_ranks_agree_on_the_smallest_number_of_blocks(monkeypatch):
     executor.shutdown()
 
 
-def test_opened_model_that_is_not_loaded_is_closed():
+def test_opened_model_that_is_not_loaded_is_closed(monkeypatch):
     closed = []
+    checkpoint = SimpleNamespace(close=lambda: closed.append(True))
+    plain = worker_module.open_model
+    opened = lambda *args: replace(plain(*args), checkpoint=checkpoint)  # noqa: E731
+    monkeypatch.setattr(worker_module, "open_model", opened)
     worker = Worker(make_config())
     worker.open_model()
-    checkpoint = SimpleNamespace(close=lambda: closed.append(True))
-    worker._opened = replace(worker._opened, checkpoint=checkpoint)
     worker.close()
     worker.close()
     assert closed == [True]

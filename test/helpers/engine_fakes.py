@@ -287,6 +287,13 @@ def adapter_of(engine: LLMEngine) -> FakeAdapter:
     return adapter
 
 
+def held_by(engine: LLMEngine) -> dict[str, int]:
+    """What unfinished requests hold in the engine, without the worker; empty without one."""
+    late = "worker_", "timeouts"
+    state = engine.debug_state().items()
+    return {name: count for name, count in state if count and not name.startswith(late)}
+
+
 def run_all(engine: LLMEngine, max_steps: int = 100_000) -> dict[str, RequestOutput]:
     """Step until all requests have finished; return the outputs by request id."""
     finished: dict[str, RequestOutput] = {}
@@ -330,10 +337,6 @@ def make_llm(**settings) -> LLM:
 def is_idle(llm: LLM) -> bool:
     stats = llm.stats()
     llm.llm_engine.core.scheduler.check_integrity()
-    return (
-        stats["kv_blocks_used"] == stats["num_running"] == stats["num_waiting"] == 0
-        and not llm._finished
-        and not llm._streams
-        and not llm.llm_engine.output_processor._choices
-        and not llm.llm_engine._groups
-    )
+    return stats["kv_blocks_used"] == stats["num_running"] == stats[
+        "num_waiting"
+    ] == 0 and not held_by(llm.llm_engine)

@@ -51,7 +51,7 @@ def step(scheduler: RequestScheduler) -> SchedulerOutputs:
 
 def preempt_latest(scheduler: RequestScheduler) -> None:
     victim = scheduler.queues.waiting.largest(scheduler.running)
-    scheduler.builder._preempt(ScheduledBatch(SchedulerOutputs(99)), victim)
+    scheduler.builder.preempt(ScheduledBatch(SchedulerOutputs(99)), victim)
 
 
 def given_tokens(plan: SchedulerOutputs) -> dict[str, int]:

@@ -10,6 +10,7 @@ import model_files
 import sentencepiece
 
 VOCAB = 2000
+UNK, BOS, EOS = 0, 1, 2
 
 
 def valid(text: str) -> str:

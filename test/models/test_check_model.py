@@ -31,7 +31,7 @@ def test_first_differing_layer_is_shown(
 
     model = make_model("granite")
     save(model, tmp_path)
-    reference = check_model._reference
+    reference = check_model.reference_streams
 
     def changed(path: Path, tokens: object, is_encoder: bool) -> check_model.Streams:
         with torch.no_grad():
@@ -39,7 +39,7 @@ def test_first_differing_layer_is_shown(
         save(model, tmp_path / "other")
         return reference(tmp_path / "other", tokens)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(check_model, "_reference", changed)
+    monkeypatch.setattr(check_model, "reference_streams", changed)
     assert main(["check-model", str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     differing = [line.split("  ")[0] for line in lines if line.endswith("differs")]

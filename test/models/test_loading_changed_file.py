@@ -102,7 +102,7 @@ def test_file_change_within_a_tensor_is_an_error(
             meddle(path)
         return count
 
-    monkeypatch.setattr(file_range, "_MAX_READ", 1000)
+    monkeypatch.setattr(file_range, "MAX_READ", 1000)
     monkeypatch.setattr(file_range.os, "preadv", meddling)
     for at in (1, 3, 6, 0):
         path.write_bytes(b"x" * 10_000)

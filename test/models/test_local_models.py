@@ -139,7 +139,7 @@ def test_every_entry_of_the_table_is_a_spec() -> None:
         for tag, spec in tags.items():
             assert split_short_name(f"{name}:{tag}") == (name, tag)
             assert known_spec(name, tag) == spec
-            assert spec.startswith("pypi:") or resolve._HUB_ID.fullmatch(spec)
+            assert spec.startswith("pypi:") or resolve.HUB_ID.fullmatch(spec)
     assert len(known_names()) == len(set(known_names()))
 
 

@@ -172,8 +172,8 @@ def test_act_order_is_read_as_q8_0(layout: str, tmp_path: Path) -> None:
         section["config_groups"]["group_0"]["weights"]["actorder"] = "group"
     (tmp_path / "config.json").write_text(json.dumps(config))
     with open_checkpoint(tmp_path) as checkpoint:
-        weight = checkpoint._weight(Q_PROJ)  # type: ignore[attr-defined]
-        in_order = replace(checkpoint._weight(Q_PROJ), order=None)  # type: ignore[attr-defined]
+        weight = checkpoint.weight(Q_PROJ)  # type: ignore[attr-defined]
+        in_order = replace(checkpoint.weight(Q_PROJ), order=None)  # type: ignore[attr-defined]
         assert np.array_equal(in_order.values(), plain[Q_PROJ + ".weight"])
         q = in_order.values() / in_order.scales.repeat(32, 1)
         q += in_order.zeros.repeat(32, 1)

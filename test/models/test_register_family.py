@@ -26,7 +26,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
 def registries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model_registry, "MODEL_REGISTRY", dict(model_registry.MODEL_REGISTRY))
     monkeypatch.setattr(families, "FAMILIES", dict(families.FAMILIES))
-    monkeypatch.setattr(families, "_loaded_plugins", set())
+    monkeypatch.setattr(families, "loaded_plugins", set())
 
 
 def write(folder: Path, model_type: str) -> Path:

@@ -78,6 +78,7 @@ class Scene:
 
     def __init__(self, tmp_path: Path, **options: Any) -> None:
         self.now = 1000.0
+        self.clock: Callable[[], float] = lambda: self.now
         self.engines: dict[str, list[FakeEngine]] = {"a": [], "b": [], "c": []}
         self.faults: dict[str, str] = {}
         self.sizes: dict[str, int] = {}
@@ -89,7 +90,7 @@ class Scene:
             services.append(service)
         settings: dict[str, Any] = {"budget": BUDGET, "keep_alive": 60.0, "load_timeout": 30.0}
         self.manager = ModelManager(
-            services, **{**settings, **options}, make=self.make, clock=lambda: self.now
+            services, **{**settings, **options}, make=self.make, clock=lambda: self.clock()
         )
 
     def make(self, service: Service) -> Any:
@@ -169,7 +170,7 @@ def test_random_requests_are_answered_within_the_budget(
 ) -> None:
     async def work() -> None:
         scene = Scene(tmp_path)
-        scene.manager._clock = asyncio.get_running_loop().time
+        scene.clock = asyncio.get_running_loop().time
         asks = [scene.ask("abc"[i * 7 % 3], 0.01 * (i % 4)) for i in range(60)]
         await asyncio.gather(*asks)
         assert FakeEngine.most <= 3  # two loaded, one estimating
@@ -453,7 +454,7 @@ def test_long_request_delays_others_by_at_most_half_of_the_time(
     async def work() -> None:
         scene = Scene(tmp_path, budget=SIZE)
         loop = asyncio.get_running_loop()
-        scene.manager._clock = loop.time
+        scene.clock = loop.time
         _, release = await scene.manager.lease("a")
         scene.manager.find("a").drain_window = 0.05
         other = asyncio.create_task(scene.ask("b"))
@@ -485,7 +486,7 @@ def test_quiet_key_waits_for_one_load_of_each_other_model_at_most(
 
     async def work() -> None:
         scene = Scene(tmp_path, budget=SIZE)
-        scene.manager._clock = asyncio.get_running_loop().time
+        scene.clock = asyncio.get_running_loop().time
         answers = [0, 0]
 
         async def flood(number: int) -> None:

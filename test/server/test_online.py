@@ -109,7 +109,7 @@ async def streams_match_the_offline_engine(engine: AsyncLLMEngine) -> None:
         if i % 2:
             assert [t for part in parts for t in part.token_ids] == expected
             assert "".join(part.text for part in parts) == output.text
-    assert not engine._requests
+    assert not engine.debug_state()["requests"]
 
 
 async def illegal_moves_are_refused(engine: AsyncLLMEngine) -> None:
@@ -158,7 +158,7 @@ async def impossible_requests_are_rejected(engine: AsyncLLMEngine) -> None:
     with pytest.raises(RejectedError, match="1300") as caught:
         await read(engine, name)
     assert (caught.value.field, caught.value.code) == ("prompt", "context_length_exceeded")
-    assert not engine._outputs._choices and not engine._requests
+    assert not any(engine.debug_state().values())
 
 
 async def long_texts_and_bad_words_are_tokenised_in_a_thread(engine: AsyncLLMEngine) -> None:
@@ -192,7 +192,7 @@ async def leaving_a_stream_cancels(engine: AsyncLLMEngine) -> None:
         await anext(parts)
     engine.discard(await engine.submit("v", greedy(1000)))
     await idle(engine)
-    assert not engine._outputs._choices
+    assert not engine.debug_state()["choices"]
 
 
 async def garbage_is_survived(engine: AsyncLLMEngine) -> None:

@@ -130,18 +130,18 @@ def test_prompt_token_limit(client: httpx.Client) -> None:
 def test_admission_counts_and_releases() -> None:
     admission = Admission(Limits(max_queued=1), max_num_seqs=2, max_per_key=2)
     with admission.admit("a", 2):
-        with pytest.raises(ApiError) as refused:
-            admission._check("a", 1)
+        with pytest.raises(ApiError) as refused, admission.admit("a", 1):
+            pass
         assert refused.value.status == 429 and refused.value.retry_after == 1
-        with admission.admit("b", 1), pytest.raises(ApiError) as refused:
-            admission._check("c", 1)
+        with admission.admit("b", 1), pytest.raises(ApiError) as refused, admission.admit("c", 1):
+            pass
         assert "3 of 3" in refused.value.message
         admission.record_duration(1000.0)
     assert admission.open == 0 and not admission._by_owner
     assert 1 < admission.retry_after <= 60
     admission.closed = "bye"
-    with pytest.raises(ApiError) as refused:
-        admission._check("a", 1)
+    with pytest.raises(ApiError) as refused, admission.admit("a", 1):
+        pass
     assert refused.value.status == 503
 
 

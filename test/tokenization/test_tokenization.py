@@ -339,7 +339,7 @@ def test_tokenizing_a_long_text_releases_the_gil(tiny: Tokenizer) -> None:
     ],
 )
 def test_pre_tokenizers_of_gguf_files(pre: str, words: list[str]) -> None:
-    kind = build._pre_tokenizer(build.PRE_TOKENIZERS[pre])
+    kind = build.pre_tokenizer_of(build.PRE_TOKENIZERS[pre])
     text = "HelloWorld don't x1234!/  y"
     found = [text[begin:end] for _, (begin, end) in kind.pre_tokenize_str(text)]
     whole_words = ["HelloWorld", *words[2:]]  # letters of both cases are one word
@@ -362,6 +362,6 @@ def test_pre_tokenizers_of_gguf_files(pre: str, words: list[str]) -> None:
     ],
 )  # fmt: skip
 def test_pre_tokenizers_of_later_families(pre: str, words: list[str]) -> None:
-    kind = build._pre_tokenizer(build.PRE_TOKENIZERS[pre])
+    kind = build.pre_tokenizer_of(build.PRE_TOKENIZERS[pre])
     text = "I'm x_y 12\n\n héo 你好9 a b!/\n"
     assert [text[begin:end] for _, (begin, end) in kind.pre_tokenize_str(text)] == words

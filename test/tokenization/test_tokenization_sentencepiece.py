@@ -11,7 +11,7 @@ from typing import Any
 import model_files
 import pytest
 import sentencepiece
-from sentencepiece_models import texts, train
+from sentencepiece_models import BOS, EOS, UNK, texts, train
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.sampling import SamplingParams
@@ -21,7 +21,7 @@ from llaisys.models.loading.gguf_reader import read_gguf_header
 from llaisys.tokenization import BpeVocabulary, Tokenizer, TokenizerSource
 from llaisys.tokenization.source import PackedStrings
 
-UNK, BOS, EOS, FIRST_BYTE = 0, 1, 2, 3
+FIRST_BYTE = 3
 LLAMA2 = (
     "{% for m in messages %}{{ '<s>[INST] ' + m['content'] + ' [/INST]' if m['role'] == 'user' "
     "else ' ' + m['content'] + '</s>' }}{% endfor %}"

@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import run_server  # noqa: E402
-import step  # noqa: E402
 
 
 def run_step(tmp_path: Path, script: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -41,52 +40,6 @@ def test_a_failed_step_ends_with_a_sentence_that_names_log_and_remedy(tmp_path: 
     last = result.stderr.splitlines()[-1]
     assert last.startswith("error: Compiling failed") and "compile.txt" in last
     assert last.endswith("Install g++.")
-
-
-def test_a_silent_step_prints_a_line_at_intervals(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert step.LINE_SECONDS < 5
-    monkeypatch.setattr(step, "LINE_SECONDS", 0.01)
-    monkeypatch.setattr(step, "REFRESH_SECONDS", 0.01)
-    script = (
-        "import select, sys; print('[3/9] Building CXX object x/y.cpp.o', flush=True); "
-        "sys.exit(not select.select([sys.stdin], [], [], 30)[0])"
-    )
-    reader, writer = os.pipe()
-    lines: list[str] = []
-
-    class Watched(step.Display):
-        def refresh(self) -> None:
-            super().refresh()
-            lines.extend(line for line in capsys.readouterr().out.splitlines() if "3 of 9" in line)
-            if len(lines) == 2:
-                os.write(writer, b"end\n")
-
-    popen = subprocess.Popen
-    monkeypatch.setattr(step.subprocess, "Popen", lambda *a, **k: popen(*a, **k, stdin=reader))
-    command = [sys.executable, "-c", script]
-    assert step.run(command, tmp_path / "log.txt", Watched("Compiling")) == 0
-    assert lines[0].endswith("3 of 9  x/y.cpp") and len(lines) >= 2
-    os.close(reader)
-    os.close(writer)
-
-
-@pytest.mark.parametrize(
-    ("line", "progress"),
-    [
-        (
-            "[12/127] Building CXX object CMakeFiles/x.dir/src/ops/add/op.cpp.o",
-            "12 of 127  add/op.cpp",
-        ),
-        ("Collecting numpy>=1.26 (from -r build/requirements.txt)", "collecting numpy>=1.26"),
-        ("  Downloading numpy-2.0.whl (14.2 MB)", "downloading numpy-2.0.whl"),
-        ("Installing collected packages: numpy", "unpacking"),
-        ("-- Configuring done", None),
-    ],
-)
-def test_progress_is_read_from_the_output(line: str, progress: str | None) -> None:
-    assert step.progress_of(line) == progress
 
 
 def cmake() -> str:

@@ -65,7 +65,7 @@ def check_model(
         say(f"transformers is not installed: {what} are not compared")
         return True
     try:
-        reference = _reference(path, tokens, config.encoder is not None)
+        reference = reference_streams(path, tokens, config.encoder is not None)
     except Exception as error:  # transformers raises all kinds for models that it cannot load
         say(f"transformers cannot load this model: {type(error).__name__}: {str(error)[:300]}")
         return True
@@ -115,7 +115,7 @@ def _label(layer: int) -> str:
     return "last norm" if layer < 0 else f"layer {layer} in"
 
 
-def _reference(path: Path, tokens: NDArray[np.int64], is_encoder: bool = False) -> Streams:
+def reference_streams(path: Path, tokens: NDArray[np.int64], is_encoder: bool = False) -> Streams:
     """The same prompt in transformers, in f32 on the CPU. Runs no code of the model's files."""
     import torch
     import transformers

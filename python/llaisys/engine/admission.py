@@ -68,6 +68,11 @@ class Admission:
         self._deadlines: list[tuple[float, int, list[str]]] = []
         self._timeouts: list[tuple[float, int, list[str]]] = []
 
+    @property
+    def num_timeouts(self) -> int:
+        """Entries of the heap of timeouts, those of some finished requests included."""
+        return len(self._timeouts)
+
     def add(self, requests: Sequence[Request], deadline: float | None) -> None:
         """Admit the choices of a prompt, all or none; InvalidInputError when one can never fit."""
         self._scheduler.check(requests)

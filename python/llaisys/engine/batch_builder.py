@@ -138,7 +138,7 @@ class BatchBuilder:
                 added = self.blocks.append_slot(request, in_cache)
             if added is not None:
                 break
-            self._preempt(batch, self.waiting.largest(self.running))
+            self.preempt(batch, self.waiting.largest(self.running))
         if added:
             batch.plan.new_blocks[request.seq_id] = added
         return added is not None
@@ -246,7 +246,7 @@ class BatchBuilder:
         victim = self.waiting.victim_for(request, self.running)
         if victim is None:
             return False
-        self._preempt(batch, victim)
+        self.preempt(batch, victim)
         return True
 
     def _chunk(
@@ -282,7 +282,7 @@ class BatchBuilder:
         limit = self.config.max_prompt_logprob_tokens
         return not request.needs_prompt_logprobs or batch.num_logprob_tokens < limit
 
-    def _preempt(self, batch: ScheduledBatch, victim: Request) -> None:
+    def preempt(self, batch: ScheduledBatch, victim: Request) -> None:
         self.queues.preempt(victim)
         if batch.remove(victim):
             self.queues.released.remove(victim.seq_id)  # the worker does not have it

@@ -116,6 +116,14 @@ class BlockManager:
         table = self._tables.get(request.request_id)
         return list(table.blocks) if table else []
 
+    def debug_state(self) -> dict[str, int]:
+        """Counts of what unfinished requests hold; 0 without one."""
+        return {
+            "used_blocks": self.num_used_blocks,
+            "block_tables": len(self._tables),
+            "prefix_matches": len(self._waiting),
+        }
+
     def check_integrity(self) -> None:
         """Recount everything; RuntimeError with the numbers when they do not match."""
         references = [0] * self.num_blocks

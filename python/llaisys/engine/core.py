@@ -368,6 +368,18 @@ class EngineCore:
             "executor_timeouts": executor.timeouts,
         }
 
+    def debug_state(self) -> dict[str, int]:
+        """Counts of what unfinished requests hold, by name. Without one all are 0 but `timeouts`,
+        which are pruned now and then, and those of the worker (`worker_*`), which releases
+        sequences with its next plan."""
+        return {
+            "steps_in_flight": len(self._in_flight),
+            "updates": len(self._updates),
+            "timeouts": self.admission.num_timeouts,
+            **self.scheduler.debug_state(),
+            **{f"worker_{name}": n for name, n in self.executor.worker.debug_state().items()},
+        }
+
     def close(self) -> None:
         self.structured.close()
         if self.kv_transfer is not None:

@@ -110,6 +110,11 @@ class FairQueue:
         """The number of waiting requests, preempted ones included."""
         return self._num_waiting
 
+    @property
+    def num_owners(self) -> int:
+        """Owners of unfinished requests."""
+        return len(self._owners)
+
     # ---- changes of state ----------------------------------------------------------------------
 
     def add(self, request: Request) -> None:

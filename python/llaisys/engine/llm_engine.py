@@ -155,6 +155,11 @@ class LLMEngine:
     def stats(self) -> dict[str, Any]:
         return self.core.stats()
 
+    def debug_state(self) -> dict[str, int]:
+        """Counts of what unfinished requests hold; see `EngineCore.debug_state`."""
+        own = {"groups": len(self._groups), "choices": self.output_processor.num_choices}
+        return own | self.core.debug_state()
+
     def profile(self, reset: bool = False) -> dict[str, Any]:
         """Return the time per stage, inside the model, and outside it per step."""
         self._check_open()

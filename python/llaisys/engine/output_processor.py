@@ -101,6 +101,11 @@ class OutputProcessor:
         self._choices: dict[str, _Choice] = {}
         self._last_stops = StopStrings(())
 
+    @property
+    def num_choices(self) -> int:
+        """Unfinished choices."""
+        return len(self._choices)
+
     def add(
         self,
         request_id: str,

@@ -159,6 +159,16 @@ class RequestScheduler:
             "lora_slot_loads": self.queues.loras.num_loads,
         }
 
+    def debug_state(self) -> dict[str, int]:
+        """Counts of what unfinished requests hold; 0 without one."""
+        return {
+            "requests": len(self.requests),
+            "running": len(self.running),
+            "owners": self.queues.waiting.num_owners,
+            "unapplied_steps": len(self._in_flight),
+            **self.block_manager.debug_state(),
+        }
+
     def check_integrity(self) -> None:
         """Recount every block; for tests: it takes tens of milliseconds on a GPU."""
         self.block_manager.check_integrity()

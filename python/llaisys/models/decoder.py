@@ -228,9 +228,7 @@ def _own_layers(config: ModelConfig, options: AdapterOptions) -> range:
     return _stages(config, options.parallel)[options.parallel.stage]
 
 
-def _native_meta(
-    checkpoint: Checkpoint, options: AdapterOptions
-) -> tuple[str, LlaisysDecoderMeta]:
+def _native_meta(checkpoint: Checkpoint, options: AdapterOptions) -> tuple[str, LlaisysDecoderMeta]:
     """The native model type and the sizes of this rank's layers. Raises for options that do not fit
     them."""
     config = decoder_config(checkpoint)

@@ -146,7 +146,7 @@ def check_added(contents: Collection[str], where: str) -> None:
         )
 
 
-def _pre_tokenizer(kind: str) -> pre_tokenizers.PreTokenizer:
+def pre_tokenizer_of(kind: str) -> pre_tokenizers.PreTokenizer:
     patterns = _PATTERNS.get(kind, ())
     parts: list[pre_tokenizers.PreTokenizer] = [
         pre_tokenizers.Split(Regex(p), behavior="isolated", invert=False) for p in patterns
@@ -174,7 +174,7 @@ def byte_level_bpe(
     result = tokenizers.Tokenizer(model)
     if kind == "qwen2":
         result.normalizer = normalizers.NFC()
-    result.pre_tokenizer = _pre_tokenizer(kind)
+    result.pre_tokenizer = pre_tokenizer_of(kind)
     result.decoder = decoders.ByteLevel()
     return result
 

@@ -65,6 +65,11 @@ class Executor(ABC):
         """The worker of the driver rank, which is in this process."""
         return self._driver.worker
 
+    @property
+    def local_ranks(self) -> Sequence[LocalRank]:
+        """The ranks in this process; the driver rank is the first."""
+        return [self._driver]
+
     @abstractmethod
     def _init_executor(self) -> None:
         """Create the workers, load the model, set `_driver` and `model_info`."""

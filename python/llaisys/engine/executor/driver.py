@@ -69,6 +69,11 @@ class DriverExecutor(Executor):
             )
         self._init_ranks()
 
+    @property
+    def children(self) -> Sequence[RemoteRank]:
+        """The ranks in other processes."""
+        return self._children
+
     @abstractmethod
     def _init_ranks(self) -> None:
         """Start the other ranks, then the driver (`_make_driver`), and load the model."""

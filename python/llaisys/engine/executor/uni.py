@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future
 from concurrent.futures import wait as wait_for
 from typing import Any
@@ -59,6 +59,10 @@ class UniProcExecutor(Executor, backend="uni"):
         except BaseException:
             self.shutdown()
             raise
+
+    @property
+    def local_ranks(self) -> Sequence[LocalRank]:
+        return self._ranks
 
     def _distributed_args(self) -> tuple[str, int, int]:
         """Return (distributed_init_method, rank, local_rank) of the driver rank."""

@@ -94,6 +94,11 @@ class Speculator:
 
     # ---- before a step -------------------------------------------------------------------------
 
+    @property
+    def trackers(self) -> dict[int, AcceptanceTracker]:
+        """By sequence id."""
+        return self._trackers
+
     def propose(self, running: Sequence[Request]) -> None:
         """Set `draft_token_ids` of the running requests that get drafts in the next step."""
         count = len(running)

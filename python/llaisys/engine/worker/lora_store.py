@@ -57,6 +57,10 @@ class LoraStore:
         self._filled: dict[int, int] = {}  # slot -> adapter
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="llaisys-lora")
 
+    def __len__(self) -> int:
+        """Adapters that were added and not removed."""
+        return len(self._adapters)
+
     # ---- files ---------------------------------------------------------------------------------
 
     def add(self, lora_id: int, files: LoraFiles, read: bool) -> None:

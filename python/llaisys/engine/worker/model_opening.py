@@ -291,7 +291,7 @@ def device_ids(config: EngineConfig) -> tuple[int, ...]:
     return tuple(config.parallel.tensor_parallel_device_ids or (0,))
 
 
-def _threads(config: EngineConfig) -> int:
+def threads_of(config: EngineConfig) -> int:
     """Return the CPU threads of a rank: the option, or its part of the usable cores."""
     size = config.parallel.world_size
     if config.n_threads:
@@ -317,7 +317,7 @@ def _adapter_options(
         kv_cache_block_size=config.cache.block_size,
         max_model_len=config.max_model_len or 0,
         max_batch_tokens=config.scheduler.token_budget,
-        n_threads=_threads(config),
+        n_threads=threads_of(config),
         exact=config.exact,
         parallel=parallel,
     )

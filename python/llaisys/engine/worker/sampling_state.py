@@ -201,19 +201,20 @@ class SamplingState:
             if row in users:
                 users.remove(row)
                 self._numbers[name][row] = ROW_NUMBERS[name]
-        special = (
-            self.penalised,
-            self._bias,
-            self._bans,
-            self._chains,
-            self._masks,
-            self._thinking,
-            self._dry,
-            self._mirostat,
-            self._logprob_ids,
-        )
-        for table in special:
+        for table in self._tables:
             table.pop(row, None)
+
+    @property
+    def _tables(self) -> tuple[dict[int, Any], ...]:
+        return (
+            *(self.penalised, self._bias, self._bans, self._chains, self._masks),
+            *(self._thinking, self._dry, self._mirostat, self._logprob_ids),
+        )
+
+    @property
+    def num_rules(self) -> int:
+        """Entries of all dictionaries by row."""
+        return sum(map(len, self._tables))
 
     def logprob_token_ids(self, row: int) -> Array | None:
         """Return the tokens whose logprobs replace the top logprobs of a row, if any."""

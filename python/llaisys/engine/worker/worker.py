@@ -195,6 +195,25 @@ class Worker:
             self._gpu_monitor = GpuMonitor(self.config.device, self.device_id)
         return self._gpu_monitor.read()
 
+    def debug_state(self) -> dict[str, int]:
+        """Counts of what sequences hold."""
+        return {
+            "sequences": len(self._batch.row_of),
+            "sampling_rules": self._sampling.num_rules,
+            "steps_in_flight": len(self._in_flight),
+            "loras": 0 if self._loras is None else len(self._loras),
+        }
+
+    @property
+    def batch(self) -> InputBatch:
+        """The sequences that the scheduler has not released."""
+        return self._batch
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """The draft model or head; None: drafts come from the scheduler, or there are none."""
+        return self._drafter
+
     def check_health(self) -> None:
         """Raises when the worker cannot run a step."""
         self._open_adapter()

@@ -33,7 +33,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 PLUGINS = "llaisys.families"  # entry points of installed packages: functions without arguments
-_loaded_plugins: set[str] = set()
+loaded_plugins: set[str] = set()
 
 
 def register_family(family: Family, adapter: str = "llaisys.models.decoder:DecoderAdapter") -> None:
@@ -45,9 +45,9 @@ def register_family(family: Family, adapter: str = "llaisys.models.decoder:Decod
 
 def load_plugins() -> bool:
     """Call the entry points of PLUGINS that have not been called; False: there are none."""
-    found = [point for point in entry_points(group=PLUGINS) if point.value not in _loaded_plugins]
+    found = [point for point in entry_points(group=PLUGINS) if point.value not in loaded_plugins]
     for point in found:
-        _loaded_plugins.add(point.value)
+        loaded_plugins.add(point.value)
         point.load()()
     return bool(found)
 

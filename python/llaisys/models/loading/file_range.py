@@ -14,7 +14,7 @@ from typing import Self
 
 from llaisys.common.errors import ModelLoadError
 
-_MAX_READ = 1 << 30  # Linux reads at most 2 GiB per call
+MAX_READ = 1 << 30  # Linux reads at most 2 GiB per call
 
 TRUNCATED = "; the file is truncated or damaged"  # suffix of errors about reads past the end
 
@@ -54,7 +54,7 @@ def read_rows(
                 rest = target[row * width : (row + 1) * width]
                 position = offset + row * stride
                 while len(rest) and unchanged:
-                    count = os.preadv(descriptor, [rest[:_MAX_READ]], position)
+                    count = os.preadv(descriptor, [rest[:MAX_READ]], position)
                     unchanged = count > 0
                     rest, position = rest[count:], position + count
             if not unchanged or FileIdentity.of(descriptor) != expected:

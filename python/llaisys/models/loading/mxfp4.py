@@ -129,9 +129,7 @@ class Mxfp4Checkpoint(SafetensorsCheckpoint):
 
     def read(self, name: str, dtype: str) -> Array:
         storage_dtype(dtype)  # rejects an unknown name before any read
-        return (
-            self._weight(name).values(dtype) if name in self._parts else super().read(name, dtype)
-        )
+        return self.weight(name).values(dtype) if name in self._parts else super().read(name, dtype)
 
     def block_type(self, name: str) -> str | None:
         return TYPE_NAME if name in self._parts else super().block_type(name)
@@ -139,7 +137,7 @@ class Mxfp4Checkpoint(SafetensorsCheckpoint):
     def read_blocks(self, name: str, shard: Shard | None = None) -> TensorBlocks | None:
         if name not in self._parts:
             return super().read_blocks(name, shard)
-        weight: Mxfp4Weight | None = self._weight(name)
+        weight: Mxfp4Weight | None = self.weight(name)
         if weight is not None and shard is not None:
             weight = weight.cut(shard)
         return None if weight is None else weight.blocks(f"{self.where}: tensor {name!r}")
@@ -157,7 +155,7 @@ class Mxfp4Checkpoint(SafetensorsCheckpoint):
             )
         return blocks, scales
 
-    def _weight(self, name: str) -> Mxfp4Weight:
+    def weight(self, name: str) -> Mxfp4Weight:
         found = []
         for record in self._records(name):
             chosen = record.read()[:, self._parts[name][1]]

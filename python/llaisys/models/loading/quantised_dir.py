@@ -79,12 +79,12 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
         storage_dtype(dtype)  # rejects an unknown name before any read
         if name not in self._modules:
             return super().read(name, dtype)
-        return convert(self._weight(self._modules[name]).values(), "f32", dtype)
+        return convert(self.weight(self._modules[name]).values(), "f32", dtype)
 
     def read_blocks(self, name: str, shard: Shard | None = None) -> TensorBlocks | None:
         if name not in self._modules:
             return super().read_blocks(name, shard)
-        weight = self._weight(self._modules[name])
+        weight = self.weight(self._modules[name])
         if isinstance(weight, F8Weight):
             return weight.blocks(shard)
         if self._scheme.is_reordered:
@@ -182,7 +182,7 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
             )
         return max(1, k // size)
 
-    def _weight(self, module: str) -> GroupedWeight | F8Weight:
+    def weight(self, module: str) -> GroupedWeight | F8Weight:
         scheme = self._scheme
         parts, (n, k) = self._parts(module)
         group = min(scheme.group_size or k, k)

@@ -45,7 +45,7 @@ MAX_MODEL_FILE_BYTES = 1 << 40
 
 _PYPI_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}(==[A-Za-z0-9][A-Za-z0-9.+!_-]{0,63})?")
 _OLLAMA_HOST = re.compile(r"^(hf\.co|huggingface\.co)/(?=[^/]+/)")
-_HUB_ID = re.compile(r"([\w.-]{1,96}/[\w.-]{1,96})(?::([\w.*?-]{1,200}))?")
+HUB_ID = re.compile(r"([\w.-]{1,96}/[\w.-]{1,96})(?::([\w.*?-]{1,200}))?")
 
 
 def resolve_model(
@@ -70,7 +70,7 @@ def resolve_model(
         return path
     if (short := split_short_name(spec)) is not None:
         return _from_short_name(spec, *short, revision, cache_dir, progress)
-    match = _HUB_ID.fullmatch(_OLLAMA_HOST.sub("", spec))
+    match = HUB_ID.fullmatch(_OLLAMA_HOST.sub("", spec))
     if match is None or spec.startswith((".", "/", "~")) or match[1].endswith(".gguf"):
         raise ModelLoadError(
             f"model: {spec!r} does not exist; expected a directory, a .gguf file, pypi:NAME, a "

@@ -146,6 +146,10 @@ class AsyncLLMEngine:
     def degraded(self) -> list[int]:
         return self._link.degraded if isinstance(self._link, ReplicaSet) else []
 
+    def debug_state(self) -> dict[str, int]:
+        """Counts of what open requests hold; 0 without one."""
+        return {"requests": len(self._requests), "choices": self._outputs.num_choices}
+
     @property
     def stats(self) -> EngineStats:
         return self._link.stats

@@ -62,16 +62,16 @@ class DraftHead(Drafter):
     def __init__(self, adapter: DraftHeadAdapter, block_size: int, max_batch: int) -> None:
         """Steps of `max_batch` sequences and more are not observed."""
         self.adapter = adapter
-        self._max_batch = max_batch
+        self.max_batch = max_batch
         self.tables = DraftBlockTables(adapter.kv_capacity_tokens // block_size, block_size)
-        self._tracks: dict[int, _Track] = {}
+        self.tracks: dict[int, _Track] = {}
 
     # ---- after a step of the model -------------------------------------------------------------
 
     def observe(
         self, plan: SchedulerOutputs, output: StepOutput, batch: InputBatch, model: ModelAdapter
     ) -> None:
-        if len(plan.seq_ids) >= self._max_batch:
+        if len(plan.seq_ids) >= self.max_batch:
             self.skip(plan)
             return
         for seq_id in plan.released_seq_ids:
@@ -111,10 +111,10 @@ class DraftHead(Drafter):
     def _track(self, seq_id: int, start: int) -> _Track:
         """Return the track of a sequence that continues at `start`; a new one unless it ended
         there."""
-        track = self._tracks.get(seq_id)
+        track = self.tracks.get(seq_id)
         if track is None or track.end != start:
             self._release(seq_id)
-            track = self._tracks[seq_id] = _Track(self.tables.sequence(seq_id))
+            track = self.tracks[seq_id] = _Track(self.tables.sequence(seq_id))
         return track
 
     def _restart(self, track: _Track) -> None:
@@ -127,7 +127,7 @@ class DraftHead(Drafter):
         track.idle = len(track.tokens)
 
     def _release(self, seq_id: int) -> None:
-        self._tracks.pop(seq_id, None)
+        self.tracks.pop(seq_id, None)
         self.tables.release(seq_id)
 
     # ---- drafts --------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ class DraftHead(Drafter):
         drafts: list[list[int]] = [[] for _ in requests]
         active: list[tuple[_Track, int, list[int]]] = []  # (track, maximum, draft)
         for request, draft in zip(requests, drafts, strict=True):
-            track = self._tracks.get(request.seq_id)
+            track = self.tracks.get(request.seq_id)
             if track is None or not track.tokens:
                 continue
             count = min(request.count, self.adapter.max_model_len - track.num_rows + 1)
