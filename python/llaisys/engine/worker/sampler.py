@@ -54,18 +54,18 @@ class Sampler:
         except InvalidInputError:  # of one sequence, or of a row after a rejected draft token
             sampled, has_all = self._remove_failing(forward, batch, found), False
             tokens = self._call(forward, sampled)
-        if sampled.drafts is None:
-            self._store(forward, sampled, tokens, found)
-            return None
-        is_draft = self._inputs.tokens[sampled.rows, sampled.ends] == tokens
-        accepted: NDArray[np.bool_] = is_draft & (sampled.drafts > 0)
+        known = self._inputs.tokens
+        if sampled.drafts is not None:
+            is_draft = known[sampled.rows, sampled.ends] == tokens
+            accepted: NDArray[np.bool_] = is_draft & (sampled.drafts > 0)
+        known[sampled.rows, sampled.ends] = tokens
         if has_all:
-            valid = sampled.after_accepted(accepted)
-            self._store(forward, sampled.select(valid), tokens[valid], found)
+            self._add_accepted(batch, tokens.tolist(), accepted.tolist(), found)
             return None
-        accepted = self._state.with_masks(sampled.rows, accepted)
-        self._store(forward, sampled, tokens, found)
-        rest = sampled.next_tokens(accepted)
+        self._add(forward, sampled, tokens.tolist(), found)
+        if sampled.drafts is None:
+            return None
+        rest = sampled.next_tokens(self._state.with_masks(sampled.rows, accepted))
         self._state.advance_masks(rest.rows)
         return rest
 
@@ -124,26 +124,40 @@ class Sampler:
                     found.failed[seq_id] = str(error)
         return batch.select(np.array(good, dtype=np.int64))
 
-    def _store(
-        self,
-        forward: ForwardOutput,
-        batch: SamplingBatch,
-        tokens: NDArray[np.int32],
-        found: SampledTokens,
+    def _add_accepted(
+        self, batch: SamplingBatch, tokens: list[int], accepted: list[bool], found: SampledTokens
     ) -> None:
-        """Store sampled tokens in the input batch, the histories of penalties and the result, with
-        their logprobs."""
+        """Add the tokens of each sequence up to the first that is not its draft token. `tokens`,
+        `accepted`: of the rows of `expand_drafts`."""
+        assert batch.drafts is not None
+        first = 0
+        for seq_id, drafts in zip(self._seq_ids(batch), batch.drafts.tolist(), strict=True):
+            last = first
+            while accepted[last]:  # never at the last row of a sequence
+                last += 1
+            found.tokens[seq_id] = tokens[first : last + 1]
+            first += drafts + 1
+
+    def _add(
+        self, forward: ForwardOutput, batch: SamplingBatch, tokens: list[int], found: SampledTokens
+    ) -> None:
+        """Add a token of each sequence, with its logprobs, and store it in the history of
+        penalties."""
         state, known = self._state, self._inputs.tokens
         rows, ends = batch.rows, batch.ends
-        known[rows, ends] = tokens
         seq_ids = self._seq_ids(batch)
-        for seq_id, token in zip(seq_ids, tokens.tolist(), strict=True):
-            found.tokens.setdefault(seq_id, []).append(token)
+        if batch.drafts is None:
+            found.tokens.update({s: [t] for s, t in zip(seq_ids, tokens, strict=True)})
+        else:
+            for seq_id, token in zip(seq_ids, tokens, strict=True):
+                found.tokens.setdefault(seq_id, []).append(token)
         if state.penalised:
-            for row, seq_id, end in zip(rows.tolist(), seq_ids, ends.tolist(), strict=True):
+            for row, seq_id, token, end in zip(
+                rows.tolist(), seq_ids, tokens, ends.tolist(), strict=True
+            ):
                 if row not in state.penalised:
                     continue
-                new = [int(known[row, end])]
+                new = [token]
                 if state.penalised[row][0] > 0:  # repeat_last_n
                     prompt, new = state.history(row, known[row, : end + 1])
                     self._adapter.sampler_reset(seq_id, prompt)
