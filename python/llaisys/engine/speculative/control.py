@@ -10,6 +10,7 @@ asynchronous scheduling `should_wait` decides whether to wait for that.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -21,15 +22,13 @@ from llaisys.engine.speculative.proposer import (
     Draft,
     DraftModelProposer,
     NgramProposer,
-    NgramThenHead,
     Proposer,
 )
 
 FIRST_RATE = 0.7
-MAX_PAUSE = 64  # steps
-# For proposers that are right in streaks, and for steady ones: weight of the newest draft token in
-# the acceptance rate, and consecutive rejected drafts before a pause.
-_WEIGHT, _MAX_MISSES = (0.25, 0.1), (2, 6)
+WEIGHT = 0.1  # of the newest draft token in the acceptance rate
+MAX_MISSES = 4  # consecutive rejected drafts before pauses of 2, 4, 8 .. MAX_PAUSE steps
+MAX_PAUSE = 64
 
 
 @dataclass(slots=True)
@@ -49,19 +48,20 @@ class SpeculativeStats:
 class AcceptanceTracker:
     """Acceptance of the drafts of one sequence."""
 
-    is_steady: bool = False  # see Proposer
+    max_misses: int  # consecutive drafts without an accepted token that start no pause
     rate: float = FIRST_RATE  # probability that a draft token is accepted after an accepted one
     misses: int = 0  # consecutive drafts without an accepted token
     pause: int = 0  # steps until the next draft
     is_awaited: bool = False  # a step waited because a draft was expected
 
     def update(self, drafted: int, accepted: int) -> None:
-        weight = _WEIGHT[self.is_steady]
-        self.rate = 1 - (1 - self.rate) * (1 - weight) ** accepted
+        if accepted and self.misses > self.max_misses:
+            self.rate = FIRST_RATE  # after pauses: the text has changed
+        self.rate = 1 - (1 - self.rate) * (1 - WEIGHT) ** accepted
         if accepted < drafted:
-            self.rate -= weight * self.rate
+            self.rate -= WEIGHT * self.rate
         self.misses = 0 if accepted else self.misses + 1
-        over = self.misses - _MAX_MISSES[self.is_steady]
+        over = self.misses - self.max_misses
         self.pause = min(MAX_PAUSE, 1 << over) if over > 0 else 0
 
     def is_due(self, price: float, most: int) -> bool:
@@ -80,17 +80,36 @@ class AcceptanceTracker:
         return max(1, best_length(self.rate, price, most))
 
 
+_Trackers = dict[int, AcceptanceTracker]  # by sequence id
+
+
 class Speculator:
     """Sets drafts of requests before a step is scheduled and observes its result."""
 
-    def __init__(self, config: SpeculativeConfig, proposer: Proposer, vocab_size: int) -> None:
+    def __init__(
+        self,
+        config: SpeculativeConfig,
+        proposer: Proposer,
+        vocab_size: int,
+        first: NgramProposer | None = None,  # asked before `proposer`
+    ) -> None:
         self.config = config
         self.proposer = proposer
         self.costs = DraftCosts()
         self.stats = SpeculativeStats()
         self.stats.accepted_per_position = [0] * config.num_speculative_tokens
         self._vocab_size = vocab_size
-        self._trackers: dict[int, AcceptanceTracker] = {}  # by sequence id
+        self._first = first
+        self._trackers: _Trackers = defaultdict(lambda: AcceptanceTracker(MAX_MISSES))
+        self._first_trackers: _Trackers = defaultdict(lambda: AcceptanceTracker(max_misses=0))
+        self._proposed: _Trackers = {}  # of the latest drafts
+        self._is_catching_up = False  # see Proposer; in the next step
+
+    def _sources(self) -> list[tuple[Proposer, _Trackers]]:
+        sources: list[tuple[Proposer, _Trackers]] = [(self.proposer, self._trackers)]
+        if self._first is not None:
+            sources.insert(0, (self._first, self._first_trackers))
+        return sources
 
     # ---- before a step -------------------------------------------------------------------------
 
@@ -101,49 +120,58 @@ class Speculator:
 
     def propose(self, running: Sequence[Request]) -> None:
         """Set `draft_token_ids` of the running requests that get drafts in the next step."""
-        count = len(running)
-        if self._is_disabled(count):
+        self._is_catching_up = False
+        if self._is_disabled(len(running)):
             return
-        price, most = self.costs.price(count), self.config.num_speculative_tokens
-        requests, counts = [], []
-        for request in running:
-            room = request.max_total_tokens - request.num_tokens - 1
-            if room < 1 or request.num_tokens - request.num_computed_tokens != 1:
-                continue
-            tracker = self._trackers.get(request.seq_id)
-            if tracker is None:
-                tracker = AcceptanceTracker(self.proposer.is_steady)
-                self._trackers[request.seq_id] = tracker
+        price = self.costs.price(len(running))
+        requests = [
+            request
+            for request in running
+            if request.num_tokens - request.num_computed_tokens == 1
+            and request.num_tokens + 1 < request.max_total_tokens
+        ]
+        for proposer, trackers in self._sources():
+            self._propose(proposer, trackers, requests, price)
+            requests = [request for request in requests if not request.draft_token_ids]
+
+    def _propose(
+        self, proposer: Proposer, trackers: _Trackers, requests: Sequence[Request], price: float
+    ) -> None:
+        most = self.config.num_speculative_tokens
+        chosen, counts = [], []
+        for request in requests:
+            tracker = trackers[request.seq_id]
             length = tracker.next_length(price, most)
             if length:
-                requests.append(request)
-                counts.append(min(room, most if self.proposer.limits_length else length))
-        if not requests:
+                room = request.max_total_tokens - request.num_tokens - 1
+                chosen.append(request)
+                counts.append(min(room, most if proposer.limits_length else length))
+        if not chosen:
             return
-        drafts = self.proposer.propose(requests, counts)
-        for request, limit, draft in zip(requests, counts, drafts, strict=True):
+        drafts = proposer.propose(chosen, counts)
+        self._is_catching_up |= proposer.is_catching_up
+        for request, limit, draft in zip(chosen, counts, drafts, strict=True):
             request.draft_token_ids = self._valid(draft, limit)
-            tracker = self._trackers[request.seq_id]
-            if tracker.is_awaited and not draft and not tracker.is_steady:
+            self._proposed[request.seq_id] = tracker = trackers[request.seq_id]
+            if tracker.is_awaited and not draft:
                 tracker.update(1, 0)  # costs as much as a rejected draft
             tracker.is_awaited = False
 
     def should_wait(self, running: Sequence[Request]) -> bool:
         """Whether the next step should wait for the step in flight because drafts are likely."""
-        count, found = len(running), False
-        if self._is_disabled(count):
+        if self._is_disabled(len(running)):
             return False
-        price, most = self.costs.price(count), self.config.num_speculative_tokens
+        found, most = False, self.config.num_speculative_tokens
+        price = self.costs.price(len(running))
         for request in running:
             room = request.max_total_tokens - request.num_tokens - 2
             if room < 1 or request.num_tokens != request.num_computed_tokens:
                 continue
-            tracker = self._trackers.get(request.seq_id)
-            if tracker is None or tracker.is_due(price, most):
-                is_expected = self.proposer.expects_draft(request)
-                if tracker is not None:
-                    tracker.is_awaited = is_expected
-                found |= is_expected
+            for proposer, trackers in self._sources():
+                tracker = trackers[request.seq_id]
+                if tracker.is_due(price, most):
+                    tracker.is_awaited = proposer.expects_draft(request)
+                    found |= tracker.is_awaited
         return found
 
     def needs_sync(self, plan: SchedulerOutputs) -> bool:
@@ -173,14 +201,16 @@ class Speculator:
         """Count accepted drafts and release finished sequences. `seconds`: duration of the step;
         None: not measured for this step alone."""
         for seq_id in plan.released_seq_ids:
-            self._trackers.pop(seq_id, None)
-            self.proposer.release(seq_id)
+            self._proposed.pop(seq_id, None)
+            for proposer, trackers in self._sources():
+                trackers.pop(seq_id, None)
+                proposer.release(seq_id)
         for seq_id, draft in plan.draft_token_ids.items():
             accepted = len(output.sampled.get(seq_id, ())) - 1
             if accepted >= 0:  # else sampling failed and the request ends
                 self._count(len(draft), accepted)
-                self._trackers[seq_id].update(len(draft), accepted)
-        is_decode = not plan.num_prefill_tokens and not self.proposer.is_catching_up
+                self._proposed[seq_id].update(len(draft), accepted)
+        is_decode = not plan.num_prefill_tokens and not self._is_catching_up
         if is_decode and seconds is not None:
             drafts = plan.num_decode_tokens - plan.batch_size
             self.costs.add_step(plan.batch_size, drafts, seconds)
@@ -215,12 +245,10 @@ def make_speculator(
     """Return the configured speculator; None: no drafts. `draft`: calls the draft model."""
     if config is None:
         return None
-    proposer: Proposer
-    if config.has_weights:
-        proposer = DraftModelProposer(draft, config.is_head)
-        if config.is_head:  # only the longest n-grams replace drafts of the head
-            ngram = NgramProposer(config.prompt_lookup_max, config.prompt_lookup_max)
-            proposer = NgramThenHead(ngram, proposer)
-    else:
-        proposer = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
-    return Speculator(config, proposer, vocab_size)
+    if not config.has_weights:
+        ngram = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+        return Speculator(config, ngram, vocab_size)
+    first = None
+    if config.is_head:  # only the longest n-grams replace drafts of the head
+        first = NgramProposer(config.prompt_lookup_max, config.prompt_lookup_max)
+    return Speculator(config, DraftModelProposer(draft, config.is_head), vocab_size, first)

@@ -15,47 +15,41 @@ from collections import deque
 from dataclasses import dataclass, field
 
 REFRESH = 256  # steps with drafts before a step without drafts is timed again
-_UNKNOWN = 0.2  # price of a draft token before the first measurement, in tokens
-_DECAY = 0.998  # of a price, per step without drafts
-_RISE = 0.15  # tokens by which a price may rise before a step without drafts is timed again
-_CHANGE = 1.2  # ratio of times from which on the load of the machine has changed
+WINDOW = 8  # latest times and prices that count
+UNKNOWN = 0.2  # price of a draft token before the first measurement, in tokens
+CHANGE = 1.15  # ratio of times from which on a step without drafts is timed again
 
 
 @dataclass(slots=True)
 class _Timed:
     """The latest steps with one number of running requests."""
 
-    plain: deque[float] = field(default_factory=lambda: deque(maxlen=5))  # seconds without drafts
-    prices: deque[float] = field(default_factory=lambda: deque(maxlen=8))  # of drafts, in tokens
+    plain: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # seconds, no drafts
+    prices: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))  # of drafts, tokens
     base_price: float = 0.0  # price when a step without drafts was last timed
-    since_plain: int = 0  # steps with drafts since then
-    is_stale: bool = False  # time a step without drafts again
+    since_plain: int = 0  # steps with drafts since then; REFRESH: time one again
 
     def add_plain(self, seconds: float) -> None:
-        self.since_plain = 0
-        for index, price in enumerate(self.prices):
-            self.prices[index] = price * _DECAY
-        if self.is_stale:
-            self.is_stale = False
+        if self.since_plain >= REFRESH:
             usual = _low(self.plain)
             self.plain.clear()
-            if self.prices and not usual / _CHANGE < seconds < usual * _CHANGE:
+            if self.prices and not usual / CHANGE < seconds < usual * CHANGE:
                 self.prices.clear()  # the load changed, not the drafts
                 self.prices.append(self.base_price)
+        self.since_plain = 0
         self.plain.append(seconds)
         if self.prices:
             self.base_price = _low(self.prices)
 
     def add_price(self, running: int, drafts: int, seconds: float) -> None:
         usual = _low(self.plain)
-        self.since_plain += 1
-        if seconds < usual / _CHANGE:
-            self.is_stale = True
+        if seconds < usual / CHANGE:
+            self.since_plain = REFRESH
             return
         # A price above 1 is an outlier: the step was delayed.
         self.prices.append(min(max(0.0, seconds / usual - 1) * running / drafts, 1.0))
-        if _low(self.prices) > self.base_price + _RISE:
-            self.is_stale = True
+        is_dear = 1 + _low(self.prices) > (1 + self.base_price) * CHANGE
+        self.since_plain = REFRESH if is_dear else self.since_plain + 1
 
 
 class DraftCosts:
@@ -67,19 +61,19 @@ class DraftCosts:
     def needs_plain_step(self, running: int) -> bool:
         """Whether a step without drafts is to be timed."""
         timed = self._timed.get(running)
-        return timed is None or timed.is_stale or timed.since_plain >= REFRESH
+        return timed is None or timed.since_plain >= REFRESH
 
     def price(self, running: int) -> float:
         """Return the price of a draft token as a fraction of the time of a token without drafts; at
         1 drafts do not pay. Without a measurement, that of the nearest batch size is used."""
         timed = self._timed.get(running)
         if timed is None:
-            return _UNKNOWN
+            return UNKNOWN
         if timed.prices:
             return _low(timed.prices)
         known = [count for count, other in self._timed.items() if other.prices]
         if not known:
-            return _UNKNOWN
+            return UNKNOWN
         nearest = min(known, key=lambda count: abs(count - running))
         seconds = self.price(nearest) * _low(self._timed[nearest].plain) / nearest
         return seconds * running / _low(timed.plain)

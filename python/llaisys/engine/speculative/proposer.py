@@ -1,11 +1,10 @@
-"""Sources of draft tokens: n-gram lookup, the draft model or head on the worker, or both."""
+"""Sources of draft tokens: n-gram lookup, and the draft model or head on the worker."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from llaisys.common.request import Request
 from llaisys.common.types import DraftRequest
@@ -26,8 +25,6 @@ class Proposer(ABC):
 
     # The last call also computed known tokens (prefill); its time is not that of a draft.
     is_catching_up = False
-    # The acceptance rate is uniform over a sequence; otherwise accepted drafts come in streaks.
-    is_steady = False
     # Steps of a sequence that the proposer must observe before a draft (hidden states).
     num_observed_steps = 0
     # The proposer ends a draft when its confidence is low, so drafts may have the maximum length.
@@ -50,8 +47,6 @@ class Proposer(ABC):
 class DraftModelProposer(Proposer):
     """The number of tokens that the worker has of each sequence is tracked here, so a call carries
     new tokens only."""
-
-    is_steady = True
 
     def __init__(self, draft: Draft, is_head: bool = False) -> None:
         self._draft = draft
@@ -166,79 +161,3 @@ class _NgramTable:
         while length < most and tokens[index - length - 1] == tokens[-length - 1]:
             length += 1
         return length
-
-
-FIRST_LENGTH = 3  # tokens of the first n-gram draft
-FIRST_PAUSE = 16  # tokens; doubles with every draft that is rejected entirely
-MAX_PAUSE = 256
-
-
-@dataclass(slots=True)
-class NgramTracker:
-    """Acceptance of the n-gram drafts of one sequence."""
-
-    length: int = FIRST_LENGTH
-    paused_until: int = 0  # tokens of the sequence
-    pause: int = FIRST_PAUSE
-    start: int = 0  # index of the last draft
-    draft: list[int] = field(default_factory=list)  # the last draft until `update`
-
-    def update(self, tokens: list[int]) -> None:
-        """Compare the last draft with the tokens of the sequence."""
-        if not self.draft:
-            return
-        draft, self.draft = self.draft, []
-        drafted, accepted = len(draft), 0
-        actual = tokens[self.start : self.start + drafted]
-        while accepted < len(actual) and actual[accepted] == draft[accepted]:
-            accepted += 1
-        if accepted:
-            self.pause = FIRST_PAUSE
-            self.length = 2 * drafted if accepted == drafted else accepted
-        else:
-            self.paused_until = len(tokens) + self.pause
-            self.pause = min(MAX_PAUSE, 2 * self.pause)
-            self.length = FIRST_LENGTH
-
-
-class NgramThenHead(Proposer):
-    """N-gram drafts where the request repeats itself, drafts of a head elsewhere. An n-gram lookup
-    is free and its drafts may be long. Their length adapts per sequence: as many tokens as were
-    accepted last time, twice as many when all were, and a pause when none was."""
-
-    is_steady = True
-
-    def __init__(self, ngram: NgramProposer, head: Proposer) -> None:
-        self._ngram, self._head = ngram, head
-        self.num_observed_steps = head.num_observed_steps
-        self.limits_length = head.limits_length
-        self.is_catching_up = False
-        self._trackers: dict[int, NgramTracker] = {}  # by sequence id
-
-    def propose(self, requests: Sequence[Request], counts: Sequence[int]) -> list[Sequence[int]]:
-        drafts = [self._ngram_draft(r, count) for r, count in zip(requests, counts, strict=True)]
-        others = [index for index, draft in enumerate(drafts) if not draft]
-        self.is_catching_up = False
-        if others:
-            rest = [requests[index] for index in others]
-            found = self._head.propose(rest, [counts[index] for index in others])
-            self.is_catching_up = self._head.is_catching_up
-            for index, draft in zip(others, found, strict=True):
-                drafts[index] = draft
-        return drafts
-
-    def _ngram_draft(self, request: Request, count: int) -> Sequence[int]:
-        tracker = self._trackers.get(request.seq_id)
-        if tracker is None:
-            tracker = self._trackers[request.seq_id] = NgramTracker()
-        tracker.update(request.token_ids)
-        if request.num_tokens < tracker.paused_until:
-            return ()
-        (draft,) = self._ngram.propose([request], [min(count, tracker.length)])
-        tracker.start, tracker.draft = request.num_tokens, list(draft)
-        return draft
-
-    def release(self, seq_id: int) -> None:
-        self._trackers.pop(seq_id, None)
-        self._ngram.release(seq_id)
-        self._head.release(seq_id)
