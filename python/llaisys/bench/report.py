@@ -71,13 +71,9 @@ def quantity(name: str, value: Any) -> str:
         return f"{100 * value:.1f} %"
     scales = _SCALES.get(unit, ((1.0, unit),))
     size, scaled = next((scale for scale in scales if abs(value) >= scale[0]), scales[-1])
-    return f"{_digits(value / size)} {scaled}".strip()
-
-
-def _digits(value: float) -> str:
-    size = abs(value)
-    places = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 else 3
-    return f"{value:,.{places}f}"
+    value /= size
+    places = next((p for p, least in enumerate((1000, 100, 1)) if abs(value) >= least), 3)
+    return f"{value:,.{places}f} {scaled}".strip()
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:

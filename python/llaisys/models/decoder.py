@@ -130,7 +130,10 @@ class DecoderAdapter(NativeAdapter):
             pool = stack.enter_context(ThreadPoolExecutor(_READERS))
             random = None
             if isinstance(checkpoint, RandomCheckpoint):
-                random = stack.enter_context(RandomTensors(_source_device(options)))
+                # New tensors are on the first device of their kind.
+                is_first = options.parallel.world_size == 1 and options.device_ids[:1] in ((), (0,))
+                device = options.device if is_first else "cpu"
+                random = stack.enter_context(RandomTensors(device))
             stream = None
             if options.quantization is not None:
                 stream = stack.enter_context(Stream(n_threads=options.n_threads))
@@ -381,12 +384,6 @@ def weight_bytes(checkpoint: Checkpoint, options: AdapterOptions) -> dict[str, i
             size = count * linear_weight_bytes(dtype, shape[0] // count, shape[1], options.device)
         sizes[name] = sizes.get(name, 0) + size
     return sizes
-
-
-def _source_device(options: AdapterOptions) -> str:
-    """Where random weights are made: new tensors are on the first device of their kind."""
-    is_first = options.parallel.world_size == 1 and options.device_ids[:1] in ((), (0,))
-    return options.device if is_first else "cpu"
 
 
 def _kv_copy_bytes(config: ModelConfig, options: AdapterOptions) -> int:

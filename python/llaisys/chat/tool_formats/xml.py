@@ -59,9 +59,11 @@ class XmlParser(ToolCallParser):
         """Read an argument up to its end. A string is streamed."""
         ends = Delimiters(*(f"\n{end}" for end in self.value_ends), *self.value_ends)
         yield from self.source.skip("\n")
-        if _is_string(schema):
+        if not isinstance(schema, dict) or schema.get("type") == "string":
             self.arguments('"')
-            found = yield from self.source.until(ends, lambda t: self.arguments(_escaped(t)))
+            found = yield from self.source.until(
+                ends, lambda text: self.arguments(json.dumps(text, ensure_ascii=False)[1:-1])
+            )
             if found is None:
                 raise EndOfText
             self.arguments('"')
@@ -111,15 +113,6 @@ class Glm4Parser(XmlParser):
         yield from skip_space(self.source)
         yield from self._expect("<arg_value>")
         yield from super()._value(schema)
-
-
-def _is_string(schema: Any) -> bool:
-    """Whether only strings match the schema; also without one."""
-    return not isinstance(schema, dict) or schema.get("type") == "string"
-
-
-def _escaped(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _as_json(text: str, types: Any) -> str:

@@ -89,7 +89,9 @@ def open_model(
         blocks = _kv_blocks(config, options.device_ids[local_rank], checkpoint, both, needs)
         if getattr(checkpoint and checkpoint.config, "encoder", None) is not None:
             _check_encoder(config, model_type)
-            blocks = min(blocks, _blocks_of_step(config))
+            # It keeps nothing between steps: the blocks of the largest step.
+            full = -(-config.scheduler.token_budget // config.cache.block_size)
+            blocks = min(blocks, full + seqs)
         host_blocks = _host_blocks(config, per_token, blocks)
     except BaseException:
         for opened in (checkpoint, draft):
@@ -113,12 +115,6 @@ def _check_encoder(config: EngineConfig, model_type: str) -> None:
     ):
         if is_set:
             raise invalid_value(name, model_type, "off for an encoder")
-
-
-def _blocks_of_step(config: EngineConfig) -> int:
-    """Return the KV blocks of the largest step: an encoder keeps nothing between steps."""
-    tokens, size = config.scheduler.token_budget, config.cache.block_size
-    return -(-tokens // size) + config.scheduler.max_num_seqs
 
 
 def _open_draft(

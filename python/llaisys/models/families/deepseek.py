@@ -25,17 +25,15 @@ def deepseek_variant(fields: Fields, sizes: Sizes) -> Variant:
     return Variant(attention_scale=scale)
 
 
-def deepseek_layout(fields: Fields, sizes: Sizes) -> RopeLayout:
-    return RopeLayout(is_interleaved=fields.boolean("rope_interleave", True))
-
-
 DEEPSEEK_V2 = DecoderFamily(
     name="deepseek_v2",
     about="DeepSeek-V2, V2-Lite and V3, Moonlight, Kimi-K2 and GLM-4.7-Flash: latent attention "
     "with a compressed KV cache, shared experts, dense layers first, groups of experts.",
     attention_bias=False,
     variant=deepseek_variant,
-    rope_layout=deepseek_layout,
+    rope_layout=lambda fields, _: RopeLayout(
+        is_interleaved=fields.boolean("rope_interleave", True)
+    ),
     experts=ExpertFamily(is_renormalised=False, shared="shared_experts"),
     has_latent=True,
     unsupported=("attention_bias", "norm_topk_prob"),

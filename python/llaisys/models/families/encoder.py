@@ -51,10 +51,6 @@ def encoder_variant(fields: Fields, sizes: Sizes) -> Variant:
     )
 
 
-def no_rope(fields: Fields, sizes: Sizes) -> RopeLayout:
-    return RopeLayout(layers_without=tuple(range(sizes.layers)))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderFamily(DecoderFamily):
     """An encoder with learned positions. The fields are the differences between families."""
@@ -166,7 +162,7 @@ BERT = EncoderFamily(
     attention_bias=True,
     output_bias=True,
     variant=encoder_variant,
-    rope_layout=no_rope,
+    rope_layout=lambda _, sizes: RopeLayout(layers_without=tuple(range(sizes.layers))),
     defaults={"layer_norm_eps": 1e-12, "rope_theta": 10000.0},
     unsupported=("is_decoder",),
     choices={"position_embedding_type": ("absolute",)},

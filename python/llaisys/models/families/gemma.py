@@ -33,14 +33,6 @@ def gemma2_variant(fields: Fields, sizes: Sizes) -> Variant:
     )
 
 
-def vaultgemma_variant(fields: Fields, sizes: Sizes) -> Variant:
-    return replace(gemma2_variant(fields, sizes), norm_position="before")
-
-
-def gemma3_layout(fields: Fields, sizes: Sizes) -> RopeLayout:
-    return RopeLayout(window_theta=window_theta(fields, LOCAL_THETA))
-
-
 _DEFAULTS = {
     "tie_word_embeddings": True,
     "head_dim": 256,
@@ -77,7 +69,7 @@ GEMMA2 = replace(
 VAULTGEMMA = replace(
     GEMMA2,
     name="vaultgemma",
-    variant=vaultgemma_variant,
+    variant=lambda fields, sizes: replace(gemma2_variant(fields, sizes), norm_position="before"),
     names=TensorNames(hf={"post_attention_layernorm": "pre_feedforward_layernorm"}),
     has_gguf_files=False,
 )
@@ -86,7 +78,7 @@ GEMMA3 = replace(
     name="gemma3_text",
     qk_norm=True,
     windows=windows(4096, pattern(6)),
-    rope_layout=gemma3_layout,
+    rope_layout=lambda fields, _: RopeLayout(window_theta=window_theta(fields, LOCAL_THETA)),
     has_window_rope=True,
     defaults={**_DEFAULTS, "rope_theta": 1e6, "max_position_embeddings": 131072},
     gguf_architecture="gemma3",
