@@ -46,17 +46,6 @@ class SamplingBatch(NamedTuple):
         assert drafts is not None
         return SamplingBatch(rows, ends + offsets, tokens + offsets, drafts - offsets)
 
-    def after_accepted(self, accepted: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which rows of `expand_drafts` follow accepted draft tokens only. `accepted`: whether
-        a row sampled the draft token after it."""
-        assert self.drafts is not None
-        rejected: NDArray[np.int64] = (
-            np.cumsum(~accepted) - ~accepted
-        )  # rows before each row that did not
-        first = np.flatnonzero(np.append(0, self.drafts[:-1]) == 0)  # rows of their sequences
-        valid: NDArray[np.bool_] = rejected == rejected[first].repeat(self.drafts[first] + 1)
-        return valid
-
 
 class SampledTokens(NamedTuple):
     """The result of sampling, by sequence id."""
