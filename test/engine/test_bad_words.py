@@ -107,6 +107,6 @@ def test_a_token_costs_the_same_however_many_words_there_are(count):
 def test_too_many_bad_word_tokens_are_rejected():
     engine = make_engine()
     words = [f"{i:03d}" + "x" * 200 for i in range(200)]
-    with pytest.raises(InvalidInputError, match=r"bad_words has [0-9]+ tokens; it must have") as e:
+    with pytest.raises(InvalidInputError) as e:
         engine.submit([1, 2], SamplingParams(bad_words=words))
     assert e.value.field == "bad_words" and e.value.value > MAX_BAD_WORD_TOKENS

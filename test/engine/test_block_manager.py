@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from error_helpers import naming
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nightly import NIGHTLY
@@ -171,7 +171,7 @@ def test_out_of_blocks_is_a_value_and_changes_nothing():
 def test_integrity_check_detects_a_lost_block():
     manager = BlockManager(8, SIZE)
     manager.num_blocks += 1
-    with pytest.raises(RuntimeError, match="total 9"):
+    with naming(RuntimeError, "total 9"):
         manager.check_integrity()
 
 

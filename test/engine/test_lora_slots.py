@@ -122,7 +122,7 @@ def test_drop_frees_the_slot_and_refuses_running_adapters() -> None:
     request = add(scheduler, "a", 1, 2)
     step(scheduler)
     slots = scheduler.queues.loras
-    with pytest.raises(RuntimeError, match="requests run"):
+    with pytest.raises(RuntimeError):
         slots.drop(1)
     slots._running[1] = 1
     step(scheduler)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import zmq
 from encoder_models import make_encoder, save_encoder
-from error_helpers import invalid_input
+from error_helpers import invalid_input, naming
 from model_files import tiny_config, write_gguf, write_hf_model
 
 from llaisys import LLM, SamplingParams
@@ -303,7 +303,7 @@ def test_a_killed_stage_ends_the_engine(model: Path, backend: str, victim: int, 
             process.send_signal(signal.SIGSTOP)
             killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {process.pid}"])
         start = time.monotonic()
-        with pytest.raises(LlaisysError, match=rf"rank {victim + 1} .*status -9"):
+        with naming(LlaisysError, f"rank {victim + 1}"):
             tokens_of(llm)
         assert time.monotonic() - start < 30
         if when != "idle":
@@ -320,7 +320,7 @@ def test_a_failed_stage_ends_the_engine(model: Path, monkeypatch: pytest.MonkeyP
             raise InvalidInputError("out of ideas")
 
         monkeypatch.setattr(executor.worker, "run_model_forward", fail)
-        with pytest.raises(LlaisysError, match=r"rank 0 .*out of ideas"):
+        with naming(LlaisysError, "rank 0", "out of ideas"):
             tokens_of(llm)
         children = children_of(llm)
     assert all(child.popen.poll() is not None for child in children)

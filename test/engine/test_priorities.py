@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 from engine_fakes import adapter_of, expected_tokens, greedy, make_engine, run_all
+from error_helpers import invalid_input
 from scheduler_helpers import make_scheduler, step
 
-from llaisys.common.errors import InvalidInputError
 from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
 from llaisys.engine.fair_queue import STARTS_PER_LEVEL
@@ -94,7 +94,7 @@ def test_aging_starts_requests_behind_urgent_ones():
 
 def test_priorities_have_limits():
     for value in (1001, -1001, 1.5, "high"):
-        with pytest.raises(InvalidInputError, match="priority"):
+        with invalid_input("priority"):
             SamplingParams(priority=value)  # type: ignore[arg-type]
 
 
@@ -158,5 +158,5 @@ def test_request_that_ends_in_time_removes_its_timeout():
 
 def test_a_timeout_is_a_positive_number_of_seconds():
     for value in (0, -1, float("inf"), float("nan"), "soon"):
-        with pytest.raises(InvalidInputError, match="timeout"):
+        with invalid_input("timeout"):
             SamplingParams(timeout=value)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_helpers import invalid_input, naming
 from model_files import tiny_config, write_hf_model
 from rank_matrix import PAIRWISE, Row, check_row, name_of, write_models
 
@@ -125,7 +126,7 @@ def test_cluster_without_room_reports_its_cpus(
     monkeypatch.setattr(ray_module, "PLACEMENT_TIMEOUT", 0.5)
     with pytest.raises(InvalidInputError, match=r"no room for 4 ranks .* it has 2 CPUs"):
         open_llm(model, "ray", tp_size=4)
-    with pytest.raises(InvalidInputError, match=r"device is 'cuda'; it must be cpu here"):
+    with invalid_input("device"):
         open_llm(model, "ray", device="cuda")
     with monkeypatch.context() as context:
         context.setattr(ray_module, "gpus_per_rank", lambda config: 4)
@@ -188,9 +189,9 @@ def test_a_killed_actor_ends_the_engine_with_its_rank(cluster: Any, model: Path)
     with open_llm(model, "ray") as llm:
         tokens_of(llm)
         os.kill(pid_of(llm), signal.SIGKILL)
-        with pytest.raises(WorkerLostError, match=r"worker rank 1 \(a Ray actor\) is lost"):
+        with naming(WorkerLostError, "rank 1"):
             tokens_of(llm)
-        with pytest.raises(WorkerLostError, match="worker rank 1"):
+        with naming(WorkerLostError, "rank 1"):
             executor_of(llm).check_health()
 
 
@@ -226,6 +227,6 @@ def test_a_node_that_dies_ends_the_engine(cluster: Any, model: Path) -> None:
         cluster.remove_node(node, allow_graceful=False)
         wait_until_gone(pid)
         start = time.monotonic()
-        with pytest.raises(WorkerLostError, match="worker rank"):
+        with pytest.raises(WorkerLostError):
             tokens_of(llm)
         assert time.monotonic() - start < 30

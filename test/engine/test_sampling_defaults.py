@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from engine_fakes import FakeTokenizer, adapter_of, make_engine
+from error_helpers import invalid_input, naming
 
-from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.common.errors import ModelLoadError
 from llaisys.common.sampling import DEFAULT_SAMPLING, NEUTRAL, SamplingParams, sampling_defaults
 from llaisys.common.types import ModelInfo
 from llaisys.engine.input_processor import InputProcessor
@@ -84,13 +84,13 @@ def test_generation_config_selects_the_defaults(tmp_path):
 
     assert defaults("auto") == OURS
     assert defaults("none") == defaults("vllm") == NEUTRAL
-    with pytest.raises(ModelLoadError, match=r"generation_config\.json"):
+    with naming(ModelLoadError, "generation_config.json"):
         defaults(str(tmp_path))
     file = tmp_path / "generation_config.json"
     file.write_text('{"temperature": 0.3, "top_k": 9, "eos_token_id": 2}')
     assert defaults(str(tmp_path)) == {"temperature": 0.3, "top_k": 9}
     file.write_text('{"temperature": -1}')
-    with pytest.raises(ModelLoadError, match="temperature"):
+    with naming(ModelLoadError, "temperature"):
         defaults(str(tmp_path))
     options = build_parser().parse_args(["serve", "mock", "--generation-config", "vllm"])
     assert config_from_args(options).engine.generation_config == "vllm"
@@ -105,5 +105,5 @@ def test_serve_accepts_them_as_flags():
         "samplers": ("top_k", "temperature"),
     }  # fmt: skip
     assert config.engine.seed == 4
-    with pytest.raises(InvalidInputError, match="temperature is 101"):
+    with invalid_input("temperature"):
         ServerConfig(sampling={"temperature": 101})

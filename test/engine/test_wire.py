@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 from engine_fakes import EOS, expected_tokens, greedy, make_engine
+from error_helpers import invalid_input
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llaisys.common.errors import InvalidInputError
 from llaisys.common.lora import LoraLoad
 from llaisys.common.request import Request
 from llaisys.common.sampling import SamplingParams
@@ -78,7 +78,7 @@ def test_invalid_frames_are_rejected(frame):
 
 def test_invalid_parameters_are_rejected():
     frame = encode_plan(PLAN).replace(msgspec.msgpack.encode(0.5), msgspec.msgpack.encode(-0.5))
-    with pytest.raises(InvalidInputError, match="temperature"):
+    with invalid_input("temperature"):
         decode_plan(frame)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from error_helpers import invalid_input, naming
 from model_files import tiny_config, write_hf_model
 from server_helpers import ServerProcess
 
@@ -60,10 +61,10 @@ def test_invalid_template_is_rejected_at_start(given: object, text: str) -> None
 def test_missing_template_file_is_rejected(tmp_path: Path) -> None:
     for name, content in (("plain", b"no braces"), ("bytes", b"\xff{")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(InvalidInputError, match=r"chat_template is .*Jinja template"):
+        with invalid_input("chat_template"):
             EngineConfig(chat_template=str(tmp_path / name))
 
 
 def test_template_with_syntax_error_fails_at_start(model: Path) -> None:
-    with pytest.raises(ModelLoadError, match="chat template: TemplateSyntaxError"):
+    with naming(ModelLoadError, "TemplateSyntaxError"):
         LLM(model, chat_template="{% for %}")

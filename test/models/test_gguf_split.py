@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_helpers import naming
 from gguf import GGUFReader, GGUFWriter
 from gguf.constants import GGUFValueType
 from model_files import tiny_config, write_gguf
@@ -71,14 +72,14 @@ def test_parts_are_one_model(whole: tuple[Path, dict[str, Any]]) -> None:
 def test_missing_part_is_named(whole: tuple[Path, dict[str, Any]]) -> None:
     parts = split(whole[0])
     parts[1].unlink()
-    with pytest.raises(ModelLoadError, match=r"model-00002-of-00003\.gguf: cannot be read"):
+    with naming(ModelLoadError, "model-00002-of-00003.gguf"):
         open_checkpoint(parts[0])
 
 
 def test_renamed_part_is_rejected(whole: tuple[Path, dict[str, Any]]) -> None:
     parts = split(whole[0])
     other = parts[0].rename(parts[0].with_name("first.gguf"))
-    with pytest.raises(ModelLoadError, match="one of 3 files of a model"):
+    with naming(ModelLoadError, "3 files"):
         open_checkpoint(other)
 
 

@@ -9,6 +9,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from error_helpers import naming
 from family_parity import best_tokens, check_logits
 from moe_models import MXFP4_SIZES, VOCAB, make_moe_model, write_mxfp4
 from reference_models import BLOCK, Piece, opened, random_tokens, reference_logits, run_block, save
@@ -73,10 +74,10 @@ def test_mxfp4_scales_of_other_shapes_and_sizes_are_rejected(tmp_path: Path) -> 
     tensors = load_file(path)
     name = "model.layers.0.mlp.experts.down_proj_scales"
     save_file({**tensors, name: tensors[name][:, :-1].contiguous()}, path)
-    with pytest.raises(ModelLoadError, match=r"down_proj_blocks.*with scales U8"):
+    with naming(ModelLoadError, "down_proj_blocks"):
         run(tmp_path, [1, 2])
     save_file({**tensors, name: torch.full_like(tensors[name], 200)}, path)
-    with pytest.raises(ModelLoadError, match="a scale is above 32768"):
+    with naming(ModelLoadError, "32768"):
         run(tmp_path, [1, 2])
 
 

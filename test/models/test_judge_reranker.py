@@ -72,9 +72,9 @@ def test_scores_equal_the_model_card(pair: tuple[Any, Path]) -> None:
         np.testing.assert_allclose(got, expected, rtol=1e-4)
         own = f"<Instruct>: {TASK}\n<Query>: {QUERY}"
         assert llm.score(own, DOCUMENTS[0]) == pytest.approx(got[:1], rel=1e-6)
-        with pytest.raises(InvalidInputError, match="strings"):
+        with pytest.raises(InvalidInputError):
             llm.score([1, 2], "text")
-        with pytest.raises(InvalidInputError, match="reranker"):
+        with pytest.raises(InvalidInputError):
             llm.embed("text")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import model_files
 import pytest
+from error_helpers import naming
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.families import open_checkpoint
@@ -100,7 +101,7 @@ def test_added_tokens_beyond_the_limits_are_rejected_at_once(
     many = added_tokens(count, chars)
     change_tokenizer(tmp_path, lambda state: state["added_tokens"].extend(many))
     started = time.process_time()
-    with pytest.raises(ModelLoadError, match=r"added tokens of .* at most"):
+    with naming(ModelLoadError, "added tokens"):
         Tokenizer.from_directory(tmp_path)
     assert time.process_time() - started < 3
 
@@ -147,7 +148,7 @@ def test_expanding_tokenizer_rules_are_rejected(tmp_path: Path, name: str) -> No
     change_tokenizer(tmp_path, lambda state: state.update({part: rules}))
     with (
         budget(1.0, 64),
-        pytest.raises(ModelLoadError, match=rf"{part} may make a text .* times as long"),
+        naming(ModelLoadError, part),
     ):
         Tokenizer.from_directory(tmp_path)
 
@@ -189,7 +190,7 @@ def test_string_limit_applies_to_the_whole_file(
     monkeypatch.setattr(gguf_reader, "MAX_STRINGS", 1000)
     half = struct.pack("<IIQ", 9, 8, 501) + bytes(8 * 501)
     path = gguf_header(tmp_path / "m.gguf", half, half)
-    with pytest.raises(ModelLoadError, match=r"'k1'.*does not fit"):
+    with naming(ModelLoadError, "'k1'"):
         read_gguf_header(path)
 
 
@@ -219,7 +220,7 @@ def test_rope_factors_of_the_wrong_shape_are_never_read(tmp_path: Path, gib: int
             file.truncate(len(head) + offset + elements * 4)
         except OSError:
             pytest.skip(f"the file system holds no file of {gib} GiB")
-    with budget(2.0, 64), pytest.raises(ModelLoadError, match=r"rope_freqs\.weight.*expected"):
+    with budget(2.0, 64), naming(ModelLoadError, "rope_freqs.weight"):
         open_checkpoint(path)
 
 
@@ -241,7 +242,7 @@ def test_link_outside_the_directory_is_rejected(tmp_path: Path, name: str) -> No
     secret.write_bytes(path.read_bytes() if path.is_file() else LINKED_FILES[name].encode())
     path.unlink(missing_ok=True)
     path.symlink_to(secret)
-    with pytest.raises(ModelLoadError, match=rf"{name}: is a link to .*elsewhere"):
+    with naming(ModelLoadError, name):
         open_checkpoint(model)
         Tokenizer.from_directory(model)
     inside = model / "other"
@@ -257,7 +258,7 @@ def test_gguf_link_out_of_a_directory_is_rejected(tmp_path: Path) -> None:
     model_files.write_gguf(file, model_files.tiny_config("llama"))
     model.mkdir()
     (model / "m.gguf").symlink_to(file)
-    with pytest.raises(ModelLoadError, match=r"m\.gguf: is a link to .*outside"):
+    with naming(ModelLoadError, "m.gguf"):
         open_checkpoint(model)
     open_checkpoint(file).close()
 

