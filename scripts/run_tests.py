@@ -158,7 +158,7 @@ def main(arguments: list[str]) -> int:
     ):
         files = [path for path in files if path.parent.name != "cuda"]
 
-    command = [sys.executable, "-m", "pytest", *map(str, files)]
+    command = [sys.executable, "-m", "pytest", "--cpu-by-file=25", *map(str, files)]
     if unwanted:
         command += ["-m", " and ".join(unwanted)]
     if options.model_path:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -36,11 +38,42 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="a real model (config.json, tokenizer.json, *.safetensors) for the `hf` tests",
     )
+    parser.addoption(
+        "--cpu-by-file",
+        type=int,
+        default=0,
+        metavar="N",
+        help="print the N files that took most CPU time, processes that ended included",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+
+
+_cpu_seconds = [0.0]  # of this process and its ended children, when the last test began
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Add the CPU seconds since the last test to the report of a teardown."""
+    report = yield
+    if call.when == "teardown":
+        now = sum(os.times()[:4])
+        report.user_properties.append(("cpu_seconds", now - _cpu_seconds[0]))
+        _cpu_seconds[0] = now
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    seconds: Counter[str] = Counter()
+    for report in chain(*terminalreporter.stats.values()):
+        for name, value in getattr(report, "user_properties", ()):
+            if name == "cpu_seconds":
+                seconds[report.nodeid.split("::")[0]] += value
+    for path, spent in seconds.most_common(config.getoption("--cpu-by-file")):
+        terminalreporter.write_line(f"{spent:8.1f} s of CPU  {path}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

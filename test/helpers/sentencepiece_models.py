@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import random
+from functools import cache
 from typing import Any
 
 import model_files
@@ -17,7 +18,8 @@ def valid(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def texts(count: int, seed: int) -> list[str]:
+@cache
+def texts(count: int, seed: int) -> tuple[str, ...]:
     """Mixed strings, and repetitions of few characters, in which many joins compete."""
     rng = random.Random(seed)
     result = [
@@ -31,7 +33,7 @@ def texts(count: int, seed: int) -> list[str]:
     for _ in range(count):
         parts = [rng.choice("ab =-\n你") * rng.randint(1, 9) for _ in range(rng.randint(1, 9))]
         result.append("".join(parts))
-    return result
+    return tuple(result)
 
 
 def train(**options: Any) -> sentencepiece.SentencePieceProcessor:
