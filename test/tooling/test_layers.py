@@ -21,7 +21,7 @@ def test_the_repository_follows_its_layers() -> None:
     ("file", "text", "rule"),
     [
         ("python/llaisys/common/types.py", "import llaisys.engine.core", "engine/core"),
-        ("python/llaisys/engine/core.py", "import numpy", "numpy"),
+        ("python/llaisys/engine/scheduler.py", "import numpy", "numpy"),
         ("python/llaisys/models/base.py", "import pickle", "pickle"),
         (
             "python/llaisys/server/generation/job.py",
