@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 import httpx
+import pytest
 from server_helpers import HELPERS, PACKAGE, Gate, ServerProcess
 from terminal import Terminal
 
