@@ -167,23 +167,20 @@ def test_logprobs_come_with_their_tokens():
         ({}, False),
         ({"temperature": 0.5, "top_p": 0.9, "min_p": 0.1, "top_k": 5}, False),
         ({"typical_p": 0.5, "top_n_sigma": 2.0, "xtc_probability": 0.5}, False),
-        ({"logit_bias": {5: 2.0}, "bad_words": "x", "min_tokens": 9}, False),
-        ({"repetition_penalty": 1.5, "presence_penalty": 0.5}, False),  # the native history
-        ({"repetition_penalty": 1.5, "repeat_last_n": 4}, True),
+        ({"logit_bias": {5: 2.0}, "min_tokens": 9}, False),
         ({"dry_multiplier": 1.0, "dry_allowed_length": 1}, True),
-        ({"bad_words": "xy"}, True),
     ],
 )
 def test_parameters_that_depend_on_the_last_token_need_sync(params, needs_sync):
-    """The device sampler plans a step before the last token is known. SamplingPlan::Async states
-    what it cannot sample; penalties read the token on the device (test_sampler_device.cpp). All
-    that the worker computes itself must not depend on that token, unless the step is synchronous.
+    """The device sampler plans a step before the last token is known: SamplingPlan::Async states
+    what it cannot sample, and penalties read the token on the device (test_sampler_device.cpp).
+    What the worker computes itself must not depend on that token, unless the step is synchronous.
     """
     found = []
-    repeated, other = ord("x"), ord("z")
-    for last in (repeated, other):
+    for last in (4, 8):
         engine = make_engine()
-        name = engine.submit([7, repeated, 9, 7, last], SamplingParams(seed=1, **params))
+        prompt = [4, 9, 7, last]
+        name = engine.submit(prompt, SamplingParams(seed=1, **params))
         assert engine.core.scheduler.requests[name].needs_sync == needs_sync
         engine.step()
         meta = adapter_of(engine).last_sampling
@@ -191,3 +188,17 @@ def test_parameters_that_depend_on_the_last_token_need_sync(params, needs_sync):
         arrays = (meta.bias_ids, meta.bias_values, meta.masks)
         found.append((numbers, [None if array is None else array.tolist() for array in arrays]))
     assert (found[0] != found[1]) == needs_sync
+
+
+@pytest.mark.parametrize(
+    ("params", "needs_sync"),
+    [
+        ({"repetition_penalty": 1.5, "repeat_last_n": -1}, False),  # the native history: all tokens
+        ({"repetition_penalty": 1.5, "repeat_last_n": 4}, True),  # the worker replaces the history
+        ({"bad_words": "xy"}, True),  # banned after the first tokens of the word were sampled
+    ],
+)
+def test_parameters_that_depend_on_sampled_tokens_need_sync(params, needs_sync):
+    engine = make_engine()
+    name = engine.submit([1, 2, 3], SamplingParams(**params))
+    assert engine.core.scheduler.requests[name].needs_sync == needs_sync

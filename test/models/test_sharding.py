@@ -225,7 +225,10 @@ def test_memory_needs_of_a_rank_count_its_shards(
         local = layers // tp_size + whole + head // (tp_size if is_cut else 1)
         for rank in range(tp_size):
             parallel = ParallelConfig(
-                tensor_parallel_size=tp_size, rank=rank, vocab_parallel_head=is_cut
+                tensor_parallel_size=tp_size,
+                world_size=tp_size,
+                rank=rank,
+                vocab_parallel_head=is_cut,
             )
             options = AdapterOptions(device="cuda", dtype="bf16", parallel=parallel)
             weights = DecoderAdapter.memory_needs(checkpoint, options, 1).weights
