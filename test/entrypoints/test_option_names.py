@@ -18,8 +18,8 @@ from llaisys.common.version import __version__
 from llaisys.engine.config import EngineConfig, engine_rows
 from llaisys.engine.engine_flags import given_engine_options
 from llaisys.entrypoints.cli import build_parser, main
+from llaisys.server import model_entries as entries
 from llaisys.server.config import ServerConfig
-from llaisys.server.models import entries
 from llaisys.server.options import config_from_args
 
 

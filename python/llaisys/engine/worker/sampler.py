@@ -58,10 +58,10 @@ class Sampler:
         if sampled.drafts is not None:
             is_draft = known[sampled.rows, sampled.ends] == tokens
             accepted: NDArray[np.bool_] = is_draft & (sampled.drafts > 0)
-        known[sampled.rows, sampled.ends] = tokens
         if has_all:
             self._add_accepted(batch, tokens.tolist(), accepted.tolist(), found)
             return None
+        known[sampled.rows, sampled.ends] = tokens
         self._add(forward, sampled, tokens.tolist(), found)
         if sampled.drafts is None:
             return None
@@ -130,12 +130,15 @@ class Sampler:
         """Add the tokens of each sequence up to the first that is not its draft token. `tokens`,
         `accepted`: of the rows of `expand_drafts`."""
         assert batch.drafts is not None
-        first = 0
-        for seq_id, drafts in zip(self._seq_ids(batch), batch.drafts.tolist(), strict=True):
+        first, known = 0, self._inputs.tokens.data
+        positions = zip(batch.rows.tolist(), batch.ends.tolist(), strict=True)
+        lengths = zip(self._seq_ids(batch), batch.drafts.tolist(), strict=True)
+        for (seq_id, drafts), (row, end) in zip(lengths, positions, strict=True):
             last = first
             while accepted[last]:  # never at the last row of a sequence
                 last += 1
-            found.tokens[seq_id] = tokens[first : last + 1]
+            known[row, end + last - first] = tokens[last]  # accepted drafts are in place
+            found.tokens.setdefault(seq_id, []).extend(tokens[first : last + 1])
             first += drafts + 1
 
     def _add(
