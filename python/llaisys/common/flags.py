@@ -68,9 +68,10 @@ class OptionParser(argparse.ArgumentParser):
             "--help-all", action=_HelpAllAction, nargs=0, default=argparse.SUPPRESS,
             help="Show every option and exit",
         )  # fmt: skip
+        is_command = " " in self.prog  # help shows it for `llaisys` only
         self._help_group.add_argument(
             "--version", action="version", version=f"llaisys {__version__}",
-            help="Show the version and exit",
+            help=argparse.SUPPRESS if is_command else "Show the version and exit",
         )  # fmt: skip
 
     # ---- names ---------------------------------------------------------------------------------
