@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 from fastapi import Request
@@ -371,8 +372,11 @@ class Job:
         )
 
 
+_COUNTS = attrgetter(*(field.name for field in fields(Usage)))  # astuple() copies, 10 us each
+
+
 def add_usage(usages: Sequence[Usage]) -> Usage:
-    return Usage(*map(sum, zip(*map(astuple, usages), strict=True)))
+    return Usage(*map(sum, zip(*map(_COUNTS, usages), strict=True)))
 
 
 def num_prompt_logprobs(params: SamplingParams, num_tokens: int) -> int:
