@@ -65,7 +65,7 @@ std::atomic<const Kernels *> chosen{nullptr};
 std::atomic<bool> is_prepared_attention_allowed{true};
 std::atomic<bool> is_byte_dot_allowed{true};
 
-bool uses_byte_dot() {
+[[maybe_unused]] bool uses_byte_dot() {
     return is_byte_dot_allowed.load(std::memory_order_relaxed) && device::probes::has_i8();
 }
 
