@@ -30,11 +30,8 @@ from llaisys.server.models.collectors import START_HEADER, with_llama_types
 from llaisys.server.models.manager import Models
 from llaisys.server.models.served import SingleModel
 from llaisys.server.ollama import routes as ollama_routes
-from llaisys.server.openai import embedding_routes as embedding_routes
-from llaisys.server.openai import lora_routes as lora_routes
+from llaisys.server.openai import embedding_routes, lora_routes, session_routes, vllm_routes
 from llaisys.server.openai import routes as openai_routes
-from llaisys.server.openai import session_routes as session_routes
-from llaisys.server.openai import vllm_routes as vllm_routes
 from llaisys.server.responses import routes as responses_routes
 from llaisys.server.responses.background import BackgroundResponses
 from llaisys.server.schemas.fields import IGNORED_HEADER, FieldNotes
