@@ -264,7 +264,7 @@ cpp-test: $(TOOLS)/.installed ## C++ unit tests only
 cuda-build: $(TOOLS)/.installed ## compile CUDA for CUDA_ARCHITECTURES (90a and 80), check others; needs no GPU
 	@$(call configure,-DLLAISYS_CUDA=ON -DLLAISYS_CUDA_ARCHITECTURES="$(or $(CUDA_LIST),90a;80)" -DLLAISYS_BUILD_TESTS=ON)
 	@$(call compile,CUDA,$(NATIVE)) --target llaisys_cuda cuda_tests
-	@$(STEP) "Compiling to PTX for 89, 100 and 120" $(LOGS)/ptx.txt -- scripts/check_cuda_ptx.sh
+	@$(STEP) "Compiling to PTX: 89, 100, 120, checks" $(LOGS)/ptx.txt -- scripts/check_cuda_ptx.sh
 	@$(call configure,-DLLAISYS_CUDA=$(or $(call cached,LLAISYS_CUDA),AUTO) \
 	  -DLLAISYS_CUDA_ARCHITECTURES="$(call cached,LLAISYS_CUDA_ARCHITECTURES)")
 

@@ -1,29 +1,22 @@
 // Paged decode attention: one query token against its KV sequence. The keys are the 16-row
 // operand of mma.sync and the query heads of a group its 8 columns.
 //
-// Grid (split, KV head, token), 4 warps. Each warp streams tiles of 16 keys and values through
-// its own pipeline (2 or 3 stages of 2 * 16 * D values, cp.async) and keeps scores^T, a running
-// maximum and out^T [D, 8 heads] in registers (online softmax). The warps are combined in shared
-// memory, the splits by cuda_decode_combine.cuh, in a fixed order. Bound: DRAM bandwidth; 2
-// blocks per SM keep about 128 KB in flight. 8-bit caches: cuda_decode_bytes.cuh.
+// Grid (split, KV head, token), 4 warps, or 2 without splits. Each warp streams tiles of 16 keys and
+// values through its own pipeline (2 or 3 stages of 2 * 16 * D values, cp.async) and keeps scores^T,
+// a running maximum and out^T [D, 8 heads] in registers (online softmax). The warps are combined in
+// shared memory, the splits by cuda_decode_combine.cuh, in a fixed order. Bound: DRAM bandwidth;
+// the blocks of an SM keep about 192 KB in flight. 8-bit caches: cuda_decode_bytes.cuh.
 #pragma once
 
 #include "ops/attention/cuda_decode_bytes.cuh"
 #include "ops/attention/cuda_decode_combine.cuh"
 
-#include <algorithm>
 #include <type_traits>
 
 namespace llaisys::ops::cuda {
 
 // per split: shorter splits cost more in the combine than they gain
 constexpr int kDecodeMinTiles = 8;
-
-// Overrides for tuning runs; 0 selects the default.
-struct DecodeTuning {
-    int clusters = 0; // per token and KV head
-    int stages = 0;   // pipeline stages per warp, 2 or 3; 0: by number of tokens
-};
 
 // A tile of keys and values of type T in shared memory.
 template <typename T, int D> struct DecodeTile {
@@ -36,8 +29,8 @@ template <typename T, int D> struct DecodeTile {
 };
 
 // Cache: T, or the format of an 8-bit cache.
-template <typename Cache, int D, int Stages>
-constexpr int kDecodePipelineBytes = kDecodeWarps * Stages * int(DecodeTile<Cache, D>::kBytes);
+template <typename Cache, int D, int Stages, int Warps>
+constexpr int kDecodePipelineBytes = Warps * Stages * int(DecodeTile<Cache, D>::kBytes);
 
 // Online softmax state of one warp: maximum, sum and unnormalized output.
 template <typename T, typename Cache, int D, int HeadTiles> struct DecodeState {
@@ -139,9 +132,8 @@ template <typename T, typename Cache, int D, int HeadTiles> struct DecodeState {
     }
 };
 
-// Streams this warp's tiles (first_tile + warp, + kDecodeWarps, ...) below last_tile into the
-// state.
-template <typename T, typename Cache, int D, int HeadTiles, int Stages>
+// Streams this warp's tiles (first_tile + warp, + Warps, ...) below last_tile into the state.
+template <typename T, typename Cache, int D, int HeadTiles, int Stages, int Warps>
 __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const int32_t *table,
                                              int kv_head, int begin, int end, int first_tile,
                                              int last_tile, uint32_t buffer, const T *query,
@@ -151,9 +143,9 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
     constexpr int kRow = std::is_same_v<T, Cache> ? 2 * D : D; // bytes
     const int lane = threadIdx.x % kWarpSize;
     const int warp = threadIdx.x / kWarpSize;
-    const int n = (last_tile - first_tile - warp + kDecodeWarps - 1) / kDecodeWarps;
+    const int n = (last_tile - first_tile - warp + Warps - 1) / Warps;
     const auto entry_of = [&](int i) {
-        return (first_tile + warp + i * kDecodeWarps) * kDecodeKeys + lane % kDecodeKeys;
+        return (first_tile + warp + i * Warps) * kDecodeKeys + lane % kDecodeKeys;
     };
     const auto slot_at = [&](int i) -> int { // KV slot of key lane % 16 of tile i; -1: masked
         const int e = entry_of(i);
@@ -192,7 +184,7 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
 #pragma unroll
     for (int i = 0; i < Stages; ++i) {
         first_slots[i] = slot_at(i);
-        const int tile_end = (first_tile + warp + i * kDecodeWarps + 1) * kDecodeKeys;
+        const int tile_end = (first_tile + warp + i * Warps + 1) * kDecodeKeys;
         is_prefetched[i] = args.are_settled && i < n && tile_end < end;
         if (is_prefetched[i]) {
             fetch(i, first_slots[i]);
@@ -213,7 +205,7 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
         cp_async_wait_group<Stages - 1>();
         __syncwarp();
         const uint32_t tile = buffer + uint32_t(i % Stages) * Tile::kBytes;
-        const int first = (first_tile + warp + i * kDecodeWarps) * kDecodeKeys;
+        const int first = (first_tile + warp + i * Warps) * kDecodeKeys;
         state.add(tile, first, begin, end, args.scale_log2, args.cap_scale);
         __syncwarp(); // before the stage is refilled
         fetch(i + Stages, next);
@@ -223,13 +215,16 @@ __device__ __forceinline__ void decode_tiles(const AttentionArgs &args, const in
 }
 
 // Cache: T, or the format of an 8-bit cache. Long: with several clusters per token and KV head.
-template <typename T, typename Cache, int D, int HeadTiles, int Stages, bool Long>
-__global__ void __launch_bounds__(kDecodeThreads, 2)
+// Warps: kDecodeWarps, or fewer without splits.
+template <typename T, typename Cache, int D, int HeadTiles, int Stages, bool Long, int Warps>
+__global__ void __launch_bounds__(Warps *kWarpSize, 8 / Warps)
     attention_decode_kernel(AttentionArgs args, const int32_t *tokens, SplitKv splits) {
     constexpr int kHeads = 8 * HeadTiles;
+    constexpr int kThreads = Warps * kWarpSize;
+    constexpr bool kCanSplit = Warps == kDecodeWarps;
     extern __shared__ __align__(128) unsigned char shared[];
-    __shared__ float max_of[kDecodeWarps][kHeads];
-    __shared__ float sum_of[kDecodeWarps][kHeads];
+    __shared__ float max_of[Warps][kHeads];
+    __shared__ float sum_of[Warps][kHeads];
     __shared__ uint64_t combine_barrier;
 
     launch_dependents();
@@ -245,7 +240,7 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
              int64_t(kv_head) * args.group * args.out_head;
     if (end <= begin) {
         grid_dependency_wait();
-        for (int i = threadIdx.x; split == 0 && i < args.group * D; i += kDecodeThreads) {
+        for (int i = threadIdx.x; split == 0 && i < args.group * D; i += kThreads) {
             out[i / D * args.out_head + i % D] = from_float<T>(0.0f);
         }
         return;
@@ -253,12 +248,12 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
     const int tiles_begin = begin / kDecodeKeys;
     const int tiles_end = (end + kDecodeKeys - 1) / kDecodeKeys;
     const int n_tiles = tiles_end - tiles_begin;
-    const int max_splits = Long ? splits.n * splits.clusters : splits.n;
+    const int max_splits = !kCanSplit ? 1 : Long ? splits.n * splits.clusters : splits.n;
     const int per_split = max((n_tiles + max_splits - 1) / max_splits, kDecodeMinTiles);
-    const int n_splits = (n_tiles + per_split - 1) / per_split;
+    const int n_splits = kCanSplit ? (n_tiles + per_split - 1) / per_split : 1;
     constexpr int kPitch = D + 4;                    // row pitch of `outs`, avoids bank conflicts
     float *outs = reinterpret_cast<float *>(shared); // [warp][head][kPitch]
-    const unsigned char *workspace = shared + kDecodePipelineBytes<Cache, D, Stages>;
+    const unsigned char *workspace = shared + kDecodePipelineBytes<Cache, D, Stages, Warps>;
     SplitCombine<T, D, kHeads, Long> combine(args, splits, n_splits, smem_address(workspace),
                                              smem_address(&combine_barrier));
     const bool is_split = n_splits > 1 && combine.has_splits();
@@ -283,9 +278,9 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
     const uint32_t buffer =
         smem_address(shared) + uint32_t(warp) * Stages * DecodeTile<Cache, D>::kBytes;
     const int first_tile = tiles_begin + split * per_split;
-    decode_tiles<T, Cache, D, HeadTiles, Stages>(args, args.table_of(token), kv_head, begin, end,
-                                                 first_tile, min(first_tile + per_split, tiles_end),
-                                                 buffer, q, state);
+    const int last_tile = kCanSplit ? min(first_tile + per_split, tiles_end) : tiles_end;
+    decode_tiles<T, Cache, D, HeadTiles, Stages, Warps>(
+        args, args.table_of(token), kv_head, begin, end, first_tile, last_tile, buffer, q, state);
 
     __syncthreads(); // before the pipeline buffer is reused as `outs`
 #pragma unroll
@@ -313,15 +308,15 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
         combine.wait_peers();
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < args.group * D; i += kDecodeThreads) {
+    for (int i = threadIdx.x; i < args.group * D; i += kThreads) {
         const int head = i / D;
         float top = max_of[0][head];
-        for (int w = 1; w < kDecodeWarps; ++w) {
+        for (int w = 1; w < Warps; ++w) {
             top = fmaxf(top, max_of[w][head]);
         }
         float value = 0;
         float sum = 0;
-        for (int w = 0; w < kDecodeWarps; ++w) {
+        for (int w = 0; w < Warps; ++w) {
             const float rescale = exp2f(max_of[w][head] - top);
             value += outs[(w * kHeads + head) * kPitch + i % D] * rescale;
             sum += sum_of[w][head] * rescale;
@@ -336,111 +331,6 @@ __global__ void __launch_bounds__(kDecodeThreads, 2)
     if (is_split) {
         combine.finish(args, out, workspace);
     }
-}
-
-// Splits per cluster: blocks_per_sm blocks per SM in all, a power of two within the cluster limit.
-// Batch-invariant streams always use kMaxSplits.
-inline int decode_splits(const device::CudaStream &stream, int64_t units, int blocks_per_sm = 2) {
-    if (stream.is_exact) {
-        return kMaxSplits;
-    }
-    const int64_t wanted = std::max<int64_t>(blocks_per_sm * stream.n_sms / units, 1);
-    int n = 1;
-    while (n * 2 <= std::min<int64_t>(wanted, kMaxSplits)) {
-        n *= 2;
-    }
-    return n;
-}
-
-// Clusters of kMaxSplits blocks per token and KV head that fill the device, kDecodeBlocksPerSm blocks
-// each. A cluster is placed within one GPC, which has at least 16 SMs.
-constexpr int kDecodeBlocksPerSm = 2; // 3 are slower although they fit
-inline int decode_clusters(const device::CudaStream &stream, int64_t units) {
-    if (stream.is_exact || !stream.has_pdl) {
-        return 1;
-    }
-    const int64_t resident = kDecodeBlocksPerSm * (stream.n_sms / 16 * 16) / kMaxSplits;
-    return int(std::clamp<int64_t>(resident / units, 1, kMaxClusters));
-}
-
-// Shared memory of the largest launch.
-template <typename Cache, int D, int HeadTiles, int Stages>
-constexpr int max_decode_smem(bool has_clusters) {
-    return kDecodePipelineBytes<Cache, D, Stages> +
-           (has_clusters ? combine_bytes<D>(8 * HeadTiles, kMaxSplits) : 0);
-}
-
-template <typename T, typename Cache, int D, int HeadTiles, int Stages, bool Long>
-void launch_decode(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
-                   int64_t n_tokens, int n_splits, int clusters) {
-    const int64_t units = n_tokens * args.kv_heads;
-    SplitKv splits{};
-    splits.n = n_splits;
-    splits.clusters = clusters;
-    const bool has_clusters = stream.has_pdl;
-    if (!has_clusters || clusters > 1) {
-        const int64_t floats = has_clusters ? clusters * cluster_partial_floats<D>(args.group)
-                                            : int64_t(splits.n) * 8 * HeadTiles * (D + 2);
-        splits.partial =
-            static_cast<float *>(stream.scratch.at_least(size_t(units * floats) * sizeof(float)));
-        splits.counters = static_cast<int32_t *>(
-            stream.counters.at_least(size_t(units * splits.n) * sizeof(int32_t)));
-    }
-    const auto kernel = attention_decode_kernel<T, Cache, D, HeadTiles, Stages, Long>;
-    set_max_dynamic_smem(kernel,
-                         size_t(max_decode_smem<Cache, D, HeadTiles, Stages>(has_clusters)));
-    const int bytes = kDecodePipelineBytes<Cache, D, Stages> +
-                      (has_clusters ? combine_bytes<D>(args.group, splits.n) : 0);
-    const dim3 grid(unsigned(splits.n * clusters), unsigned(args.kv_heads), unsigned(n_tokens));
-    launch(stream, kernel, grid, kDecodeThreads, size_t(bytes),
-           {true, has_clusters ? unsigned(splits.n) : 1u}, args, tokens, splits);
-}
-
-// n_tokens decode tokens; `tokens`: their indices, null: 0 .. n_tokens - 1. are_long: their sequences
-// are long enough for several clusters each.
-template <typename T, int D, int HeadTiles>
-void run_decode(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
-                int64_t n_tokens, bool are_long = false, const DecodeTuning &tuning = {}) {
-    const int64_t units = n_tokens * args.kv_heads;
-    const int clusters = tuning.clusters > 0 ? tuning.clusters
-                         : are_long          ? decode_clusters(stream, units)
-                                             : 1;
-    const int n = clusters > 1 ? kMaxSplits : decode_splits(stream, units);
-    // With few tokens the blocks should fit beside those of the previous and the next kernel. With
-    // many, three blocks of two stages per SM hide more latency than two of three. Devices with 99 KB
-    // per block have room for two stages only.
-    constexpr int kOwnShared = 2 << 10; // upper bound of the static shared memory
-    const bool are_few = 2 * stream.n_sms / units >= 4;
-    const bool are_many = units >= 7 * stream.n_sms;
-    const bool has_room =
-        max_decode_smem<T, D, HeadTiles, 3>(stream.has_pdl) + kOwnShared <= stream.max_shared_bytes;
-    if (clusters > 1) {
-        launch_decode<T, T, D, HeadTiles, 2, true>(stream, args, tokens, n_tokens, n, clusters);
-        return;
-    }
-    if constexpr (D == 64 || D == 128) {
-        if (tuning.stages == 3 || (tuning.stages == 0 && !are_few && !are_many && has_room)) {
-            launch_decode<T, T, D, HeadTiles, 3, false>(stream, args, tokens, n_tokens, n, 1);
-            return;
-        }
-    }
-    launch_decode<T, T, D, HeadTiles, 2, false>(stream, args, tokens, n_tokens, n, 1);
-}
-
-// The same over 8-bit caches. A stage has half the bytes and more instructions per byte: 3 stages of
-// head_dim 128 leave room for 4 blocks per SM.
-template <typename T, typename Format, int D, int HeadTiles>
-void run_decode_bytes(device::CudaStream &stream, const AttentionArgs &args, const int32_t *tokens,
-                      int64_t n_tokens, bool are_long = false, const DecodeTuning &tuning = {}) {
-    constexpr int kStages = D > 128 ? 2 : 3;
-    constexpr int kBlocksPerSm = D > 128 ? 2 : 4;
-    const int64_t units = n_tokens * args.kv_heads;
-    const int clusters = tuning.clusters > 0 ? tuning.clusters
-                         : are_long          ? decode_clusters(stream, units)
-                                             : 1;
-    const int n = clusters > 1 ? kMaxSplits : decode_splits(stream, units, kBlocksPerSm);
-    launch_decode<T, Format, D, HeadTiles, kStages, true>(stream, args, tokens, n_tokens, n,
-                                                          clusters);
 }
 
 } // namespace llaisys::ops::cuda

@@ -1,7 +1,7 @@
 // Launches the attention kernels of one dtype and head_dim.
 #pragma once
 
-#include "ops/attention/cuda_decode.cuh"
+#include "ops/attention/cuda_decode_launch.cuh"
 #include "ops/attention/cuda_prefill.cuh"
 #include "ops/attention/cuda_prefill_wgmma.cuh"
 #include "ops/attention/op.hpp"

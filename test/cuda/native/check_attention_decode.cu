@@ -5,7 +5,7 @@
 //   check_attention_decode [check|small|time|short|long|profile]      default: time and long
 #include "common.cuh"
 
-#include "ops/attention/cuda_decode.cuh"
+#include "ops/attention/cuda_decode_launch.cuh"
 
 #include <memory>
 #include <utility>
@@ -16,7 +16,6 @@ using namespace check;
 namespace {
 
 constexpr int kBlock = 16; // slots of a KV block
-constexpr int kD = 128;
 
 // One launch over sequences of these lengths against the reference.
 template <typename T, int D, int HeadTiles>
@@ -63,7 +62,7 @@ void check_sequences(CudaStream &stream, int kv_heads, int group, const std::vec
         sinks[size_t(head)] = float(head % 5) - 1.0f;
     }
     const Array<float> on_sinks(sinks);
-    const bool has_sinks = (tuning.stages + tuning.clusters) % 2 == 1;
+    const bool has_sinks = (tuning.stages + tuning.clusters + tuning.warps) % 2 == 1;
     args.sinks = has_sinks ? on_sinks.get() : nullptr;
     run_decode<T, D, HeadTiles>(stream, args, nullptr, n, false, tuning);
 
@@ -99,11 +98,10 @@ void check_sequences(CudaStream &stream, int kv_heads, int group, const std::vec
     const Distance found = distance(out.host(), expected);
     const double limit = std::is_same_v<T, bf16> ? 6e-3 : 1e-3;
     report(found.within(limit, 20 * limit),
-           line("decode %s heads %d/%d of %d, %d sequences up to %d, %d stages, %d clusters: "
-                "relative %.2e, "
-                "largest %.2e",
+           line("decode %s heads %d/%d of %d, %d sequences up to %d, %d stages, %d clusters, %d "
+                "warps: relative %.2e, largest %.2e",
                 name_of<T>(), heads, kv_heads, D, n, *std::max_element(ends.begin(), ends.end()),
-                tuning.stages, tuning.clusters, found.relative, found.largest));
+                tuning.stages, tuning.clusters, tuning.warps, found.relative, found.largest));
 }
 
 template <typename T> void check_all(CudaStream &stream) {
@@ -122,6 +120,18 @@ template <typename T> void check_all(CudaStream &stream) {
             check_sequences<T, 64, 1>(stream, 3, 3, ends, tuning);
             check_sequences<T, 64, 2>(stream, 2, 16, ends, tuning);
         }
+    }
+    // Two warps per block: more tokens and KV heads than SMs, at all lengths.
+    std::vector<int32_t> crowd;
+    for (int i = 0; i < 290; ++i) {
+        crowd.push_back(i * 37 % 300);
+    }
+    for (const DecodeTuning &tuning :
+         {DecodeTuning{0, 2, 2}, DecodeTuning{0, 3, 2}, DecodeTuning{}}) {
+        check_sequences<T, 128, 1>(stream, 2, 6, crowd, tuning);
+        check_sequences<T, 128, 2>(stream, 1, 11, crowd, tuning);
+        check_sequences<T, 64, 1>(stream, 3, 3, crowd, tuning);
+        check_sequences<T, 64, 2>(stream, 1, 16, crowd, tuning);
     }
     // Several clusters per token: splits of all clusters, of a few, and one split in all.
     for (const int clusters : {2, 5, 16}) {
@@ -144,7 +154,7 @@ template <typename T> void check_all(CudaStream &stream) {
 }
 
 // n sequences of `mean` positions, or of 1/8 to 15/8 of it; KV blocks are shuffled.
-class Sequences {
+template <int kD> class Sequences {
 public:
     Sequences(int heads, int kv_heads, int n, int mean, bool is_even)
         : heads_(heads), kv_heads_(kv_heads), n_(n), width_((2 * mean + kBlock) / kBlock),
@@ -207,32 +217,38 @@ private:
 };
 
 // Sequences of `length` tokens, and of mixed lengths up to it.
-void time_length(CudaStream &stream, int length, std::initializer_list<int> counts) {
+template <int D>
+void time_length(CudaStream &stream, int length, std::initializer_list<int> counts,
+                 std::initializer_list<std::pair<int, int>> head_counts) {
     std::printf(
-        "\ndecode attention, bf16, microseconds (percent of 4.39 TB/s): sequences of one "
-        "length; mixed lengths; by pipeline stages (0: default), longest sequences first\n");
-    for (const auto &[heads, kv_heads] : {std::pair(12, 2), std::pair(28, 4), std::pair(32, 8)}) {
+        "\ndecode attention, bf16, head_dim %d, microseconds (percent of 4.39 TB/s): sequences of "
+        "one length; mixed lengths; by warps per block and pipeline stages (0: default), longest "
+        "sequences first\n",
+        D);
+    for (const auto &[heads, kv_heads] : head_counts) {
         for (const int n : counts) {
             std::printf("heads %d/%d, %3d sequences of %d:", heads, kv_heads, n, length);
             for (const bool is_even : {true, false}) {
                 // More KV data than L2 holds.
-                std::vector<std::unique_ptr<Sequences>> layers;
+                std::vector<std::unique_ptr<Sequences<D>>> layers;
                 for (int i = 0; i < std::max(2, 1024 * 830 / (n * length)); ++i) {
                     layers.push_back(
-                        std::make_unique<Sequences>(heads, kv_heads, n, length, is_even));
+                        std::make_unique<Sequences<D>>(heads, kv_heads, n, length, is_even));
                 }
                 const auto time = [&](const DecodeTuning &tuning, bool is_ordered) {
                     const double us = time_of(stream, int(layers.size()), [&](int i) {
                         layers[size_t(i)]->run(stream, tuning, is_ordered);
                     });
-                    std::printf("  %d%s %6.1f (%2.0f%%)", tuning.stages,
+                    std::printf("  %dx%d%s %6.1f (%2.0f%%)", tuning.warps, tuning.stages,
                                 is_ordered ? " ordered" : "", us,
                                 100e6 * layers[0]->bytes() / kReadBandwidth / us);
                 };
-                for (const int stages : {2, 3}) {
-                    time({0, stages}, false);
+                for (const auto &[warps, stages] :
+                     {std::pair(4, 2), std::pair(4, 3), std::pair(2, 2), std::pair(2, 3)}) {
+                    time({0, stages, warps}, false);
                 }
                 if (!is_even) {
+                    time({}, false);
                     time({}, true);
                 }
             }
@@ -242,12 +258,18 @@ void time_length(CudaStream &stream, int length, std::initializer_list<int> coun
     }
 }
 
-// Long sequences: splits within one cluster, and over several.
-void time_all(CudaStream &stream) {
-    time_length(stream, 200, {64, 128, 256});
-    time_length(stream, 830, {8, 16, 32, 64, 128, 256});
+void time_short(CudaStream &stream) {
+    time_length<128>(stream, 150, {96, 128, 256}, {{12, 2}, {28, 4}, {32, 8}});
+    time_length<64>(stream, 150, {128, 256}, {{14, 2}, {32, 8}});
+    time_length<128>(stream, 600, {128, 256}, {{12, 2}, {28, 4}, {32, 8}});
 }
 
+void time_all(CudaStream &stream) {
+    time_short(stream);
+    time_length<128>(stream, 830, {8, 16, 32, 64, 128, 256}, {{12, 2}, {28, 4}, {32, 8}});
+}
+
+// Long sequences: splits within one cluster, and over several.
 void time_long(CudaStream &stream) {
     std::printf(
         "\ndecode attention of long sequences, bf16, microseconds (percent of 4.39 TB/s): one "
@@ -255,9 +277,10 @@ void time_long(CudaStream &stream) {
     for (const auto &[heads, kv_heads] : {std::pair(16, 2), std::pair(28, 4), std::pair(32, 8)}) {
         for (const auto &[n, length] : {std::pair(1, 4200), std::pair(1, 8000), std::pair(1, 30000),
                                         std::pair(1, 128000), std::pair(4, 30000)}) {
-            std::vector<std::unique_ptr<Sequences>> layers;
+            std::vector<std::unique_ptr<Sequences<128>>> layers;
             for (int i = 0; i < 4; ++i) {
-                layers.push_back(std::make_unique<Sequences>(heads, kv_heads, n, length, true));
+                layers.push_back(
+                    std::make_unique<Sequences<128>>(heads, kv_heads, n, length, true));
             }
             std::printf("heads %d/%d, %d of %6d:", heads, kv_heads, n, length);
             for (const int blocks : {0, 1, 2, 3}) { // per SM; 0: one cluster per token and KV head
@@ -293,20 +316,20 @@ int main(int argc, char **argv) {
     const auto small = [](CudaStream &stream) { // for compute-sanitizer
         check_sequences<bf16, 128, 1>(stream, 2, 6, {300, 0, 129, 17}, {});
         check_sequences<f16, 64, 2>(stream, 1, 11, {2000}, {0, 3});
+        check_sequences<bf16, 128, 1>(stream, 2, 6, std::vector<int32_t>(70, 33), {0, 2, 2});
         check_sequences<bf16, 128, 1>(stream, 2, 8, {3000, 5}, {3, 0});
         check_sequences<bf16, 80, 1>(stream, 1, 5, {2000, 5}, {2, 0});
     };
     const auto profile = [](CudaStream &stream) {
-        Sequences(28, 4, 256, 830, true).run(stream);
-        Sequences(12, 2, 32, 830, true).run(stream);
+        Sequences<128>(28, 4, 256, 830, true).run(stream);
+        Sequences<128>(12, 2, 32, 830, true).run(stream);
         LLAISYS_CUDA(cudaStreamSynchronize(stream.stream));
     };
-    return run_stages(
-        argc, argv,
-        {{"check", false, check},
-         {"small", false, small},
-         {"time", true, time_all},
-         {"short", false, [](CudaStream &on) { time_length(on, 200, {64, 128, 256}); }},
-         {"long", true, time_long},
-         {"profile", false, profile}});
+    return run_stages(argc, argv,
+                      {{"check", false, check},
+                       {"small", false, small},
+                       {"time", true, time_all},
+                       {"short", false, time_short},
+                       {"long", true, time_long},
+                       {"profile", false, profile}});
 }

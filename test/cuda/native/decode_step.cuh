@@ -4,7 +4,7 @@
 #include "common.cuh"
 
 #include "device/cuda/cublaslt_gemm.hpp"
-#include "ops/attention/cuda_decode.cuh"
+#include "ops/attention/cuda_decode_launch.cuh"
 #include "ops/cuda/gemm_small_m.cuh"
 #include "ops/cuda/gemm_tma_m96.cuh"
 #include "ops/cuda/gemm_tma_splitk.cuh"

@@ -61,7 +61,8 @@ __global__ void __launch_bounds__(128, 1)
         const uint32_t at = smem_address(of_v) + step * 16 * 128;
         Wgmma<T>::mn_major(d, weights + 4 * step,
                            exchanged ? wgmma_descriptor(at, 1024, 128 * 128)
-                                     : mn_major_descriptor(at, 128 * 128));
+                                     : mn_major_descriptor(at, 128 * 128),
+                           1);
     }
     wgmma_commit_group();
     wgmma_wait_group<0>();
