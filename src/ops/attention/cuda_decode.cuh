@@ -32,19 +32,12 @@ template <typename T, int D> struct DecodeTile {
 template <typename Cache, int D, int Stages, int Warps>
 constexpr int kDecodePipelineBytes = Warps * Stages * int(DecodeTile<Cache, D>::kBytes);
 
-// Online softmax state of one warp: maximum, sum and unnormalized output.
-template <typename T, typename Cache, int D, int HeadTiles> struct DecodeState {
-    float out[HeadTiles][D / 16][4] = {};
-    float max[HeadTiles][2];
-    float sum[HeadTiles][2] = {};
+// Online softmax state of one warp.
+template <typename T, typename Cache, int D, int HeadTiles>
+struct DecodeState : DecodeSums<D, HeadTiles> {
+    using Sums = DecodeSums<D, HeadTiles>;
+    using Sums::out, Sums::max, Sums::sum, Sums::q;
     static constexpr float unit = 1; // of out
-    uint32_t q[HeadTiles][D / 16][2];
-
-    __device__ __forceinline__ DecodeState() {
-        for (int h = 0; h < HeadTiles; ++h) {
-            max[h][0] = max[h][1] = -INFINITY;
-        }
-    }
 
     __device__ __forceinline__ void load_queries(const T *query, int64_t q_head, int group) {
         const int lane = threadIdx.x % kWarpSize;
@@ -99,11 +92,7 @@ template <typename T, typename Cache, int D, int HeadTiles> struct DecodeState {
                     sees_low ? soft_capped(scores[h][c], cap_scale) * scale : -INFINITY;
                 const float s1 =
                     sees_high ? soft_capped(scores[h][c + 2], cap_scale) * scale : -INFINITY;
-                float top = fmaxf(s0, s1);
-                top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 4));
-                top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 8));
-                top = fmaxf(top, __shfl_xor_sync(kFullMask, top, 16));
-                const float now = fmaxf(max[h][c], top);
+                const float now = fmaxf(max[h][c], max_of_keys(fmaxf(s0, s1)));
                 const float safe = now == -INFINITY ? 0.0f : now;
                 const float rescale = exp2f(max[h][c] - safe);
                 weights[c] = exp2f(s0 - safe);
@@ -287,10 +276,7 @@ __global__ void __launch_bounds__(Warps *kWarpSize, 8 / Warps)
     for (int h = 0; h < HeadTiles; ++h) {
 #pragma unroll
         for (int c = 0; c < 2; ++c) {
-            float sum = state.sum[h][c];
-            sum += __shfl_xor_sync(kFullMask, sum, 4);
-            sum += __shfl_xor_sync(kFullMask, sum, 8);
-            sum += __shfl_xor_sync(kFullMask, sum, 16);
+            const float sum = sum_of_keys(state.sum[h][c]);
             const int head = h * 8 + lane % 4 * 2 + c;
             if (lane / 4 == 0) {
                 max_of[warp][head] = state.max[h][c];

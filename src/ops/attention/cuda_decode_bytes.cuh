@@ -21,6 +21,33 @@ constexpr int kDecodeKeys = 16; // per tile
 template <typename Cache, int D> struct DecodeTile;
 template <typename T, typename Cache, int D, int HeadTiles> struct DecodeState;
 
+// Maximum, or sum, over the lanes of all keys of a head.
+__device__ __forceinline__ float max_of_keys(float x) {
+    x = fmaxf(x, __shfl_xor_sync(kFullMask, x, 4));
+    x = fmaxf(x, __shfl_xor_sync(kFullMask, x, 8));
+    return fmaxf(x, __shfl_xor_sync(kFullMask, x, 16));
+}
+__device__ __forceinline__ float sum_of_keys(float x) {
+    x += __shfl_xor_sync(kFullMask, x, 4);
+    x += __shfl_xor_sync(kFullMask, x, 8);
+    return x + __shfl_xor_sync(kFullMask, x, 16);
+}
+
+// Maximum, sum and unnormalized output of one warp, and its queries.
+template <int D, int HeadTiles> struct DecodeSums {
+    static constexpr int kSteps = D / 16;
+    float out[HeadTiles][kSteps][4] = {};
+    float max[HeadTiles][2];
+    float sum[HeadTiles][2] = {};
+    uint32_t q[HeadTiles][kSteps][2];
+
+    __device__ __forceinline__ DecodeSums() {
+        for (int h = 0; h < HeadTiles; ++h) {
+            max[h][0] = max[h][1] = -INFINITY;
+        }
+    }
+};
+
 template <int D> struct DecodeByteTile {
     static constexpr int kChunks = D / 16; // 16-byte chunks per row
     static constexpr uint32_t kRowBytes = (D + 127) / 128 * 128;
@@ -49,22 +76,14 @@ template <typename T> __device__ __forceinline__ uint32_t pair_to_f16(uint32_t p
     }
 }
 
-template <typename T, typename Format, int D, int HeadTiles> struct DecodeByteState {
+template <typename T, typename Format, int D, int HeadTiles>
+struct DecodeByteState : DecodeSums<D, HeadTiles> {
     using Tile = DecodeByteTile<D>;
-    static constexpr int kSteps = D / 16;
+    using Sums = DecodeSums<D, HeadTiles>;
+    using Sums::kSteps, Sums::out, Sums::max, Sums::sum, Sums::q;
 
-    float out[HeadTiles][kSteps][4] = {};
-    float max[HeadTiles][2];
-    float sum[HeadTiles][2] = {};
     float unit = 0;     // of out: the largest scale of a value so far
     float per_unit = 0; // 1 / unit
-    uint32_t q[HeadTiles][kSteps][2];
-
-    __device__ __forceinline__ DecodeByteState() {
-        for (int h = 0; h < HeadTiles; ++h) {
-            max[h][0] = max[h][1] = -INFINITY;
-        }
-    }
 
     __device__ __forceinline__ void load_queries(const T *query, int64_t q_head, int group) {
         const int lane = threadIdx.x % kWarpSize;
@@ -199,12 +218,6 @@ private:
                 }
             }
         }
-    }
-    // Maximum over the lanes of all keys of a head.
-    static __device__ __forceinline__ float max_of_keys(float x) {
-        x = fmaxf(x, __shfl_xor_sync(kFullMask, x, 4));
-        x = fmaxf(x, __shfl_xor_sync(kFullMask, x, 8));
-        return fmaxf(x, __shfl_xor_sync(kFullMask, x, 16));
     }
 };
 template <typename T, int D, int HeadTiles>

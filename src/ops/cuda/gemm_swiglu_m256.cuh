@@ -20,46 +20,6 @@
 
 namespace llaisys::ops::cuda {
 
-// 16 rows of a warp from `row` on, of units from first_unit on. acc[8 i] to acc[8 i + 7]: unit i, in
-// the layout of wgmma.cuh. A lane writes eight adjacent outputs where four units are left, else two.
-template <typename T, int Units>
-__device__ __forceinline__ void
-store_swiglu_units(const float (&acc)[8 * Units], const SwigluGemm<T> &p, int first_unit, int row) {
-    const int lane = threadIdx.x % kWarpSize;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int to_row = row + half * 8 + lane / 4;
-        T *out = p.out + to_row * p.ldo;
-        const auto pair_of = [&](int unit) {
-            const float *gate = acc + 8 * unit + 2 * half;
-            const float2 gated = silu_pair(gate[0], gate[1]);
-            return pack_pair<T>(gated.x * gate[4], gated.y * gate[5]);
-        };
-#pragma unroll
-        for (int unit = 0; unit + 4 <= Units; unit += 4) {
-            uint32_t pairs[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                pairs[j] = pair_of(unit + j);
-            }
-            transpose_quad(pairs);
-            const int column = (first_unit + unit + lane % 4) * 8;
-            if (to_row < p.m && column < p.n) {
-                *reinterpret_cast<uint4 *>(out + column) =
-                    make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-            }
-        }
-#pragma unroll
-        for (int unit = Units / 4 * 4; unit < Units; ++unit) {
-            const uint32_t pair = pair_of(unit);
-            const int column = (first_unit + unit) * 8;
-            if (to_row < p.m && column < p.n) {
-                *reinterpret_cast<uint32_t *>(out + column + lane % 4 * 2) = pair;
-            }
-        }
-    }
-}
-
 // maps.w: [k, 8, gate and up, n / 8].
 template <typename T, int Halves, int Units>
 __global__ void __launch_bounds__(kSwigluM256Threads, 1)
@@ -82,10 +42,7 @@ __global__ void __launch_bounds__(kSwigluM256Threads, 1)
 
     launch_dependents();
     if (threadIdx.x == 0) {
-        for (int i = 0; i < kStages; ++i) {
-            mbarrier_init(full + i * 8, 1);
-            mbarrier_init(empty + i * 8, 4); // consumer warpgroups of both blocks
-        }
+        init_stages(full, empty, kStages, 1, 4); // consumer warpgroups of both blocks
         fence_mbarrier_init();
     }
     __syncthreads();
@@ -147,8 +104,9 @@ __global__ void __launch_bounds__(kSwigluM256Threads, 1)
 #pragma unroll
             for (int half = 0; half < Halves; ++half) {
                 fence_operands(sums[half]);
-                store_swiglu_units<T, Units>(sums[half], p, tile * Units,
-                                             ((group * Halves + half) * 4 + warp % 4) * 16);
+                store_swiglu<T, Units, 8, 4>(sums[half], p.out, p.ldo, p.m, p.n,
+                                             ((group * Halves + half) * 4 + warp % 4) * 16,
+                                             tile * Units * 8);
             }
         }
     }

@@ -52,35 +52,6 @@ struct SwigluTiles {
     }
 };
 
-// Stores 64 rows of a warpgroup from `row` on; a lane writes eight adjacent outputs at a time.
-template <typename T>
-__device__ __forceinline__ void store_swiglu(const float (&sums)[kSwigluTileN], T *out,
-                                             const SwigluTiles &tiles, int row, int output) {
-    const int lane = threadIdx.x % kWarpSize;
-    const int warp = threadIdx.x / kWarpSize % 4;
-    const float *up = sums + kSwigluTileN / 2;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const int to_row = row + warp * 16 + half * 8 + lane / 4;
-#pragma unroll
-        for (int i = 0; i < kSwigluTileN / 32; ++i) {
-            uint32_t pairs[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int at = 16 * i + 4 * j + 2 * half;
-                const float2 gate = silu_pair(sums[at], sums[at + 1]);
-                pairs[j] = pack_pair<T>(gate.x * up[at], gate.y * up[at + 1]);
-            }
-            transpose_quad(pairs);
-            const int column = output + (4 * i + lane % 4) * 8;
-            if (to_row < tiles.m && column < tiles.n) {
-                *reinterpret_cast<uint4 *>(out + to_row * tiles.ldo + column) =
-                    make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
-            }
-        }
-    }
-}
-
 template <typename T>
 __global__ void __launch_bounds__(kSwigluGemmThreads, 1)
     gemm_swiglu_sm90_kernel(const __grid_constant__ CUtensorMap x,
@@ -100,10 +71,8 @@ __global__ void __launch_bounds__(kSwigluGemmThreads, 1)
 
     launch_dependents();
     if (threadIdx.x == 0) {
-        for (int i = 0; i < kSwigluStages; ++i) {
-            mbarrier_init(full + i * 8, 1);
-            mbarrier_init(empty + i * 8, kSwigluCluster * 2); // consumer warpgroups of both blocks
-        }
+        // arrivals of the consumer warpgroups of both blocks
+        init_stages(full, empty, kSwigluStages, 1, kSwigluCluster * 2);
         fence_mbarrier_init();
     }
     barrier_cluster_arrive();
@@ -156,7 +125,9 @@ __global__ void __launch_bounds__(kSwigluGemmThreads, 1)
 #pragma unroll
             for (int half = 0; half < kSwigluHalves; ++half) {
                 fence_operands(sums[half]);
-                store_swiglu<T>(sums[half], out, tiles, row + half * 64, output);
+                store_swiglu<T, kSwigluTileN / 8, 4, kSwigluTileN / 2>(
+                    sums[half], out, tiles.ldo, tiles.m, tiles.n,
+                    row + half * 64 + int(thread) / kWarpSize * 16, output);
             }
         }
     }

@@ -1,15 +1,12 @@
-// GEMV (M = 1) with quantised weights (ops/quant_rows.hpp) on compute capability 9, epilogues of
-// gemm_epilogue.cuh (units of one item). Bound: reading the weights once from DRAM.
-//
-// The structure of gemv_sm90.cuh: one block per SM, every warp has its own pipeline of bulk copies
-// of the two weight rows of a unit, or of some segments of them. A lane reads chunks of 16 bytes of
-// int4 or int8 codes; x is 14-bit integers in two bytes with a scale per chunk
-// (quant_small_rows.cuh), multiplied by dp4a on both bytes. (f8: gemm_tma_quant.cuh is faster.)
+// GEMV (M = 1) with quantised weights (ops/quant_rows.hpp) on compute capability 9: the kernel body of
+// gemv_pipeline.cuh. A lane reads chunks of 16 bytes of int4 or int8 codes; x is 14-bit integers in two
+// bytes with a scale per chunk (quant_small_rows.cuh), multiplied by dp4a on both bytes. (f8:
+// gemm_tma_quant.cuh is faster.)
 //
 // x is in shared memory in arrays of 16 bytes per chunk, so that the lanes read adjacent vectors.
 #pragma once
 
-#include "ops/cuda/gemv_sm90.cuh"
+#include "ops/cuda/gemv_pipeline.cuh"
 #include "ops/cuda/quant_small_rows.cuh"
 
 namespace llaisys::ops::cuda {
@@ -22,17 +19,15 @@ LLAISYS_HOST_DEVICE constexpr int gemv_quant_arrays(QuantCodes codes) {
     return codes == QuantCodes::int8 ? 2 : 4;
 }
 
-struct GemvQuantConfig {
-    int n_units, warps, k_splits, segments;     // segments: of a row
-    int split_segments, block_segments, blocks; // of a split; of a stage; stages of a split
-    int stages, late, group_shift;
-    uint32_t segment_bytes, row_pitch; // row_pitch: of a stage
-    uint32_t x_at, scales_at, sums_at, squares_at, barriers_at, bytes;
+struct GemvQuantConfig : GemvConfig {
+    int segments, group_shift; // segments: of a row
+    uint32_t segment_bytes, scales_at;
 };
 
 constexpr int kGemvQuantBuffer = 168 << 10; // bytes of stages
 constexpr int kGemvQuantStages = 2;
 
+// The end of a split counts as 128 values.
 inline GemvQuantConfig gemv_quant_config(const GemmInput &in, const QuantRowLayout &layout,
                                          int n_units, int grid) {
     const int64_t segment = quant_segment(layout.codes);
@@ -42,45 +37,29 @@ inline GemvQuantConfig gemv_quant_config(const GemmInput &in, const QuantRowLayo
     s.segments = int((in.k + segment - 1) / segment);
     s.group_shift = group_shift(layout.group);
     s.segment_bytes = uint32_t(layout.segment_bytes(std::min<int64_t>(segment, in.k)));
-    int64_t lowest = INT64_MAX;
-    for (int warps = std::clamp(units, kGemvFewWarps, kGemvManyWarps); warps <= kGemvMaxWarps;
-         ++warps) {
-        for (int splits = 1; splits <= std::min(warps, s.segments); ++splits) {
-            const int at_once = warps / splits; // units in parallel
-            const int64_t rounds = (units + at_once - 1) / at_once;
-            const int64_t values =
-                std::min<int64_t>(in.k, (s.segments + splits - 1) / splits * segment);
-            const int64_t cost = rounds * (values + 128) * warps;
-            if (warps % splits == 0 && cost < lowest) {
-                lowest = cost;
-                s.warps = warps;
-                s.k_splits = splits;
-            }
-        }
-    }
+    s.choose_partition(units, 1, s.segments, [&](int splits) {
+        return std::min<int64_t>(in.k, (s.segments + splits - 1) / splits * segment) + 128;
+    });
     const int chunks = in.k / quant_chunk(layout.codes);
     const uint32_t x_bytes = uint32_t(chunks) * uint32_t(gemv_quant_arrays(layout.codes)) * 16;
     const uint32_t scales_bytes = (uint32_t(chunks) * 8 + 15) / 16 * 16;
-    int stages = kGemvQuantStages;
     const int buffer = std::min(kGemvQuantBuffer, kGemvMaxSmem - int(x_bytes + scales_bytes));
-    s.split_segments = (s.segments + s.k_splits - 1) / s.k_splits;
-    while (stages > 1 && buffer < stages * 2 * s.warps * int(s.segment_bytes)) {
+    const int step_bytes = 2 * s.warps * int(s.segment_bytes);
+    int stages = kGemvQuantStages;
+    while (stages > 1 && buffer < stages * step_bytes) {
         --stages;
     }
-    const int room = std::max(1, buffer / (stages * 2 * s.warps * int(s.segment_bytes)));
-    s.blocks = (s.split_segments + room - 1) / room;
-    s.block_segments = (s.split_segments + s.blocks - 1) / s.blocks;
-    s.blocks = (s.split_segments + s.block_segments - 1) / s.block_segments;
-    const int at_once = s.warps / s.k_splits;
-    s.stages = std::min(stages, (units + at_once - 1) / at_once * s.blocks);
+    const int room = std::max(1, buffer / (stages * step_bytes));
+    s.split = (s.segments + s.k_splits - 1) / s.k_splits;
+    s.blocks = (s.split + room - 1) / room;
+    s.block = (s.split + s.blocks - 1) / s.blocks;
+    s.blocks = (s.split + s.block - 1) / s.block;
+    s.stages = std::min(stages, s.wanted_stages(units));
     s.late = kGemvLate;
-    s.row_pitch = s.segment_bytes * uint32_t(s.block_segments);
+    s.row_pitch = s.segment_bytes * uint32_t(s.block);
     s.x_at = uint32_t(s.warps * s.stages) * 2 * s.row_pitch;
     s.scales_at = s.x_at + x_bytes;
-    s.sums_at = s.scales_at + scales_bytes;
-    s.squares_at = s.sums_at + uint32_t(2 * units * s.k_splits) * 4;
-    s.barriers_at = (s.squares_at + uint32_t(s.warps) * 4 + 7) / 8 * 8;
-    s.bytes = s.barriers_at + uint32_t(s.warps * s.stages) * 8;
+    s.place_sums(s.scales_at + scales_bytes, units);
     return s;
 }
 
@@ -179,170 +158,80 @@ template <QuantCodes Codes> struct GemvChunk {
     }
 };
 
+// The product of gemv_pipeline.cuh; steps are segments.
+template <typename T, QuantCodes Codes> struct GemvQuantRows {
+    static constexpr int kSegment = int(quant_segment(Codes));
+    static constexpr int kChunk = quant_chunk(Codes);
+    using Sums = float;
+    const GemmInput &in;
+    const QuantMatrix &w;
+    const GemvQuantConfig &s;
+
+    static __device__ __forceinline__ float total(float sum) { return sum; }
+    template <typename Epilogue>
+    __device__ __forceinline__ const unsigned char *row(const Epilogue &epilogue, int unit,
+                                                        int group) const {
+        int64_t index = epilogue.row_index(unit, group, 0);
+        if (index < 0) { // read another row, its sum is dropped
+            index = epilogue.row_index(unit, 0, 0);
+        }
+        return w.bytes + index * w.row_bytes;
+    }
+    __device__ __forceinline__ int64_t offset(int begin) const {
+        return int64_t(begin) * s.segment_bytes;
+    }
+    __device__ __forceinline__ uint32_t bytes(int begin, int count) const {
+        const int64_t last = begin + count == s.segments
+                                 ? w.layout.segment_bytes(in.k - (s.segments - 1) * kSegment)
+                                 : int64_t(s.segment_bytes);
+        return count > 0 ? uint32_t(count - 1) * s.segment_bytes + uint32_t(last) : 0;
+    }
+    __device__ __forceinline__ bool norms() const { return in.residual != nullptr; }
+    __device__ __forceinline__ void load_weights() const {}
+    __device__ __forceinline__ void load_x(unsigned char *shared, const GemvConfig &) const {
+        store_squares(shared, s,
+                      norms() ? load_gemv_x<T, true, Codes>(shared, s, in)
+                              : load_gemv_x<T, false, Codes>(shared, s, in));
+    }
+
+    __device__ __forceinline__ void add(float &low, float &high, const unsigned char *shared,
+                                        const GemvConfig &, const unsigned char *low_row, int begin,
+                                        int end) const {
+        const int lane = threadIdx.x % kWarpSize;
+        const uint32_t array = uint32_t(in.k / kChunk) * 16;
+        for (int segment = begin; segment < end; ++segment, low_row += s.segment_bytes) {
+            const int values = min(kSegment, in.k - segment * kSegment);
+            const unsigned char *high_row = low_row + s.row_pitch;
+            const int params_at = Codes == QuantCodes::int4 ? values / 2 : values;
+            const int chunks = values / kChunk;
+#pragma unroll 2
+            for (int from = 0; from < chunks; from += kWarpSize) { // warp-uniform
+                const bool is_inside = from + lane < chunks;
+                const int c = is_inside ? from + lane : from;
+                const uint4 low_codes = reinterpret_cast<const uint4 *>(low_row)[c];
+                const uint4 high_codes = reinterpret_cast<const uint4 *>(high_row)[c];
+                const int param_bytes = Codes == QuantCodes::int4 ? 4 : w.layout.param_bytes;
+                const int group = c * kChunk >> s.group_shift;
+                QuantParams low_params = load_params(low_row + params_at, group, param_bytes);
+                QuantParams high_params = load_params(high_row + params_at, group, param_bytes);
+                low_params.bits = is_inside ? low_params.bits : 0; // adds 0
+                high_params.bits = is_inside ? high_params.bits : 0;
+                GemvChunk<Codes> x;
+                x.load(shared, s, segment * (kSegment / kChunk) + c, array);
+                low = x.add(low, low_codes, low_params);
+                high = x.add(high, high_codes, high_params);
+            }
+        }
+    }
+};
+
 template <typename T, QuantCodes Codes, typename Epilogue>
 __global__ void __launch_bounds__(kGemvMaxWarps *kWarpSize, 1)
     gemv_quant_kernel(GemmInput in, QuantMatrix w, Epilogue epilogue, GemvQuantConfig s) {
 #if __CUDA_ARCH__ >= 900
-    constexpr int kSegment = int(quant_segment(Codes));
-    constexpr int kChunk = quant_chunk(Codes);
     extern __shared__ __align__(1024) unsigned char shared[];
-    const int lane = threadIdx.x % kWarpSize;
-    const int warp = threadIdx.x / kWarpSize;
-    const int first = int(int64_t(blockIdx.x) * s.n_units / gridDim.x);
-    const int own_units = int(int64_t(blockIdx.x + 1) * s.n_units / gridDim.x) - first;
-    // This warp computes one K split of units first_unit, + at_once, ...
-    const int at_once = s.warps / s.k_splits;
-    const int first_unit = warp / s.k_splits;
-    const int k_split = warp - first_unit * s.k_splits;
-    const int split_begin = k_split * s.split_segments; // segments
-    const int split_end = min(split_begin + s.split_segments, s.segments);
-    const uint32_t buffer_at = uint32_t(warp * s.stages) * 2 * s.row_pitch;
-    const uint32_t full = smem_address(shared) + s.barriers_at + uint32_t(warp * s.stages) * 8;
-
-    int left = (max(0, own_units - first_unit) + at_once - 1) / at_once * s.blocks; // copies left
-    if (left <= s.late) {
-        launch_dependents();
-    }
-    // Next copy: lane 0 copies the first row of a unit, lane 1 the second.
-    int fill_unit = first_unit, fill_begin = split_begin, fill_stage = 0;
-    const unsigned char *row = nullptr;
-    const uint64_t policy = l2_evict_first_policy();
-    const uint32_t fill_to = smem_address(shared) + buffer_at + uint32_t(lane & 1) * s.row_pitch;
-    const auto fill = [&] {
-        if (left == 0) {
-            return;
-        }
-        if (--left == s.late) {
-            launch_dependents();
-        }
-        if (fill_begin == split_begin) {
-            int64_t index = epilogue.row_index(first + fill_unit, lane & 1, 0);
-            if (index < 0) { // read another row, its sum is dropped
-                index = epilogue.row_index(first + fill_unit, 0, 0);
-            }
-            row = w.bytes + index * w.row_bytes;
-        }
-        const int count = max(0, min(s.block_segments, split_end - fill_begin));
-        const int64_t last = fill_begin + count == s.segments
-                                 ? w.layout.segment_bytes(in.k - (s.segments - 1) * kSegment)
-                                 : int64_t(s.segment_bytes);
-        const uint32_t bytes =
-            count > 0 ? uint32_t(count - 1) * s.segment_bytes + uint32_t(last) : 0;
-        const uint32_t barrier = full + uint32_t(fill_stage) * 8;
-        if (lane == 0) {
-            mbarrier_arrive_expect_tx(barrier, 2 * bytes);
-        }
-        if (lane < 2 && bytes > 0) {
-            cp_async_bulk(fill_to + uint32_t(fill_stage) * 2 * s.row_pitch,
-                          row + int64_t(fill_begin) * s.segment_bytes, bytes, barrier, policy);
-        }
-        fill_stage = fill_stage + 1 == s.stages ? 0 : fill_stage + 1;
-        fill_begin += s.block_segments;
-        if (fill_begin >= split_begin + s.blocks * s.block_segments) {
-            fill_begin = split_begin;
-            fill_unit += at_once;
-        }
-    };
-    if (lane == 0) {
-        for (int stage = 0; stage < s.stages; ++stage) {
-            mbarrier_init(full + uint32_t(stage) * 8, 1);
-        }
-        fence_mbarrier_init();
-    }
-    __syncwarp();
-    for (int stage = 0; stage < s.stages; ++stage) {
-        fill();
-    }
-    // The unit whose result this thread stores.
-    const int own = int(blockDim.x - 1 - threadIdx.x);
-    typename Epilogue::Operands operands{};
-    if (own < own_units) {
-        operands = epilogue.load_weights(first + own, 0);
-    }
-    grid_dependency_wait();
-    const bool norms = in.residual != nullptr;
-    const float squares = warp_sum(norms ? load_gemv_x<T, true, Codes>(shared, s, in)
-                                         : load_gemv_x<T, false, Codes>(shared, s, in));
-    if (lane == 0) {
-        reinterpret_cast<float *>(shared + s.squares_at)[warp] = squares;
-    }
-    if (own < own_units) {
-        epilogue.load_rows(first + own, 0, 0, &operands);
-    }
-    __syncthreads();
-
-    const uint32_t array = uint32_t(in.k / kChunk) * 16;
-    auto *sums = reinterpret_cast<float *>(shared + s.sums_at);
-    int stage = 0;
-    uint32_t parity = 0;
-    for (int unit = first_unit; unit < own_units; unit += at_once) {
-        float low = 0, high = 0;
-        for (int block = 0; block < s.blocks; ++block) {
-            const int begin = split_begin + block * s.block_segments;
-            const int end = min(begin + s.block_segments, split_end);
-            const unsigned char *low_row = shared + buffer_at + uint32_t(stage) * 2 * s.row_pitch;
-            mbarrier_wait_parity(full + uint32_t(stage) * 8, parity);
-            for (int segment = begin; segment < end; ++segment, low_row += s.segment_bytes) {
-                const int values = min(kSegment, in.k - segment * kSegment);
-                const unsigned char *high_row = low_row + s.row_pitch;
-                const int params_at = Codes == QuantCodes::int4 ? values / 2 : values;
-                const int chunks = values / kChunk;
-#pragma unroll 2
-                for (int from = 0; from < chunks; from += kWarpSize) { // warp-uniform
-                    const bool is_inside = from + lane < chunks;
-                    const int c = is_inside ? from + lane : from;
-                    const uint4 low_codes = reinterpret_cast<const uint4 *>(low_row)[c];
-                    const uint4 high_codes = reinterpret_cast<const uint4 *>(high_row)[c];
-                    const int param_bytes = Codes == QuantCodes::int4 ? 4 : w.layout.param_bytes;
-                    const int group = c * kChunk >> s.group_shift;
-                    QuantParams low_params = load_params(low_row + params_at, group, param_bytes);
-                    QuantParams high_params = load_params(high_row + params_at, group, param_bytes);
-                    low_params.bits = is_inside ? low_params.bits : 0; // adds 0
-                    high_params.bits = is_inside ? high_params.bits : 0;
-                    GemvChunk<Codes> x;
-                    x.load(shared, s, segment * (kSegment / kChunk) + c, array);
-                    low = x.add(low, low_codes, low_params);
-                    high = x.add(high, high_codes, high_params);
-                }
-            }
-            __syncwarp();
-            fill();
-            if (++stage == s.stages) {
-                stage = 0;
-                parity ^= 1;
-            }
-        }
-#pragma unroll
-        for (int step = 16; step > 0; step >>= 1) {
-            low += __shfl_xor_sync(kFullMask, low, step);
-            high += __shfl_xor_sync(kFullMask, high, step);
-        }
-        if (lane == 0) {
-            sums[2 * unit * s.k_splits + k_split] = low;
-            sums[(2 * unit + 1) * s.k_splits + k_split] = high;
-        }
-    }
-    float factor = 1;
-    if (norms && own < own_units) {
-        float all = 0;
-        for (int i = 0; i < s.warps; ++i) {
-            all += reinterpret_cast<const float *>(shared + s.squares_at)[i];
-        }
-        factor = 1.0f / sqrtf(all / float(in.k) + in.epsilon);
-    }
-    __syncthreads();
-    for (int u = own; u < own_units; u += int(blockDim.x)) {
-        if (u != own) {
-            operands = load_operands(epilogue, first + u, 0, 0);
-        }
-        float low = 0, high = 0;
-        for (int i = 0; i < s.k_splits; ++i) {
-            low += sums[2 * u * s.k_splits + i];
-            high += sums[(2 * u + 1) * s.k_splits + i];
-        }
-        epilogue.store(first + u, 0, 0, low * factor, high * factor,
-                       epilogue.prepare(first + u, 0, operands));
-    }
+    const GemvQuantRows<T, Codes> product{in, w, s};
+    run_gemv(shared, s, in, product, epilogue, s.segments);
 #endif
 }
 
@@ -359,11 +248,8 @@ void run_gemv_quant(const device::CudaStream &stream, const GemmInput &in, const
     epilogue.items = 1;
     const int n_units = int(epilogue.count());
     const int grid = std::min(stream.n_sms, n_units);
-    const GemvQuantConfig shape = gemv_quant_config(in, w.layout, n_units, grid);
-    const auto kernel = gemv_quant_kernel<T, Codes, Epilogue>;
-    set_max_dynamic_smem(kernel, size_t(stream.max_shared_bytes));
-    launch(stream, kernel, unsigned(grid), unsigned(shape.warps * kWarpSize), shape.bytes, true, in,
-           w, epilogue, shape);
+    launch_gemv(stream, gemv_quant_kernel<T, Codes, Epilogue>, grid, epilogue,
+                gemv_quant_config(in, w.layout, n_units, grid), in, w);
 }
 
 } // namespace llaisys::ops::cuda

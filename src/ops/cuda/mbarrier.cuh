@@ -26,6 +26,15 @@ __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+// Full and empty mbarriers of n pipeline stages, with the arrivals that complete a phase; by one
+// thread, before fence_mbarrier_init().
+__device__ __forceinline__ void init_stages(uint32_t full, uint32_t empty, int n,
+                                            uint32_t full_arrivals, uint32_t empty_arrivals) {
+    for (int stage = 0; stage < n; ++stage) {
+        mbarrier_init(full + uint32_t(stage) * 8, full_arrivals);
+        mbarrier_init(empty + uint32_t(stage) * 8, empty_arrivals);
+    }
+}
 __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

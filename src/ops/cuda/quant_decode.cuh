@@ -36,7 +36,9 @@ template <typename F> void dispatch_codes(QuantCodes codes, const F &f) {
 }
 
 // log2 of a group of 16, 32 or 128 values.
-inline int group_shift(int group) { return group == 16 ? 4 : group == 32 ? 5 : 7; }
+LLAISYS_HOST_DEVICE inline int group_shift(int group) {
+    return group == 16 ? 4 : group == 32 ? 5 : 7;
+}
 
 template <typename T> struct Pair;
 template <> struct Pair<bf16> {

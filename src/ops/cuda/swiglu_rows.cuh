@@ -35,6 +35,47 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&v)[4]) {
     exchange(v[1], v[3], is_high, 2);
 }
 
+// 16 rows of a warp from `row` on, of Units * 8 outputs from `output` on: accumulators in the layout of
+// wgmma.cuh, those of a unit Step after those of the one before, of up Up after those of gate. A lane
+// writes eight adjacent outputs where four units are left, else two.
+template <typename T, int Units, int Step, int Up, int N>
+__device__ __forceinline__ void store_swiglu(const float (&acc)[N], T *to, int64_t ldo, int m,
+                                             int n, int row, int output) {
+    const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int to_row = row + half * 8 + lane / 4;
+        T *out = to + to_row * ldo;
+        const auto pair_of = [&](int unit) {
+            const float *gate = acc + Step * unit + 2 * half;
+            const float2 gated = silu_pair(gate[0], gate[1]);
+            return pack_pair<T>(gated.x * gate[Up], gated.y * gate[Up + 1]);
+        };
+#pragma unroll
+        for (int unit = 0; unit + 4 <= Units; unit += 4) {
+            uint32_t pairs[4];
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                pairs[j] = pair_of(unit + j);
+            }
+            transpose_quad(pairs);
+            const int column = output + (unit + lane % 4) * 8;
+            if (to_row < m && column < n) {
+                *reinterpret_cast<uint4 *>(out + column) =
+                    make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+            }
+        }
+#pragma unroll
+        for (int unit = Units / 4 * 4; unit < Units; ++unit) {
+            const uint32_t pair = pair_of(unit);
+            const int column = output + unit * 8;
+            if (to_row < m && column < n) {
+                *reinterpret_cast<uint32_t *>(out + column + lane % 4 * 2) = pair;
+            }
+        }
+    }
+}
+
 // GEMM with fused SwiGLU of 16-bit values: x [m, k], gate and up [n, k], out [m, n].
 template <typename T> struct SwigluGemm {
     const T *x, *gate, *up;

@@ -71,12 +71,12 @@ template <int Stages> struct PipelineStage {
     }
 };
 
-// Consumer, one warpgroup: sums of Halves * 64 rows of x over k_tiles stages. of_x, of_w:
-// descriptors in the first stage; release(index): a stage has been read. fence_operands() before
-// sums are used.
+// Consumer, one warpgroup: sums of Halves * 64 rows of a with the rows of b over k_tiles stages. of_a,
+// of_b: descriptors in the first stage; release(index): a stage has been read. fence_operands()
+// before sums are used.
 template <typename T, uint32_t StageBytes, int Stages, int Halves, int N, typename Release>
-__device__ __forceinline__ void mma_k_tiles(float (&sums)[Halves][N], int k_tiles, uint64_t of_x,
-                                            uint64_t of_w, uint32_t full,
+__device__ __forceinline__ void mma_k_tiles(float (&sums)[Halves][N], int k_tiles, uint64_t of_a,
+                                            uint64_t of_b, uint32_t full,
                                             PipelineStage<Stages> &stage, const Release &release) {
     constexpr uint32_t kHalfBytes = 64 * kTmaRowBytes;
     int previous = 0;
@@ -89,8 +89,8 @@ __device__ __forceinline__ void mma_k_tiles(float (&sums)[Halves][N], int k_tile
 #pragma unroll
             for (int half = 0; half < Halves; ++half) {
                 Wgmma<T>::k_major(sums[half],
-                                  of_x + at + uint64_t(k * 2 + half * (kHalfBytes >> 4)),
-                                  of_w + at + uint64_t(k * 2), k_tile > 0 || k > 0);
+                                  of_a + at + uint64_t(k * 2 + half * (kHalfBytes >> 4)),
+                                  of_b + at + uint64_t(k * 2), k_tile > 0 || k > 0);
             }
         }
         wgmma_commit_group();

@@ -133,6 +133,39 @@ __device__ __forceinline__ void store_moe_tile(const MoeArgs<T> &args, const Moe
     }
 }
 
+// Rows of x that a thread copies: rows first + Apart * i of a tile.
+template <typename T, bool IsDown, int Rows, int Apart> struct MoeXRows {
+    const T *rows[Rows];
+    bool has[Rows];
+
+    __device__ __forceinline__ MoeXRows(const MoeArgs<T> &args, const MoeTile &tile, int first) {
+        const int32_t *pairs = args.sorted + args.n_experts + 1;
+#pragma unroll
+        for (int i = 0; i < Rows; ++i) {
+            const int row = first + Apart * i;
+            has[i] = row < tile.count;
+            const int at = tile.first + (has[i] ? row : 0);
+            rows[i] = IsDown ? args.hidden + int64_t(at) * args.di
+                             : args.x + int64_t(pairs[at] / args.top_k) * args.ldx;
+        }
+    }
+    // 8 values from `column` on, to chunk `chunk` of the rows of a stage.
+    __device__ __forceinline__ void copy(uint32_t to, int first, int chunk, int column,
+                                         bool is_inside) const {
+#pragma unroll
+        for (int i = 0; i < Rows; ++i) {
+            cp_async_16(to + swizzle_128b(first + Apart * i, chunk),
+                        rows[i] + (is_inside ? column : 0), has[i] && is_inside);
+        }
+    }
+};
+
+// Tiles of TileN pairs at most.
+template <int TileN, typename T> unsigned moe_tiles(const MoeArgs<T> &args) {
+    const int64_t pairs = int64_t(args.n) * args.top_k;
+    return unsigned(std::min<int64_t>(pairs, args.n_experts) + pairs / TileN);
+}
+
 template <typename T, int TileN, bool IsDown>
 __global__ void __launch_bounds__(kMoeThreads) moe_gemm_kernel(MoeArgs<T> args) {
     constexpr int kStages = moe_stages(TileN);
@@ -147,7 +180,6 @@ __global__ void __launch_bounds__(kMoeThreads) moe_gemm_kernel(MoeArgs<T> args) 
 
     launch_dependents();
     grid_dependency_wait();
-    const int32_t *pairs = args.sorted + args.n_experts + 1;
     const MoeTile tile = find_moe_tile<TileN>(args.sorted, args.n_experts, int(blockIdx.y));
     if (tile.expert < 0) {
         return;
@@ -159,23 +191,14 @@ __global__ void __launch_bounds__(kMoeThreads) moe_gemm_kernel(MoeArgs<T> args) 
     const int chunk = int(threadIdx.x) % 8, copy_row = int(threadIdx.x) / 8;
 
     // Copies: thread t moves chunk t % 8 of rows t / 8 + 16 i.
-    const T *x_rows[kXRows];
-    bool has_x[kXRows];
-#pragma unroll
-    for (int i = 0; i < kXRows; ++i) {
-        const int row = copy_row + 16 * i;
-        has_x[i] = row < tile.count;
-        const int at = tile.first + (has_x[i] ? row : 0);
-        x_rows[i] = IsDown ? args.hidden + int64_t(at) * args.di
-                           : args.x + int64_t(pairs[at] / args.top_k) * args.ldx;
-    }
+    const MoeXRows<T, IsDown, kXRows, 16> x(args, tile, copy_row);
     const int64_t expert_row = int64_t(tile.expert) * n_out;
     const T *first_weight = (IsDown ? args.down : args.gate) + expert_row * k;
     const T *second_weight = IsDown ? first_weight : args.up + expert_row * k;
-    const auto load = [&](int stage, int k_tile) {
+    const auto load = [&](int k_tile) {
         const int column = k_tile * kMoeTileK + chunk * 8;
         const bool is_inside = column < k;
-        const uint32_t to = buffer + uint32_t(stage) * kStage;
+        const uint32_t to = buffer + uint32_t(k_tile % kStages) * kStage;
 #pragma unroll
         for (int i = 0; i < kMoeTileM / 16; ++i) {
             // Rows 0 to 15 of each 32 are gate, 16 to 31 up.
@@ -185,20 +208,15 @@ __global__ void __launch_bounds__(kMoeThreads) moe_gemm_kernel(MoeArgs<T> args) 
             cp_async_16(to + swizzle_128b(copy_row + 16 * i, chunk),
                         from + (is_there ? int64_t(row) * k + column : 0), is_there);
         }
-        const uint32_t x_to = to + kMoeTileM * kMoeRowBytes;
-#pragma unroll
-        for (int i = 0; i < kXRows; ++i) {
-            if (TileN >= 16 || copy_row < TileN) {
-                cp_async_16(x_to + swizzle_128b(copy_row + 16 * i, chunk),
-                            x_rows[i] + (is_inside ? column : 0), has_x[i] && is_inside);
-            }
+        if (TileN >= 16 || copy_row < TileN) {
+            x.copy(to + kMoeTileM * kMoeRowBytes, copy_row, chunk, column, is_inside);
         }
     };
     const int k_tiles = (k + kMoeTileK - 1) / kMoeTileK;
 #pragma unroll
     for (int i = 0; i < kStages - 1; ++i) {
         if (i < k_tiles) {
-            load(i, i);
+            load(i);
         }
         cp_async_commit_group();
     }
@@ -208,7 +226,7 @@ __global__ void __launch_bounds__(kMoeThreads) moe_gemm_kernel(MoeArgs<T> args) 
         cp_async_wait_group<kStages - 2>();
         __syncthreads();
         if (k_tile + kStages - 1 < k_tiles) {
-            load((k_tile + kStages - 1) % kStages, k_tile + kStages - 1);
+            load(k_tile + kStages - 1);
         }
         cp_async_commit_group();
         const uint32_t w_at = buffer + uint32_t(k_tile % kStages) * kStage;
@@ -250,8 +268,7 @@ __global__ void __launch_bounds__(kMoeThreads) moe_gemm_kernel(MoeArgs<T> args) 
 
 template <typename T, int TileN>
 void moe_gemm(const device::CudaStream &stream, const MoeArgs<T> &args) {
-    const int64_t pairs = int64_t(args.n) * args.top_k;
-    const unsigned tiles = unsigned(std::min<int64_t>(pairs, args.n_experts) + pairs / TileN);
+    const unsigned tiles = moe_tiles<TileN>(args);
     const size_t smem = moe_smem(TileN);
     const auto first = moe_gemm_kernel<T, TileN, false>;
     const auto second = moe_gemm_kernel<T, TileN, true>;

@@ -12,9 +12,8 @@
 // Bound: L2 to SM bandwidth (85 FLOP per loaded byte), then tensor cores.
 #pragma once
 
-#include "ops/cuda/mbarrier.cuh"
 #include "ops/cuda/swiglu_rows.cuh"
-#include "ops/cuda/tma.cuh"
+#include "ops/cuda/tma_pipeline.cuh"
 #include "ops/moe/cuda_gemm.cuh"
 
 namespace llaisys::ops::cuda {
@@ -60,58 +59,6 @@ __global__ void __launch_bounds__(kMoeGatherThreads) moe_gather_kernel(MoeArgs<T
             }
         }
     }
-}
-
-// Position in the pipeline, continued from tile to tile.
-struct MoeStage {
-    int index = 0;
-    uint32_t parity = 0; // of its current round
-    __device__ __forceinline__ void next() {
-        if (++index == kMoeSm90Stages) {
-            index = 0;
-            parity ^= 1;
-        }
-    }
-};
-
-// sums of both halves of the warpgroup's rows over k_tiles stages, 2 N columns of pairs.
-template <typename T, int N>
-__device__ __forceinline__ void multiply_moe_tiles(float (&sums)[2][N], int k_tiles, int group,
-                                                   uint32_t buffer, uint32_t full, uint32_t empty,
-                                                   MoeStage *stage) {
-    int previous = 0;
-    const auto release = [&] {
-        if (threadIdx.x % kMoeSm90Group == 0) {
-            mbarrier_arrive(empty + previous * 8);
-        }
-    };
-    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
-        mbarrier_wait_parity(full + stage->index * 8, stage->parity);
-        const uint32_t at = buffer + uint32_t(stage->index) * kMoeSm90Stage;
-        const uint64_t of_x = k_major_descriptor(at + kMoeSm90WeightBytes);
-        const uint64_t of_w = k_major_descriptor(at + uint32_t(2 * group) * kMoeSm90SubBytes);
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < 4; ++step) { // advance 32 bytes each
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                Wgmma<T>::k_major(sums[half],
-                                  of_w + uint64_t(step * 2 + half * int(kMoeSm90SubBytes >> 4)),
-                                  of_x + uint64_t(step * 2), k_tile > 0 || step > 0);
-            }
-        }
-        wgmma_commit_group();
-        if (k_tile > 0) { // the previous group of wgmma has completed
-            wgmma_wait_group<1>();
-            release();
-        }
-        previous = stage->index;
-        stage->next();
-    }
-    wgmma_wait_group<0>();
-    release();
-    fence_operands(sums[0]);
-    fence_operands(sums[1]);
 }
 
 // Stores the sums of a warpgroup, 2 N columns of pairs. A lane holds two pairs of an output;
@@ -195,10 +142,7 @@ __global__ void __launch_bounds__(kMoeSm90Threads, 1)
     const int group = __shfl_sync(kFullMask, int(threadIdx.x) / kMoeSm90Group, 0);
     launch_dependents();
     if (threadIdx.x == 0) {
-        for (int i = 0; i < kMoeSm90Stages; ++i) {
-            mbarrier_init(full + i * 8, 1);
-            mbarrier_init(empty + i * 8, 2); // consumer warpgroups
-        }
+        init_stages(full, empty, kMoeSm90Stages, 1, 2); // consumer warpgroups
         fence_mbarrier_init();
     }
     grid_dependency_wait();
@@ -213,7 +157,7 @@ __global__ void __launch_bounds__(kMoeSm90Threads, 1)
     const auto tile_at = [&](int t) {
         return find_moe_tile<kMoeSm90TileN>(offsets, args.n_experts, t / out_tiles);
     };
-    MoeStage stage;
+    PipelineStage<kMoeSm90Stages> stage;
     if (group == 2) {
         setmaxnreg_dec<40>();
         if (threadIdx.x >= kMoeSm90Consumers + kWarpSize) {
@@ -250,20 +194,30 @@ __global__ void __launch_bounds__(kMoeSm90Threads, 1)
         }
     }
     setmaxnreg_inc<232>();
+    const auto release = [&](int which) {
+        if (threadIdx.x % kMoeSm90Group == 0) {
+            mbarrier_arrive(empty + which * 8);
+        }
+    };
+    const uint64_t of_w = k_major_descriptor(buffer + uint32_t(2 * group) * kMoeSm90SubBytes);
+    const uint64_t of_x = k_major_descriptor(buffer + kMoeSm90WeightBytes);
     for (int t = int(blockIdx.x);; t += int(gridDim.x)) {
         const MoeTile tile = tile_at(t);
         if (tile.expert < 0) {
             return;
         }
-        const int first_out = t % out_tiles * kTileOut;
+        const auto compute = [&](auto &sums) { // of both halves of the warpgroup's rows
+            mma_k_tiles<T, kMoeSm90Stage>(sums, k_tiles, of_w, of_x, full, stage, release);
+            fence_operands(sums[0]);
+            fence_operands(sums[1]);
+            store_moe_sums<T, IsDown>(args, tile, sums, t % out_tiles * kTileOut, group);
+        };
         if (tile.count > 64) {
             float sums[2][64];
-            multiply_moe_tiles<T>(sums, k_tiles, group, buffer, full, empty, &stage);
-            store_moe_sums<T, IsDown>(args, tile, sums, first_out, group);
+            compute(sums);
         } else { // half of the columns
             float sums[2][32];
-            multiply_moe_tiles<T>(sums, k_tiles, group, buffer, full, empty, &stage);
-            store_moe_sums<T, IsDown>(args, tile, sums, first_out, group);
+            compute(sums);
         }
     }
 #endif

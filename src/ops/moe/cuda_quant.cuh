@@ -41,7 +41,6 @@ __global__ void __launch_bounds__(moe_quant_warps(TileN) * kWarpSize)
 
     launch_dependents();
     grid_dependency_wait();
-    const int32_t *pairs = args.sorted + args.n_experts + 1;
     const MoeTile tile = find_moe_tile<TileN>(args.sorted, args.n_experts, int(blockIdx.y));
     if (tile.expert < 0) {
         return;
@@ -73,16 +72,7 @@ __global__ void __launch_bounds__(moe_quant_warps(TileN) * kWarpSize)
     };
 
     const int chunk = int(threadIdx.x) % 8, copy_row = int(threadIdx.x) / 8;
-    const T *x_rows[kXRows];
-    bool has_x[kXRows];
-#pragma unroll
-    for (int i = 0; i < kXRows; ++i) {
-        const int row = copy_row + kCopyRows * i;
-        has_x[i] = row < tile.count;
-        const int at = tile.first + (has_x[i] ? row : 0);
-        x_rows[i] = IsDown ? args.hidden + int64_t(at) * args.di
-                           : args.x + int64_t(pairs[at] / args.top_k) * args.ldx;
-    }
+    const MoeXRows<T, IsDown, kXRows, kCopyRows> x(args, tile, copy_row);
     const auto load = [&](int k_tile) {
         const uint32_t to = buffer + uint32_t(k_tile % kStages) * kStage;
         const int column = k_tile * kTileK + chunk * kChunkValues;
@@ -95,21 +85,16 @@ __global__ void __launch_bounds__(moe_quant_warps(TileN) * kWarpSize)
         }
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
-            const uint32_t x_to = to + kTileM * 128 + uint32_t(part) * kPart;
             const int x_column = k_tile * kTileK + part * kMoeTileK + chunk * 8;
-            const bool is_inside = x_column < k;
-#pragma unroll
-            for (int i = 0; i < kXRows; ++i) {
-                cp_async_16(x_to + swizzle_128b(copy_row + kCopyRows * i, chunk),
-                            x_rows[i] + (is_inside ? x_column : 0), has_x[i] && is_inside);
-            }
+            x.copy(to + kTileM * 128 + uint32_t(part) * kPart, copy_row, chunk, x_column,
+                   x_column < k);
         }
     };
     // Rows of the lane: lane / 4 + 8 i of the warp's 32.
     const unsigned char *rows[4];
     int outputs[4];
     QuantParams params[kParts][4];
-    const int shift = first.layout.group == 16 ? 4 : first.layout.group == 32 ? 5 : 7;
+    const int shift = group_shift(first.layout.group);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const int row = warp * 32 + i * 8 + lane / 4;
@@ -206,15 +191,13 @@ template <QuantCodes Codes> constexpr uint32_t moe_quant_smem(int tile_n, bool i
 template <typename T, QuantCodes Codes, int TileN, bool IsDown>
 void moe_quant_gemm(const device::CudaStream &stream, const MoeArgs<T> &args,
                     const MoeQuantWeights &w) {
-    const int64_t pairs = int64_t(args.n) * args.top_k;
-    const unsigned tiles = unsigned(std::min<int64_t>(pairs, args.n_experts) + pairs / TileN);
     const auto kernel = moe_quant_gemm_kernel<T, Codes, TileN, IsDown>;
     const size_t smem = moe_quant_smem<Codes>(TileN, IsDown);
     set_max_dynamic_smem(kernel, smem);
     constexpr int kWarps = moe_quant_warps(TileN);
     const int n_out = IsDown ? args.hs : args.di, tile_out = (IsDown ? 32 : 16) * kWarps;
-    launch(stream, kernel, dim3(ceil_div(n_out, tile_out), tiles), unsigned(kWarps * kWarpSize),
-           smem, true, args, w);
+    launch(stream, kernel, dim3(ceil_div(n_out, tile_out), moe_tiles<TileN>(args)),
+           unsigned(kWarps * kWarpSize), smem, true, args, w);
 }
 
 // -- Selection ------------------------------------------------------------------------------------

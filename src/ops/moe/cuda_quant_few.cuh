@@ -42,10 +42,7 @@ template <QuantCodes Codes, int N> struct MoeRows {
 
     __device__ __forceinline__ MoeRows(const QuantMatrix &w, int columns)
         : layout(w.layout), segment_bytes(w.layout.segment_bytes(kSegment)),
-          shift(w.layout.group == 16   ? 4
-                : w.layout.group == 32 ? 5
-                                       : 7),
-          k(columns) {}
+          shift(group_shift(w.layout.group)), k(columns) {}
 
     __device__ __forceinline__ static int code_bytes(int values) {
         return Codes == QuantCodes::int4 ? values / 2 : values;
