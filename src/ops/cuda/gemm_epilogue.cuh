@@ -86,18 +86,6 @@ inline int choose_unit_items(const device::CudaStream &stream, int64_t count) {
     return count < best ? int(count < 1 ? 1 : count) : best;
 }
 
-// Grid of a kernel whose blocks loop over the units of an epilogue: the same number for most.
-struct UnitGrid {
-    int n_units, rounds; // rounds: most units of a block
-    unsigned blocks;
-
-    template <typename Epilogue>
-    UnitGrid(const device::CudaStream &stream, const Epilogue &epilogue)
-        : n_units(int((epilogue.count() + epilogue.items - 1) / epilogue.items)),
-          rounds((n_units + stream.n_sms - 1) / stream.n_sms),
-          blocks(unsigned((n_units + rounds - 1) / rounds)) {}
-};
-
 // Epilogue out (+)= acc + bias; a unit is 2 * items adjacent outputs.
 template <typename T> struct LinearEpilogue {
     struct Operands { // of both groups

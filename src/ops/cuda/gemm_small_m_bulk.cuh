@@ -1,11 +1,15 @@
 // GEMM for M 1 to 16 with cp.async.bulk and mma.sync on compute capability 9, epilogues of
 // gemm_epilogue.cuh. Bound: reading the weights once from DRAM.
 //
-// The pipeline of gemm_small_m_units.cuh with 8 consumer warps and chunks of 512 values of k; 16-bit
-// rows of x are streamed. Rows are 1,088 bytes apart so that the 8 lanes of a 16-byte read hit
-// different banks. Each warp takes 64 of the 512 values; k is permuted identically in both operands
-// (16 bytes per lane). Reduction order: two chains per warp, then the warps in order through shared
-// memory. f32 rows are normalized into shared memory by every block (gemm_small_m_bulk_norm.cuh).
+// One block per SM: 8 consumer warps and 2 producer warps. A pipeline stage holds 512 values of k
+// of every weight row of a unit, one bulk copy of 1 KB per row with an L2 evict-first policy, and
+// the same 512 values of the rows of x when x is 16-bit. A full and an empty mbarrier guard each
+// stage. One producer warp issues copies too slowly (74 % of the bandwidth); two alternate over
+// the stages; four are slower again. Rows are 1,088 bytes apart so that the 8 lanes of a 16-byte
+// read hit different banks. Each warp takes 64 of the 512 values; k is permuted identically in
+// both operands (16 bytes per lane). Reduction order: two chains per warp, then the warps in
+// order through shared memory. f32 rows are normalized into shared memory by every block
+// (gemm_small_m_bulk_norm.cuh).
 //
 // `prefetch_bytes` of weights are loaded before grid_dependency_wait(); more would compete with
 // the copies of the previous kernel (gemm_small_m_bulk_config.cuh). The bits of an output row
@@ -13,11 +17,11 @@
 #pragma once
 
 #include "ops/cuda/gemm_small_m_bulk_norm.cuh"
-#include "ops/cuda/gemm_small_m_units.cuh"
 
 namespace llaisys::ops::cuda {
 
-// Producer warp: lanes 0 to 15 copy the weight rows, the other lanes the rows of x.
+// Producer warp: fills every kBulkProducerWarps-th stage from stage `producer` on. Lanes 0 to 15
+// copy the weight rows, the other lanes the rows of x.
 template <typename T, bool StreamsX, typename Epilogue>
 __device__ __forceinline__ void produce_bulk_stages(const GemmInput &in, const Epilogue &epilogue,
                                                     int own_units, const BulkConfig &shape,
@@ -33,19 +37,59 @@ __device__ __forceinline__ void produce_bulk_stages(const GemmInput &in, const E
         stages +
         uint32_t(is_x ? 2 * epilogue.items + x_row : group * epilogue.items + i) * kBulkRowPitch;
     const uint64_t policy = is_x ? l2_evict_last_policy() : l2_evict_first_policy();
-    const auto values = [&](int chunk) { return min(kBulkStageK, in.k - chunk * kBulkStageK); };
-    const auto copy = [&](const T *from, int chunk, int stage, bool has_input) {
-        if (from != nullptr && (!is_x || has_input)) {
-            cp_async_bulk(to + uint32_t(stage) * shape.stage_bytes, from + chunk * kBulkStageK,
-                          uint32_t(values(chunk)) * 2, full + uint32_t(stage) * 8, policy);
-        }
+    const int chunks = (in.k + kBulkStageK - 1) / kBulkStageK;
+    const int total = own_units * chunks;
+    const int n_early = min(shape.prefetch_stages, total); // at most n_stages
+    const auto copy = [&](const T *from, int chunk, int stage) {
+        const int first = chunk * kBulkStageK;
+        cp_async_bulk(to + uint32_t(stage) * shape.stage_bytes, from + first,
+                      uint32_t(min(kBulkStageK, in.k - first)) * 2, full + uint32_t(stage) * 8,
+                      policy);
     };
     const T *x = is_x ? static_cast<const T *>(in.x) + x_row * in.ldx : nullptr;
-    produce_units(
-        shape, own_units, full, empty, producer, is_weight, x,
-        [&](int unit) { return epilogue.row(unit, group, i); }, copy,
-        [&](int chunk, int stage) { copy(x, chunk, stage, true); },
-        [&](unsigned present, int chunk) { return uint32_t(__popc(present) * values(chunk)) * 2; });
+    const auto copy_early_x = [&] { // rows of x for the prefetched stages
+        grid_dependency_wait();
+        for (int e = producer; is_x && e < n_early; e += kBulkProducerWarps) {
+            copy(x, e % chunks, e);
+        }
+    };
+    bool has_input = false;
+    int unit_at = -1; // unit of `from`
+    const T *from = x;
+    int stage = producer;
+    uint32_t round = 0;
+    for (int s = producer; s < total; s += kBulkProducerWarps) {
+        if (s >= n_early && !has_input) {
+            copy_early_x();
+            has_input = true;
+        }
+        const int chunk = s % chunks;
+        if (is_weight && s / chunks != unit_at) {
+            unit_at = s / chunks;
+            from = epilogue.row(int(blockIdx.x) + unit_at * int(gridDim.x), group, i);
+        }
+        if (round > 0) {
+            mbarrier_wait_parity(empty + uint32_t(stage) * 8, (round - 1) & 1);
+        }
+        const unsigned present = __ballot_sync(kFullMask, from != nullptr);
+        if (lane == 0) {
+            const int values = min(kBulkStageK, in.k - chunk * kBulkStageK);
+            mbarrier_arrive_expect_tx(full + uint32_t(stage) * 8,
+                                      uint32_t(__popc(present) * values) * 2);
+        }
+        __syncwarp();
+        if (from != nullptr && (!is_x || s >= n_early)) {
+            copy(from, chunk, stage);
+        }
+        stage += kBulkProducerWarps;
+        if (stage >= shape.n_stages) {
+            stage -= shape.n_stages;
+            ++round;
+        }
+    }
+    if (!has_input) {
+        copy_early_x();
+    }
 }
 
 // WarpsPerRow: warps that normalize one row; 0: x is 16-bit.
@@ -63,7 +107,10 @@ __global__ void __launch_bounds__(kBulkConsumerThreads + kBulkProducerWarps * kW
 
     launch_dependents();
     if (warp == kBulkConsumerWarps && lane == 0) {
-        init_stages(full, empty, shape.n_stages, 1, kBulkConsumerWarps);
+        for (int stage = 0; stage < shape.n_stages; ++stage) {
+            mbarrier_init(full + uint32_t(stage) * 8, 1);
+            mbarrier_init(empty + uint32_t(stage) * 8, kBulkConsumerWarps);
+        }
         fence_mbarrier_init();
     }
     if constexpr (!kStreamsX) {
@@ -82,6 +129,7 @@ __global__ void __launch_bounds__(kBulkConsumerThreads + kBulkProducerWarps * kW
                                           reinterpret_cast<float *>(shared + shape.scratch_at));
     }
 
+    const int chunks = (in.k + kBulkStageK - 1) / kBulkStageK;
     const int g = lane / 4;
     const int own_k = warp * kBulkWarpK + lane % 4 * 8; // within a stage
     // A unit may have fewer rows than the group: read another row, its sums are dropped.
@@ -98,7 +146,7 @@ __global__ void __launch_bounds__(kBulkConsumerThreads + kBulkProducerWarps * kW
             operands = load_operands(epilogue, unit, threadIdx.x % 8, threadIdx.x / 8);
         }
         float acc[2][2][4] = {}; // rows 0 to 7 and 8 to 15 of x, two chains each
-        for (int chunk = 0; chunk < shape.chunks; ++chunk) {
+        for (int chunk = 0; chunk < chunks; ++chunk) {
             mbarrier_wait_parity(full + uint32_t(stage) * 8, parity);
             const unsigned char *at = shared + uint32_t(stage) * shape.stage_bytes;
 #pragma unroll
@@ -156,10 +204,16 @@ __global__ void __launch_bounds__(kBulkConsumerThreads + kBulkProducerWarps * kW
         if (stores) {
             const int i = threadIdx.x % 8;
             const int row = threadIdx.x / 8;
-            const float2 total = sum_of_warps<kBulkConsumerWarps>(
-                sums + buffer * kBulkConsumerWarps * 16 * shape.sums_pitch, i, row,
-                shape.sums_pitch);
-            epilogue.store(unit, i, row, total.x, total.y, epilogue.prepare(unit, i, operands));
+            float low = 0;
+            float high = 0;
+#pragma unroll
+            for (int w = 0; w < kBulkConsumerWarps; ++w) {
+                const float *of_warp =
+                    sums + ((buffer * kBulkConsumerWarps + w) * 16 + i) * shape.sums_pitch + row;
+                low += of_warp[0];
+                high += of_warp[8 * shape.sums_pitch];
+            }
+            epilogue.store(unit, i, row, low, high, epilogue.prepare(unit, i, operands));
         }
         buffer ^= 1;
     }
@@ -176,14 +230,16 @@ inline bool can_gemm_small_m_bulk(const device::CudaStream &stream, int64_t m, i
 template <typename T, int WarpsPerRow, typename Epilogue>
 void launch_gemm_small_m_bulk(const device::CudaStream &stream, const GemmInput &in,
                               const Epilogue &epilogue, const BulkTuning &tuning) {
-    launch_units(
-        stream, gemm_small_m_bulk_kernel<T, WarpsPerRow, Epilogue>,
-        kBulkConsumerThreads + kBulkProducerWarps * kWarpSize, epilogue,
-        [&](int rounds) {
-            return bulk_config(in, epilogue.items, rounds,
-                               size_t(stream.max_shared_bytes) / 2 + 1024, tuning);
-        },
-        in);
+    const int n_units = int((epilogue.count() + epilogue.items - 1) / epilogue.items);
+    const int rounds = (n_units + stream.n_sms - 1) / stream.n_sms;
+    const int grid = (n_units + rounds - 1) / rounds;
+    const BulkConfig shape =
+        bulk_config(in, epilogue.items, rounds, size_t(stream.max_shared_bytes) / 2 + 1024, tuning);
+    const auto kernel = gemm_small_m_bulk_kernel<T, WarpsPerRow, Epilogue>;
+    set_max_dynamic_smem(kernel,
+                         size_t(stream.max_shared_bytes)); // the largest config of any launch
+    launch(stream, kernel, unsigned(grid), kBulkConsumerThreads + kBulkProducerWarps * kWarpSize,
+           shape.bytes, true, in, epilogue, n_units, shape);
 }
 
 template <typename T, typename Epilogue>

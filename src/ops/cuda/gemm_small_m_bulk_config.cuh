@@ -42,28 +42,10 @@ inline BulkNormConfig bulk_norm_config(int k, int most_units, size_t exclusive_b
                                        : BulkNormConfig{60 * 1000, 18 << 10, exclusive_bytes};
 }
 
-// Pipeline and shared memory layout of gemm_small_m_units.cuh: stages, x, sums of the warps (two
-// buffers), scratch, mbarriers.
-struct UnitStages {
-    int n_stages, prefetch_stages, chunks; // chunks: of k, one per unit and stage
-    uint32_t stage_bytes, x_at, sums_at, sums_pitch, scratch_at, barriers_at, bytes;
-
-    static uint32_t pitch(int m) { return m == 1 ? 1 : uint32_t(m) + 1; }
-    static uint32_t sums_bytes(int warps, int m) { return 2 * uint32_t(warps) * 16 * pitch(m) * 4; }
-    // Behind the stages. min_bytes: requested at least.
-    void place(int warps, int m, uint32_t x_bytes, uint32_t scratch_bytes, uint32_t barrier_bytes,
-               uint32_t min_bytes) {
-        sums_pitch = pitch(m);
-        x_at = uint32_t(n_stages) * stage_bytes;
-        sums_at = x_at + x_bytes;
-        scratch_at = sums_at + sums_bytes(warps, m);
-        barriers_at = (scratch_at + scratch_bytes + 15) / 16 * 16;
-        bytes = std::max(barriers_at + barrier_bytes, min_bytes);
-    }
-};
-
-struct BulkConfig : UnitStages {
-    uint32_t x_stride;
+// Shared memory layout: stages, normalized x, partial sums, scratch, mbarriers.
+struct BulkConfig {
+    int n_stages, prefetch_stages;
+    uint32_t stage_bytes, x_at, x_stride, sums_at, sums_pitch, scratch_at, barriers_at, bytes;
 };
 
 // exclusive_bytes: request that keeps a second block off the SM.
@@ -75,11 +57,12 @@ inline BulkConfig bulk_config(const GemmInput &in, int items, int most_units,
     s.stage_bytes = (2 * uint32_t(items) + (norms ? 0 : m)) * kBulkRowPitch;
     s.x_stride = uint32_t(in.k * 2 + 127) / 128 * 128 + 64;
     const uint32_t x_bytes = norms ? m * s.x_stride : 0;
+    s.sums_pitch = m == 1 ? 1 : m + 1;
+    const uint32_t sums_bytes = 2 * kBulkConsumerWarps * 16 * s.sums_pitch * 4;
     constexpr uint32_t kScratchBytes = 2 * kBulkConsumerWarps * 4 * 4;
     constexpr uint32_t kBarrierBytes = 2 * kBulkMaxStages * 8;
-    const uint32_t rest =
-        x_bytes + UnitStages::sums_bytes(kBulkConsumerWarps, in.m) + kScratchBytes + kBarrierBytes;
-    s.chunks = (in.k + kBulkStageK - 1) / kBulkStageK;
+    const uint32_t rest = x_bytes + sums_bytes + kScratchBytes + kBarrierBytes;
+    const int wanted = most_units * ((in.k + kBulkStageK - 1) / kBulkStageK);
     // Without the exclusive request two norm-fused blocks could share an SM that becomes free
     // early while another SM stays idle.
     const BulkNormConfig usual = norms ? bulk_norm_config(in.k, most_units, exclusive_bytes)
@@ -88,11 +71,14 @@ inline BulkConfig bulk_config(const GemmInput &in, int items, int most_units,
     const size_t prefetch_bytes =
         tuning.prefetch_bytes > 0 ? tuning.prefetch_bytes : usual.prefetch_bytes;
     const int room = smem_bytes > rest ? int((smem_bytes - rest) / s.stage_bytes) : 0;
-    s.n_stages = std::min({std::max(room, kBulkMinStages), most_units * s.chunks, kBulkMaxStages});
+    s.n_stages = std::min({std::max(room, kBulkMinStages), wanted, kBulkMaxStages});
     s.prefetch_stages =
         std::clamp(int(prefetch_bytes / s.stage_bytes), std::min(1, s.n_stages), s.n_stages);
-    s.place(kBulkConsumerWarps, in.m, x_bytes, kScratchBytes, kBarrierBytes,
-            uint32_t(usual.min_bytes));
+    s.x_at = uint32_t(s.n_stages) * s.stage_bytes;
+    s.sums_at = s.x_at + x_bytes;
+    s.scratch_at = s.sums_at + sums_bytes;
+    s.barriers_at = (s.scratch_at + kScratchBytes + 15) / 16 * 16;
+    s.bytes = std::max(s.barriers_at + kBarrierBytes, uint32_t(usual.min_bytes));
     return s;
 }
 

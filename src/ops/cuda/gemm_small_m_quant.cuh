@@ -1,7 +1,7 @@
 // GEMM for M 1 to 16 with quantised weights (ops/quant_rows.hpp) on compute capability 9, epilogues
 // of gemm_epilogue.cuh. Bound: reading the weights once from DRAM.
 //
-// The pipeline of gemm_small_m_units.cuh with 16 consumer warps. A warp has one slice of 128 (int4) or 64 values
+// The pipeline of gemm_small_m_stages.cuh. A consumer warp has one slice of 128 (int4) or 64 values
 // of every segment.
 //
 //   int4, int8   codes are the operand of mma.sync on signed bytes: int4 takes three integer
@@ -42,7 +42,10 @@ __global__ void __launch_bounds__(kQuantThreads, 1)
 
     launch_dependents();
     if (warp == kQuantWarps && lane == 0) {
-        init_stages(full, empty, shape.n_stages, 1, kQuantWarps);
+        for (int i = 0; i < shape.n_stages; ++i) {
+            mbarrier_init(full + uint32_t(i) * 8, 1);
+            mbarrier_init(empty + uint32_t(i) * 8, kQuantWarps);
+        }
         mbarrier_init(x_full, 1);
         fence_mbarrier_init();
     }
@@ -113,7 +116,7 @@ __global__ void __launch_bounds__(kQuantThreads, 1)
             }
         }
         float acc[8] = {};
-        for (int segment = 0; segment < shape.chunks; ++segment) {
+        for (int segment = 0; segment < shape.segments; ++segment) {
             const int values = min(kSegment, in.k - segment * kSegment);
             const int first = warp * kSlice;
             mbarrier_wait_parity(full + uint32_t(stage) * 8, parity);
@@ -167,9 +170,16 @@ __global__ void __launch_bounds__(kQuantThreads, 1)
         if (stores) {
             const int i = threadIdx.x % 8;
             const int row = threadIdx.x / 8;
-            const float2 total = sum_of_warps<kQuantWarps>(
-                sums + buffer * kQuantWarps * 16 * shape.sums_pitch, i, row, shape.sums_pitch);
-            epilogue.store(unit, i, row, total.x * low_scale, total.y * high_scale,
+            float low_sum = 0;
+            float high_sum = 0;
+#pragma unroll
+            for (int of = 0; of < kQuantWarps; ++of) {
+                const float *of_warp =
+                    sums + ((buffer * kQuantWarps + of) * 16 + i) * shape.sums_pitch + row;
+                low_sum += of_warp[0];
+                high_sum += of_warp[8 * shape.sums_pitch];
+            }
+            epilogue.store(unit, i, row, low_sum * low_scale, high_sum * high_scale,
                            epilogue.prepare(unit, i, operands));
         }
         buffer ^= 1;
@@ -199,12 +209,14 @@ void run_gemm_small_m_quant(device::CudaStream &stream, const GemmInput &in, con
     if (x != SmallX::own) {
         rows = quantise_small_rows<T, Codes>(stream, in, shift);
     }
-    launch_units(
-        stream, gemm_small_m_quant_kernel<T, Codes, Epilogue>, kQuantThreads, epilogue,
-        [&](int rounds) {
-            return small_config(stream, in, w.layout, epilogue.items, rounds, x, shift);
-        },
-        in, rows, w);
+    const int n_units = int((epilogue.count() + epilogue.items - 1) / epilogue.items);
+    const int rounds = (n_units + stream.n_sms - 1) / stream.n_sms;
+    const int grid = (n_units + rounds - 1) / rounds;
+    const SmallConfig shape = small_config(stream, in, w.layout, epilogue.items, rounds, x, shift);
+    const auto kernel = gemm_small_m_quant_kernel<T, Codes, Epilogue>;
+    set_max_dynamic_smem(kernel, size_t(stream.max_shared_bytes));
+    launch(stream, kernel, unsigned(grid), kQuantThreads, shape.bytes, true, in, rows, w, epilogue,
+           n_units, shape);
 }
 
 } // namespace llaisys::ops::cuda

@@ -250,8 +250,10 @@ void launch_gemm_small_m_sm80(const device::CudaStream &stream, const GemmInput 
     const auto kernel = gemm_small_m_sm80_kernel<T, Rows, Epilogue>;
     const size_t bytes = buffer_bytes(Rows) + (kIsOne ? size_t(in.k) * sizeof(T) : 0);
     set_max_dynamic_smem(kernel, bytes);
-    const UnitGrid grid(stream, epilogue);
-    launch(stream, kernel, grid.blocks, kSm80Threads, bytes, true, in, epilogue, grid.n_units);
+    const int n_units = int((epilogue.count() + epilogue.items - 1) / epilogue.items);
+    const int rounds = (n_units + stream.n_sms - 1) / stream.n_sms;
+    const int grid = (n_units + rounds - 1) / rounds;
+    launch(stream, kernel, unsigned(grid), kSm80Threads, bytes, true, in, epilogue, n_units);
 }
 
 template <typename T, typename Epilogue>

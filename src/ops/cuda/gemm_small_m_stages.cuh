@@ -1,8 +1,11 @@
-// Tiling and copies of gemm_small_m_quant.cuh. A stage holds one segment of every weight row of a
-// unit, one bulk copy per row with codes and parameters, and a part of x when x is streamed.
+// Pipeline of gemm_small_m_quant.cuh: one block per SM, 16 consumer warps,
+// 2 producer warps. A stage holds one segment of every weight row of a unit, one bulk copy per row
+// with codes and parameters, and a part of x when x is streamed.
 #pragma once
 
-#include "ops/cuda/gemm_small_m_units.cuh"
+#include "ops/cuda/gemm_epilogue.cuh"
+#include "ops/cuda/gemm_small_m_bulk_config.cuh"
+#include "ops/cuda/mbarrier.cuh"
 #include "ops/cuda/quant_decode.cuh"
 #include "ops/cuda/quant_small_rows.cuh"
 
@@ -23,9 +26,12 @@ constexpr size_t kQuantPrefetchBytes = 64 << 10; // loaded before grid_dependenc
 enum class SmallX { own, kept, streamed };
 constexpr int64_t kSmallOwnValues = 16384; // of x that a block quantises, or one row
 
-// scratch: sums of squares of the warps, for each row of an own x.
-struct SmallConfig : UnitStages {
-    uint32_t segment_bytes, last_segment_bytes, row_pitch;
+// Shared memory layout: stages, x, sums of the warps, scratch, mbarriers. scratch: sums of squares of
+// the warps, for each row of an own x.
+struct SmallConfig {
+    int n_stages, prefetch_stages, segments;
+    uint32_t segment_bytes, last_segment_bytes, row_pitch, stage_bytes;
+    uint32_t x_at, sums_at, sums_pitch, scratch_at, barriers_at, bytes;
     SmallX x;
     int group_shift; // of the rows of x: groups of the weights, at most a slice
     uint32_t scales_at;
@@ -35,6 +41,7 @@ inline SmallConfig small_config(const device::CudaStream &stream, const GemmInpu
                                 const QuantRowLayout &layout, int items, int most_units, SmallX x,
                                 int group_shift) {
     const int64_t segment = quant_segment(layout.codes);
+    const auto m = uint32_t(in.m);
     const auto x_bytes_of = [&](int64_t values) {
         return uint32_t(SmallRows::values_bytes(in.m, values) +
                         SmallRows::scales_bytes(in.m, values, group_shift));
@@ -50,26 +57,31 @@ inline SmallConfig small_config(const device::CudaStream &stream, const GemmInpu
     SmallConfig s{};
     s.x = x;
     s.group_shift = group_shift;
-    s.chunks = int((in.k + segment - 1) / segment);
+    s.segments = int((in.k + segment - 1) / segment);
     s.segment_bytes = uint32_t(layout.segment_bytes(std::min<int64_t>(segment, in.k)));
-    s.last_segment_bytes = uint32_t(layout.segment_bytes(in.k - (s.chunks - 1) * segment));
+    s.last_segment_bytes = uint32_t(layout.segment_bytes(in.k - (s.segments - 1) * segment));
     s.row_pitch = (s.segment_bytes + 127) / 128 * 128 + pitch;
     s.stage_bytes = 2 * uint32_t(items) * s.row_pitch + (is_streamed ? x_bytes_of(segment) : 0);
+    s.sums_pitch = m == 1 ? 1 : m + 1;
+    const uint32_t sums_bytes = 2 * kQuantWarps * 16 * s.sums_pitch * 4;
     constexpr uint32_t kScratchBytes = kQuantWarps * kQuantMaxM * 4;
     constexpr uint32_t kBarrierBytes = (2 * kQuantMaxStages + 1) * 8;
-    const uint32_t rest =
-        x_bytes + UnitStages::sums_bytes(kQuantWarps, in.m) + kScratchBytes + kBarrierBytes + 32;
+    const uint32_t rest = x_bytes + sums_bytes + kScratchBytes + kBarrierBytes + 32;
     const auto most = size_t(stream.max_shared_bytes);
     const auto stages_in = [&](size_t bytes) {
         return bytes > rest ? int((bytes - rest) / s.stage_bytes) : 0;
     };
     const int room =
         std::min(std::max(stages_in(kQuantSmemBytes), kQuantMinStages), stages_in(most));
-    s.n_stages = std::max(1, std::min({room, most_units * s.chunks, kQuantMaxStages}));
+    s.n_stages = std::max(1, std::min({room, most_units * s.segments, kQuantMaxStages}));
     s.prefetch_stages = std::clamp(int(kQuantPrefetchBytes / s.stage_bytes), 1, s.n_stages);
-    // More than half: two blocks on one SM would leave another SM idle.
-    s.place(kQuantWarps, in.m, x_bytes, kScratchBytes, kBarrierBytes, uint32_t(most / 2 + 1024));
+    s.x_at = uint32_t(s.n_stages) * s.stage_bytes;
     s.scales_at = s.x_at + uint32_t(SmallRows::values_bytes(in.m, in.k));
+    s.sums_at = s.x_at + x_bytes;
+    s.scratch_at = s.sums_at + sums_bytes;
+    s.barriers_at = (s.scratch_at + kScratchBytes + 15) / 16 * 16;
+    // More than half: two blocks on one SM would leave another SM idle.
+    s.bytes = std::max(s.barriers_at + kBarrierBytes, uint32_t(most / 2 + 1024));
     return s;
 }
 
@@ -105,7 +117,8 @@ struct StreamedX {
     }
 };
 
-// Producer warp: lanes 0 to 15 copy the weight rows, the others a streamed x.
+// Producer warp: fills every kBulkProducerWarps-th stage from stage `producer` on. Lanes 0 to 15
+// copy the weight rows, the others a streamed x.
 template <typename Epilogue>
 __device__ __forceinline__ void produce_quant_stages(const QuantMatrix &w, const Epilogue &epilogue,
                                                      const StreamedX &x, int own_units,
@@ -118,35 +131,64 @@ __device__ __forceinline__ void produce_quant_stages(const QuantMatrix &w, const
     const uint32_t row_at = uint32_t(group * epilogue.items + i) * shape.row_pitch;
     const uint32_t x_at = 2 * uint32_t(epilogue.items) * shape.row_pitch;
     const uint64_t policy = l2_evict_first_policy();
+    const int total = own_units * shape.segments;
+    const int n_early = min(shape.prefetch_stages, total); // at most n_stages
     const auto copy_x = [&](int segment, int stage) {
         if (group >= 2) {
             x.copy(segment, stages + uint32_t(stage) * shape.stage_bytes + x_at,
                    full + uint32_t(stage) * 8);
         }
     };
-    const auto row_bytes = [&](int segment) {
-        return segment + 1 == shape.chunks ? shape.last_segment_bytes : shape.segment_bytes;
+    const auto copy_early_x = [&] { // of the prefetched stages
+        grid_dependency_wait();
+        for (int e = producer; e < n_early; e += kBulkProducerWarps) {
+            copy_x(e % shape.segments, e);
+        }
     };
-    produce_units(
-        shape, own_units, full, empty, producer, is_weight,
-        static_cast<const unsigned char *>(nullptr),
-        [&](int unit) {
-            const int64_t row = epilogue.row_index(unit, group, i);
-            return row >= 0 ? w.bytes + row * w.row_bytes : nullptr;
-        },
-        [&](const unsigned char *from, int segment, int stage, bool has_input) {
-            if (from != nullptr) {
-                cp_async_bulk(stages + uint32_t(stage) * shape.stage_bytes + row_at,
-                              from + int64_t(segment) * shape.segment_bytes, row_bytes(segment),
-                              full + uint32_t(stage) * 8, policy);
-            } else if (has_input) {
-                copy_x(segment, stage);
-            }
-        },
-        copy_x,
-        [&](unsigned present, int segment) {
-            return uint32_t(__popc(present)) * row_bytes(segment) + x.bytes(segment);
-        });
+    bool has_input = false;
+    int unit_at = -1; // unit of `from`
+    const unsigned char *from = nullptr;
+    int stage = producer;
+    uint32_t round = 0;
+    for (int s = producer; s < total; s += kBulkProducerWarps) {
+        if (s >= n_early && !has_input) {
+            copy_early_x();
+            has_input = true;
+        }
+        const int segment = s % shape.segments;
+        if (is_weight && s / shape.segments != unit_at) {
+            unit_at = s / shape.segments;
+            const int64_t row =
+                epilogue.row_index(int(blockIdx.x) + unit_at * int(gridDim.x), group, i);
+            from = row >= 0 ? w.bytes + row * w.row_bytes : nullptr;
+        }
+        if (round > 0) {
+            mbarrier_wait_parity(empty + uint32_t(stage) * 8, (round - 1) & 1);
+        }
+        const unsigned present = __ballot_sync(kFullMask, from != nullptr);
+        const uint32_t bytes =
+            segment + 1 == shape.segments ? shape.last_segment_bytes : shape.segment_bytes;
+        if (lane == 0) {
+            mbarrier_arrive_expect_tx(full + uint32_t(stage) * 8,
+                                      uint32_t(__popc(present)) * bytes + x.bytes(segment));
+        }
+        __syncwarp();
+        if (from != nullptr) {
+            cp_async_bulk(stages + uint32_t(stage) * shape.stage_bytes + row_at,
+                          from + int64_t(segment) * shape.segment_bytes, bytes,
+                          full + uint32_t(stage) * 8, policy);
+        } else if (s >= n_early) {
+            copy_x(segment, stage);
+        }
+        stage += kBulkProducerWarps;
+        if (stage >= shape.n_stages) {
+            stage -= shape.n_stages;
+            ++round;
+        }
+    }
+    if (!has_input) {
+        copy_early_x();
+    }
 }
 
 } // namespace llaisys::ops::cuda

@@ -1,4 +1,4 @@
-// Tiling, shared memory layout and tuning of gemm_tma_m96.cuh.
+// Tiling and shared memory layout of gemm_tma_m96.cuh.
 #pragma once
 
 #include "ops/cuda/gemm_epilogue.cuh"
@@ -29,15 +29,10 @@ inline int clusters_at_once(const device::CudaStream &stream, int cluster) {
     return cluster == 1 ? stream.n_sms : std::max(1, stream.n_sms / 16 * 16 / cluster);
 }
 
-// Tiling and shared memory layout of a TmaBlock: mbarriers, stages, partial sums.
 struct AtomTiles {
     int cluster, atoms;          // blocks per cluster; atoms per cluster
     int n_atoms, atoms_per_head; // in all; per head (AtomLayout)
     int load_atoms;              // atoms per TMA load, all of one head
-    int k_tiles, all_k_tiles;    // of a block; in all
-    int n_stages, prefetch_stages;
-    uint32_t weight_bytes, x_bytes; // of a stage, transferred
-    uint32_t x_at, stage_bytes, sums_at, bytes;
 
     // At most `most` atoms per cluster.
     AtomTiles(const device::CudaStream &stream, int blocks, int64_t count, int64_t of_head,
@@ -50,10 +45,6 @@ struct AtomTiles {
         atoms += atoms_per_head < n_atoms && atoms > 1 ? atoms % 2 : 0;
         load_atoms = atoms_per_head < n_atoms ? std::gcd(atoms, atoms_per_head) : atoms;
     }
-    void split_k(int tiles) {
-        all_k_tiles = tiles;
-        k_tiles = (tiles + cluster - 1) / cluster;
-    }
     // Shared memory of the partial sums of a cluster that splits K.
     uint32_t exchange_bytes(int columns) const {
         const auto fragments = uint32_t(atoms * columns / 8), blocks = uint32_t(cluster);
@@ -63,6 +54,9 @@ struct AtomTiles {
 
 struct M96Config : AtomTiles {
     using AtomTiles::AtomTiles;
+    int k_tiles, all_k_tiles;
+    int n_stages, prefetch_stages;
+    uint32_t x_at, stage_bytes, sums_at, bytes;
 
     bool fits(const device::CudaStream &stream) const {
         return atoms <= kM96MaxAtoms && bytes <= uint32_t(stream.max_shared_bytes);
@@ -73,17 +67,18 @@ template <typename T>
 M96Config m96_config(const device::CudaStream &stream, const AtomLayout<T> &layout, int64_t k,
                      int columns, const M96Tuning &tuning) {
     M96Config s(stream, tuning.cluster, layout.count, layout.atoms_per_head, kM96MaxAtoms);
-    s.split_k(int((k + kTmaTileK - 1) / kTmaTileK));
-    s.x_at = s.weight_bytes = uint32_t(s.atoms) * kM96AtomBytes;
-    s.x_bytes = uint32_t(columns) * kTmaRowBytes;
-    s.stage_bytes = s.x_at + s.x_bytes;
+    s.all_k_tiles = int((k + kTmaTileK - 1) / kTmaTileK);
+    s.k_tiles = (s.all_k_tiles + s.cluster - 1) / s.cluster;
+    s.x_at = uint32_t(s.atoms) * kM96AtomBytes;
+    s.stage_bytes = s.x_at + uint32_t(columns) * kTmaRowBytes;
     s.n_stages =
         std::min({std::max(2, int(tuning.buffer_bytes / s.stage_bytes)), s.k_tiles, kM96MaxStages});
-    s.prefetch_stages = std::clamp(int(tuning.prefetch_bytes / s.weight_bytes), 1, s.n_stages);
+    s.prefetch_stages = std::clamp(int(tuning.prefetch_bytes / s.x_at), 1, s.n_stages);
     // A group of four atoms may read past the last stage; those sums are dropped.
     const uint32_t past = uint32_t((s.atoms + 3) / 4 * 4 - s.atoms) * kM96AtomBytes;
     const uint32_t end = kM96BarrierBytes + uint32_t(s.n_stages) * s.stage_bytes;
-    s.sums_at = end + std::max(past, s.x_bytes) - s.x_bytes;
+    const uint32_t x = uint32_t(columns) * kTmaRowBytes;
+    s.sums_at = end + std::max(past, x) - x;
     s.bytes = s.sums_at + s.exchange_bytes(columns);
     if (tuning.exclusive_sm) {
         s.bytes = std::max(s.bytes, uint32_t(stream.max_shared_bytes) / 2 + 1024);

@@ -20,6 +20,7 @@
 #include "ops/cuda/gemm_tma_quant_rows.cuh"
 #include "ops/cuda/gemm_tma_quant_tile.cuh"
 #include "ops/cuda/gemm_tma_sums.cuh"
+#include "ops/cuda/tma_pipeline.cuh"
 
 namespace llaisys::ops::cuda {
 
@@ -39,19 +40,42 @@ __global__ void __launch_bounds__(quant_tma_threads(Columns), 1)
     constexpr bool kIsF8 = Codes == QuantCodes::f8;
     constexpr int kSegment = int(quant_segment(Codes));
     constexpr int kTile = quant_tile_values(Codes);
-    const TmaBlock<Columns> block(shared, shape, m);
-    const uint32_t full = block.full;
-    const int warp = block.warp, lane = block.lane;
-    const int n_groups = block.n_groups;
-    const int first_k_tile = block.first_k_tile, own_k_tiles = block.own_k_tiles;
+    const uint32_t full = smem_address(shared);
+    const uint32_t empty = full + kM96MaxStages * 8;
+    const uint32_t exchange = empty + kM96MaxStages * 8;
+    const uint32_t buffer = full + kM96BarrierBytes;
+    const int warp = __shfl_sync(kFullMask, threadIdx.x / kWarpSize, 0); // warp-uniform
+    const int lane = threadIdx.x % kWarpSize;
+    const int n_groups = (shape.atoms + 3) / 4;
+    const int rank = int(blockIdx.x) % shape.cluster;
+    const int first_atom = int(blockIdx.x) / shape.cluster * shape.atoms;
+    const int first_k_tile = rank * shape.k_tiles;
+    const int own_k_tiles = max(0, min(shape.k_tiles, shape.all_k_tiles - first_k_tile));
+    const TmaSums<Columns> result{shape.cluster, shape.atoms, shape.n_atoms,        first_atom,
+                                  rank,          m,           full + shape.sums_at, exchange};
 
     launch_dependents();
-    block.init(shape.keeps_x ? 1 : 2, n_groups * 4);
-    if (block.loads_weights()) {
+    if (threadIdx.x == n_groups * 128) {
+        for (int stage = 0; stage < shape.n_stages; ++stage) {
+            mbarrier_init(full + uint32_t(stage) * 8, shape.keeps_x ? 1 : 2);
+            mbarrier_init(empty + uint32_t(stage) * 8, uint32_t(n_groups) * 4);
+        }
+        mbarrier_init(exchange, 1);
+        fence_mbarrier_init();
+        mbarrier_arrive_expect_tx(exchange, result.expected_bytes());
+    }
+    __syncthreads();
+    if (shape.cluster > 1) {
+        barrier_cluster_arrive_relaxed();
+    }
+    const TmaPipeline stages{shape.n_stages, shape.stage_bytes, full, empty};
+    if (warp == n_groups * 4) {
         const uint64_t policy = l2_evict_first_policy();
+        const int first_head = first_atom / shape.atoms_per_head;
+        const int first_in_head = first_atom - first_head * shape.atoms_per_head;
         produce_stages(
-            block.stages(), first_k_tile, own_k_tiles, 1, block.buffer, shape.weight_bytes,
-            shape.prefetch_stages, [&](uint32_t to, int k_tile, uint32_t barrier) {
+            stages, first_k_tile, own_k_tiles, 1, buffer, shape.weight_bytes, shape.prefetch_stages,
+            [&](uint32_t to, int k_tile, uint32_t barrier) {
                 const int value = k_tile * kTile;
                 const int segment = value / kSegment;
                 const int in_segment = value - segment * kSegment;
@@ -60,19 +84,23 @@ __global__ void __launch_bounds__(quant_tma_threads(Columns), 1)
                 const int values = min(kSegment, shape.k - segment * kSegment);
                 const int params_at = at + (kIsInt4 ? values / 2 : values) +
                                       (in_segment / kTile * shape.tile_param_bytes & ~15);
-                block.load_atoms([&](int atom, int in_head, int head) {
+                int head = first_head, in_head = first_in_head;
+                for (int atom = 0; atom < shape.atoms; atom += shape.load_atoms) {
                     tma_load(to + uint32_t(atom) * kM96AtomBytes, &maps.w, codes_at, 0, 0, in_head,
                              head, barrier, policy);
                     if (shape.param_row > 0) {
                         tma_load(to + shape.params_at + uint32_t(atom * 16) * shape.param_row,
                                  &maps.params, params_at, 0, 0, in_head, head, barrier, policy);
                     }
-                });
+                    in_head += shape.load_atoms;
+                    head += in_head == shape.atoms_per_head ? 1 : 0;
+                    in_head = in_head == shape.atoms_per_head ? 0 : in_head;
+                }
             });
-    } else if (block.loads_x() && !shape.keeps_x) {
+    } else if (warp == n_groups * 4 + 1 && !shape.keeps_x) {
         const uint64_t policy = l2_evict_last_policy();
-        produce_stages(block.stages(), first_k_tile, own_k_tiles, 1, block.buffer + shape.x_at,
-                       shape.x_bytes, 0, [&](uint32_t to, int k_tile, uint32_t barrier) {
+        produce_stages(stages, first_k_tile, own_k_tiles, 1, buffer + shape.x_at, shape.x_bytes, 0,
+                       [&](uint32_t to, int k_tile, uint32_t barrier) {
                            const int tiles = kIsInt4 ? kTile / kTmaTileK : shape.planes;
                            for (int i = 0; i < tiles; ++i) {
                                tma_load(to + uint32_t(i * Columns) * kTmaRowBytes, &maps.x,
@@ -96,8 +124,8 @@ __global__ void __launch_bounds__(quant_tma_threads(Columns), 1)
             !kIsF8 ? 1.0f : weights.row_scale(epilogue.row_index(atom, 1, lane / 4));
         epilogue.store(atom, lane / 4, row, low * low_scale, high * high_scale, prepared);
     };
-    float sums[Columns / 2] = {};
-    if (block.computes()) {
+    if (warp < n_groups * 4) {
+        float sums[Columns / 2] = {};
         const int own_atom = min(warp, shape.atoms - 1); // sums of other warps are dropped
         auto *scratch = reinterpret_cast<float *>(shared + kM96BarrierBytes / 2);
         if constexpr (Columns == 8 && !kIsInt4) {
@@ -154,7 +182,7 @@ __global__ void __launch_bounds__(quant_tma_threads(Columns), 1)
             }
             __syncwarp();
             if (lane == 0) {
-                mbarrier_arrive(block.empty + uint32_t(stage) * 8);
+                mbarrier_arrive(empty + uint32_t(stage) * 8);
             }
             const bool is_last = ++stage == shape.n_stages;
             stage = is_last ? 0 : stage;
@@ -172,8 +200,19 @@ __global__ void __launch_bounds__(quant_tma_threads(Columns), 1)
                 shape.keeps_x ? scratch + 2 * kM96MaxAtoms + row : x_scales + row;
             sums[i] *= row < m ? *x_scale * (kIsF8 ? 1.0f : 512.0f) : 0.0f;
         }
+        if (shape.cluster == 1) {
+            result.store_own(sums, warp, epilogue, store);
+            return;
+        }
+        barrier_cluster_wait(); // peers have initialized their mbarriers
+        result.send(sums, warp);
+    } else if (shape.cluster > 1) {
+        barrier_cluster_wait();
+    } else {
+        return;
     }
-    block.finish(sums, shared, epilogue, store);
+    result.reduce(reinterpret_cast<const float4 *>(shared + shape.sums_at), warp, n_groups * 4 + 2,
+                  epilogue, store);
 #endif
 }
 
@@ -210,17 +249,22 @@ void launch_gemm_tma_quant(const device::CudaStream &stream, const GemmInput &in
             : make_byte_map<2>(reinterpret_cast<const unsigned char *>(x.sums),
                                {x.k / x.sum_values * 4, x.m}, {x.sums_pitch() * 4},
                                {uint32_t(s.x_sums_row), Columns}, CU_TENSOR_MAP_SWIZZLE_NONE);
-    launch_gemm_tma(stream, gemm_tma_quant_kernel<Codes, Columns, Epilogue>, maps, s, in.m, w,
-                    x.scales, in, epilogue);
+    const int clusters = (s.n_atoms + s.atoms - 1) / s.atoms;
+    const int threads = (s.atoms + 3) / 4 * 128 + 2 * kWarpSize;
+    const auto kernel = gemm_tma_quant_kernel<Codes, Columns, Epilogue>;
+    set_max_dynamic_smem(kernel, size_t(stream.max_shared_bytes));
+    launch(stream, kernel, unsigned(clusters * s.cluster), unsigned(threads), s.bytes,
+           {true, unsigned(s.cluster)}, maps, s, in.m, w, x.scales, in, epilogue);
 }
 
 // Whether the kernel supports this device, layout and shape.
 inline bool can_gemm_tma_quant(const device::CudaStream &stream, const QuantRowLayout &layout,
                                const AtomRows &rows, int64_t m, int64_t k) {
     const bool has_codes = layout.codes != QuantCodes::int4 || layout.group >= 32;
-    return has_codes && !stream.is_exact && has_tma_clusters(stream) && m >= 1 &&
-           m <= quant_tma_rows(layout.codes) && k > 0 &&
-           k % (layout.codes == QuantCodes::f8 ? 128 : 32) == 0 && rows.count > 0;
+    return has_codes && !stream.is_exact && has_wgmma(stream) && encode_tensor_map() != nullptr &&
+           m >= 1 && m <= quant_tma_rows(layout.codes) && k > 0 &&
+           k % (layout.codes == QuantCodes::f8 ? 128 : 32) == 0 && rows.count > 0 &&
+           stream.n_sms >= 16;
 }
 
 template <QuantCodes Codes, typename Epilogue>

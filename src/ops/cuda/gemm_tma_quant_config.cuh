@@ -28,13 +28,16 @@ constexpr int quant_tma_rows(QuantCodes codes) {
 }
 struct QuantTmaConfig : AtomTiles {
     using AtomTiles::AtomTiles;
-    int k, planes, group_shift;
+    int k, k_tiles, all_k_tiles; // k_tiles: of a block
+    int planes, group_shift;
+    int n_stages, prefetch_stages;
     int segment_bytes, tile_param_bytes; // of a row
     int x_sums_row;                      // bytes of sums per row of x and stage
     bool keeps_x;                        // the block quantises its part of x itself and keeps it
     uint32_t kept_at, kept_sums_at;      // planes and sums of a kept x, K tile after K tile
     uint32_t param_row;                  // bytes of parameters per row and stage; 0: none
-    uint32_t params_at, x_sums_at;       // in a stage
+    uint32_t weight_bytes, x_bytes;      // of a stage, transferred
+    uint32_t x_at, params_at, x_sums_at, stage_bytes, sums_at, bytes;
 };
 
 inline QuantTmaConfig quant_tma_config(const device::CudaStream &stream,
@@ -45,7 +48,8 @@ inline QuantTmaConfig quant_tma_config(const device::CudaStream &stream,
     QuantTmaConfig s(stream, tuning.cluster, rows.count, rows.atoms_per_head,
                      quant_tma_atoms(columns));
     s.k = int(k);
-    s.split_k(int((k + tile - 1) / tile));
+    s.all_k_tiles = int((k + tile - 1) / tile);
+    s.k_tiles = (s.all_k_tiles + s.cluster - 1) / s.cluster;
     s.planes = planes;
     s.group_shift = group_shift(layout.group);
     s.segment_bytes = int(layout.segment_bytes(quant_segment(layout.codes)));

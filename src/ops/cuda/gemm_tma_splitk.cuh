@@ -131,7 +131,10 @@ __global__ void __launch_bounds__(kSplitKThreads, 3)
     launch_dependents();
     if (threadIdx.x == kSplitKWarpgroups * 128) {
         const bool is_ones = shape.groups_alternate && shape.k_tiles_per_stage == 1;
-        init_stages(full, empty, shape.n_stages, 2, uint32_t(is_ones ? 1 : n_groups));
+        for (int stage = 0; stage < shape.n_stages; ++stage) {
+            mbarrier_init(full + uint32_t(stage) * 8, 2);
+            mbarrier_init(empty + uint32_t(stage) * 8, uint32_t(is_ones ? 1 : n_groups));
+        }
         mbarrier_init(exchange, 1);
         fence_mbarrier_init();
         const int ending = (shape.atoms - rank + shape.cluster - 1) / shape.cluster;
