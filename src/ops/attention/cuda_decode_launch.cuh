@@ -82,30 +82,29 @@ void launch_decode(device::CudaStream &stream, const AttentionArgs &args, const 
            {true, has_clusters ? unsigned(splits.n) : 1u}, args, tokens, splits);
 }
 
-// Blocks of all SMs that run at once. Registers leave room for 16 warps per SM.
+// Blocks of all SMs that run at once, in clusters of n. Registers leave room for 16 warps per SM.
 template <typename T, int D, int HeadTiles>
-int64_t resident_decode_blocks(const device::CudaStream &stream, const DecodeShape &shape) {
+int64_t resident_decode_blocks(const device::CudaStream &stream, const DecodeShape &shape, int n) {
     constexpr int kOwnShared = 2 << 10; // upper bound of static and reserved shared memory
-    const bool has_combine = stream.has_pdl && shape.warps == kDecodeWarps;
     const int bytes = shape.warps * shape.stages * int(DecodeTile<T, D>::kBytes) + kOwnShared +
-                      (has_combine ? combine_bytes<D>(8 * HeadTiles, kMaxSplits) : 0);
+                      (stream.has_pdl ? combine_bytes<D>(8 * HeadTiles, n) : 0);
     const int per_sm = std::min((stream.max_shared_bytes + (1 << 10)) / bytes, 16 / shape.warps);
     return int64_t(per_sm) * stream.n_sms;
 }
 
 // The deepest pipelines with which all blocks run at once; without any, three blocks per SM, which
 // hide the start of a block behind the others. Blocks of few tokens should fit beside those of the
-// previous and the next kernel.
+// previous and the next kernel. n: splits.
 template <typename T, int D, int HeadTiles>
-DecodeShape decode_shape(const device::CudaStream &stream, int64_t units) {
+DecodeShape decode_shape(const device::CudaStream &stream, int64_t units, int n) {
     constexpr DecodeShape kDefault{kDecodeWarps, 2};
     if (2 * stream.n_sms / units >= 4) {
         return kDefault;
     }
     for (const DecodeShape shape :
          {DecodeShape{kDecodeWarps, 3}, kDefault, DecodeShape{2, 3}, DecodeShape{2, 2}}) {
-        const bool is_allowed = shape.warps == kDecodeWarps || !stream.is_exact;
-        if (is_allowed && units <= resident_decode_blocks<T, D, HeadTiles>(stream, shape)) {
+        const bool is_allowed = shape.warps == kDecodeWarps || n == 1;
+        if (is_allowed && units * n <= resident_decode_blocks<T, D, HeadTiles>(stream, shape, n)) {
             return shape;
         }
     }
@@ -128,7 +127,7 @@ void run_decode(device::CudaStream &stream, const AttentionArgs &args, const int
     }
     const int n = decode_splits(stream, units);
     if constexpr (D == 64 || D == 128) {
-        DecodeShape shape = decode_shape<T, D, HeadTiles>(stream, units);
+        DecodeShape shape = decode_shape<T, D, HeadTiles>(stream, units, n);
         shape.warps = tuning.warps > 0 ? tuning.warps : shape.warps;
         shape.stages = tuning.stages > 0 ? tuning.stages : shape.stages;
         const auto launch_shape = [&](auto stages, auto warps) {
