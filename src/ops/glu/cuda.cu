@@ -35,7 +35,7 @@ __global__ void geglu_kernel(cuda::Reals out, int64_t ldo, cuda::Reals gate, int
     }
     constexpr float kTwiceRoot = 1.5957691216057308f; // 2 sqrt(2 / pi)
     const float x = gate.load(row * ldg + i);
-    const float gelu = is_erf ? 0.5f * x * (1.0f + erff(x * 0.70710678f))
+    const float gelu = is_erf ? 0.5f * x * erfcf(-0.70710678f * x)
                               : x / (1.0f + expf(-kTwiceRoot * (x + 0.044715f * x * x * x)));
     out.store(row * ldo + i, gelu * (up.data != nullptr ? up.load(row * ldu + i) : 1.0f));
 }
