@@ -1,7 +1,7 @@
 // Fused steps of a decoder layer, by number of rows, with 16-bit weights:
 //
 //   up to 16   gemm_small_m.cuh: RMS norm in the prologue, SwiGLU or RoPE + KV store in the epilogue;
-//              a separate norm kernel where the GEMM cannot fuse it
+//              as below where it cannot fuse the norm (hidden sizes above 4,096, more than one row)
 //   up to 96   norm kernel, then gemm_tma_m96.cuh with the same epilogues, where it is the fastest
 //   up to 256  as below, with gemm_swiglu_m256.cuh for gate and up on compute capability 9.0
 //   more       norm kernel, one cuBLASLt GEMM over adjacent weights, then a kernel for biases, RoPE and

@@ -106,27 +106,29 @@ inline bool run_f8_norm(const device::Stream &stream, const Tensor &residual, co
                             norm.normed.dtype(), first, n, out);
 }
 
-// Few rows: gemm_small_m.cuh; otherwise a norm kernel, then gemm_tma_m96.cuh. False where that is
-// not supported or not the fastest. is_normed: norm.normed has the normalized rows.
+// Few rows: gemm_small_m.cuh; otherwise, and where that cannot fuse the norm, a norm kernel, then
+// gemm_tma_m96.cuh. False where that is not supported or not the fastest. is_normed: norm.normed has
+// the normalized rows.
 template <typename T, typename Epilogue>
 bool run_fused(const device::Stream &stream, const Tensor &residual, const Norm &norm,
                const Epilogue &epilogue, const cuda::M96Tuning &tuning, bool is_normed = false) {
     const device::CudaStream &cuda_stream = device::cuda_stream_of(stream);
     const int64_t m = residual.size(0), k = residual.size(1);
-    if (m <= cuda::max_fused_rows(cuda_stream)) {
-        const bool can_fuse = cuda::can_fuse_norm(cuda_stream, m, k);
+    const bool are_few = m <= cuda::max_fused_rows(cuda_stream);
+    const bool can_fuse = are_few && cuda::can_fuse_norm(cuda_stream, m, k);
+    const bool has_m96 = !cuda_stream.is_exact &&
+                         cuda::can_gemm_tma_m96<T>(cuda_stream, normed_input(residual, norm),
+                                                   epilogue.atoms(), tuning);
+    if (are_few && (m == 1 || can_fuse || is_normed || !has_m96)) {
         cuda::run_gemm_small_m<T>(
             cuda_stream, gemm_input(stream, residual, norm, can_fuse, is_normed), epilogue);
         return true;
     }
-    if (cuda_stream.is_exact ||
-        !cuda::can_gemm_tma_m96<T>(cuda_stream, normed_input(residual, norm), epilogue.atoms(),
-                                   tuning)) {
-        return false;
+    if (has_m96) {
+        cuda::run_gemm_tma_m96<T>(cuda_stream, gemm_input(stream, residual, norm, false, is_normed),
+                                  epilogue, tuning);
     }
-    cuda::run_gemm_tma_m96<T>(cuda_stream, gemm_input(stream, residual, norm, false, is_normed),
-                              epilogue, tuning);
-    return true;
+    return has_m96;
 }
 
 // Epilogue that stores the products of n adjacent weight rows.
