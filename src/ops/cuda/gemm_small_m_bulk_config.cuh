@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/cuda/gemm_epilogue.cuh"
+#include "ops/cuda/tuning_sm90.hpp"
 
 #include <algorithm>
 
@@ -16,31 +17,6 @@ constexpr int kBulkWarpK = kBulkStageK / kBulkConsumerWarps;
 constexpr uint32_t kBulkRowPitch = kBulkStageK * 2 + 64; // bytes between rows of a stage
 constexpr int kBulkMinStages = 4;
 constexpr int kBulkMaxStages = 16;
-
-// Overrides for tuning runs; 0 selects the default.
-struct BulkTuning {
-    size_t smem_bytes = 0;     // of a block
-    size_t prefetch_bytes = 0; // loaded before grid_dependency_wait()
-};
-constexpr size_t kBulkPrefetchBytes = 54 << 10; // two or three stages of full units
-constexpr size_t kBulkSmemBytes = 150 * 1000;
-
-// Pipeline of GEMMs with a fused norm, measured inside decode steps of two models. A block of
-// gemm_tma_splitk.cuh must fit on the SM beside a gate/up block, and must not fit beside a q/k/v
-// block. For long K, a larger prefetch slows the neighbouring GEMMs.
-struct BulkNormConfig {
-    size_t smem_bytes, prefetch_bytes, min_bytes; // min_bytes: requested at least
-};
-constexpr int kBulkShortK = 2048; // values
-constexpr int kBulkFewUnits = 4;  // per block
-inline BulkNormConfig bulk_norm_config(int k, int most_units, size_t exclusive_bytes) {
-    if (k <= kBulkShortK) {
-        return most_units <= kBulkFewUnits ? BulkNormConfig{132 << 10, 132 << 10, 150 << 10}
-                                           : BulkNormConfig{132 << 10, 90 << 10, exclusive_bytes};
-    }
-    return most_units <= kBulkFewUnits ? BulkNormConfig{150 << 10, 54 << 10, exclusive_bytes}
-                                       : BulkNormConfig{60 * 1000, 18 << 10, exclusive_bytes};
-}
 
 // Shared memory layout: stages, normalized x, partial sums, scratch, mbarriers.
 struct BulkConfig {

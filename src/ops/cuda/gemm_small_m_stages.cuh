@@ -20,9 +20,6 @@ constexpr int kQuantMaxKeptX = 132 << 10; // bytes of x in shared memory
 constexpr int kQuantMinStages = 3;
 constexpr int kQuantMaxStages = 16;
 
-constexpr size_t kQuantSmemBytes = 150 * 1000;   // of a block
-constexpr size_t kQuantPrefetchBytes = 64 << 10; // loaded before grid_dependency_wait()
-
 enum class SmallX { own, kept, streamed };
 constexpr int64_t kSmallOwnValues = 16384; // of x that a block quantises, or one row
 

@@ -3,6 +3,7 @@
 
 #include "ops/cuda/gemm_epilogue.cuh"
 #include "ops/cuda/tma.cuh"
+#include "ops/cuda/tuning_sm90.hpp"
 
 #include <algorithm>
 #include <numeric>
@@ -16,13 +17,6 @@ constexpr int kM96MaxStages = 24;
 constexpr uint32_t kM96BarrierBytes = 1024;
 constexpr uint32_t kM96AtomBytes = 16 * kTmaRowBytes;  // of one K tile
 constexpr uint32_t kM96FragmentBytes = kWarpSize * 16; // partial sums of one atom and 8 rows of x
-
-// Tuning parameters; values measured inside decode steps.
-struct M96Tuning {
-    int cluster = 1;
-    size_t buffer_bytes = 128 << 10, prefetch_bytes = 64 << 10;
-    bool exclusive_sm = false; // at most one block per SM
-};
 
 // Clusters that run at once. A cluster is placed within one GPC, which has at least 16 SMs.
 inline int clusters_at_once(const device::CudaStream &stream, int cluster) {
@@ -87,42 +81,5 @@ M96Config m96_config(const device::CudaStream &stream, const AtomLayout<T> &layo
 }
 
 constexpr int m96_columns(int64_t m) { return m <= 32 ? 32 : m <= 64 ? 64 : 96; }
-
-// Fastest settings inside decode steps of two models with hidden sizes 1,536 and 3,584. cluster
-// 0: cuBLASLt is faster. m: rows of x; hidden: hidden size.
-constexpr int64_t kM96LongK = 2048; // hidden size
-inline M96Tuning m96_qkv_tuning(int64_t m, int64_t hidden) {
-    if (hidden > kM96LongK) {
-        return m <= 32   ? M96Tuning{2, 104 << 10, 96 << 10, true}
-               : m <= 64 ? M96Tuning{4, 170 << 10, 128 << 10}
-                         : M96Tuning{0};
-    }
-    return m <= 32   ? M96Tuning{4, 128 << 10, 32 << 10}
-           : m <= 64 ? M96Tuning{4, 170 << 10, 128 << 10}
-                     : M96Tuning{2, 112 << 10, 64 << 10};
-}
-inline M96Tuning m96_gate_up_tuning(int64_t m, int64_t hidden) {
-    if (hidden > kM96LongK) {
-        return {1, size_t(m <= 32 ? 205 : 170) << 10, 128 << 10, m > 64};
-    }
-    return {1, size_t(m <= 64 ? 128 : 170) << 10, 64 << 10, true};
-}
-inline M96Tuning m96_residual_tuning(int64_t m, int64_t hidden, int64_t k) {
-    const bool is_down = k > 2 * hidden;
-    if (hidden > kM96LongK) {
-        if (is_down) {
-            return m <= 32   ? M96Tuning{2, 170 << 10, 128 << 10}
-                   : m <= 64 ? M96Tuning{2, 205 << 10, 64 << 10}
-                             : M96Tuning{2, 170 << 10, 200 << 10};
-        }
-        return m <= 32 ? M96Tuning{4, 96 << 10, 64 << 10} : M96Tuning{0};
-    }
-    if (is_down) {
-        return m <= 64 ? M96Tuning{4, 96 << 10, size_t(m <= 32 ? 32 : 96) << 10} : M96Tuning{0};
-    }
-    return m <= 32   ? M96Tuning{8, 80 << 10, 64 << 10}
-           : m <= 64 ? M96Tuning{4, 112 << 10, 64 << 10}
-                     : M96Tuning{2, 170 << 10, 64 << 10};
-}
 
 } // namespace llaisys::ops::cuda

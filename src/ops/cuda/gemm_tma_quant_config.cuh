@@ -4,6 +4,7 @@
 #include "ops/cuda/gemm_tma_m96_config.cuh"
 #include "ops/cuda/quant_activations.cuh"
 #include "ops/cuda/quant_decode.cuh"
+#include "ops/cuda/tuning_sm90.hpp"
 
 namespace llaisys::ops::cuda {
 
@@ -85,9 +86,6 @@ inline QuantTmaConfig quant_tma_config(const device::CudaStream &stream,
     s.bytes = s.sums_at + exchange;
     return s;
 }
-
-// Larger clusters are slower in decode steps; many rows of x are read once per cluster.
-constexpr int quant_max_cluster(int columns) { return columns > 96 ? 4 : 2; }
 
 // Blocks per cluster: least work of the most loaded block, where the exchange of a cluster counts
 // as two K tiles.

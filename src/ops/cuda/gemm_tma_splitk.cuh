@@ -19,6 +19,7 @@
 #include "ops/cuda/gemm_epilogue.cuh"
 #include "ops/cuda/tma.cuh"
 #include "ops/cuda/tma_pipeline.cuh"
+#include "ops/cuda/tuning_sm90.hpp"
 
 #include <algorithm>
 
@@ -41,19 +42,6 @@ struct SplitKProblem {
     int64_t ldo;
     bool adds;
 };
-
-// Overrides for tuning runs; 0 selects the default.
-struct SplitKTuning {
-    int cluster = 0;
-    size_t buffer_bytes = 0, prefetch_bytes = 0, stage_bytes = 0; // stage_bytes: approximate
-};
-
-// Measured inside decode steps of two models. Wide outputs prefer a large pipeline that leaves no
-// room for other blocks on the SM; narrow outputs prefer to share the SM.
-constexpr int kSplitKWideN = 2048; // outputs
-constexpr SplitKTuning kSplitKWide = {2, 190 << 10, 150 << 10, 24 << 10};
-constexpr SplitKTuning kSplitKNarrow = {4, 80 << 10, 54 << 10, 12 << 10}; // m up to 8
-constexpr SplitKTuning kSplitKNarrow16 = {8, 80 << 10, 36 << 10, 24 << 10};
 
 // Tiling and shared memory layout.
 struct SplitKConfig {
@@ -270,9 +258,7 @@ inline bool can_gemm_tma_splitk(const device::CudaStream &stream, const SplitKPr
            splitk_config(stream, p.n, p.k, kSplitKMaxM, {}).atoms <= kSplitKMaxAtoms;
 }
 
-// Whether it is the fastest choice. For M = 1 and more weights than this, gemv_sm90.cuh is
-// faster.
-constexpr int64_t kSplitKMaxGemvWeights = 16 << 20;
+// Whether it is the fastest choice.
 inline bool prefers_gemm_tma_splitk(const device::CudaStream &stream, const SplitKProblem &p) {
     return !stream.is_exact && (p.m > 1 || int64_t(p.n) * p.k <= kSplitKMaxGemvWeights) &&
            can_gemm_tma_splitk(stream, p);

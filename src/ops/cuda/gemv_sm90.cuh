@@ -4,24 +4,11 @@
 #pragma once
 
 #include "ops/cuda/gemv_pipeline.cuh"
+#include "ops/cuda/tuning_sm90.hpp"
 
 namespace llaisys::ops::cuda {
 
 constexpr int kGemvNormVectors = 4; // float4 values per thread of a normalized row
-
-// Overrides for tuning runs; 0 selects the default.
-struct GemvTuning {
-    int warps = 0;
-    int k_splits = 0; // divides warps
-    int k_block = 0;  // largest number of values per stage
-    int stages = 0;   // per warp
-    int late = 0;     // copies not yet issued when launch_dependents() is called
-};
-// Blocks use the large buffer if they fuse the norm and read many weights, or if K is long.
-constexpr int64_t kGemvLargeBlockBytes = 400 * 1000; // weights per block
-constexpr int kGemvLongK = 4096;                     // values of x
-constexpr int kGemvLargeBufferBytes = 168 << 10;     // bytes
-constexpr int kGemvBufferBytes = 84 << 10;           // bytes
 
 // The end of a split counts as 64 values.
 inline GemvConfig gemv_config(const GemmInput &in, int n_units, int grid,
