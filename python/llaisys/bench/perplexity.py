@@ -88,12 +88,13 @@ def run_perplexity(
     with ExitStack() as stack:
         keep = stack.enter_context
         own = AdapterOptions(**model_options(engine), kv_cache_layout="slot", max_model_len=context)
-        encoder, adapter = _load(model, own)
+        encoder, adapter = _load(model, engine.revision, own)
         models = [keep(closing(adapter))]
         if has_reference:
             dtype = reference_dtype or "f32"
             plain = replace(own, dtype=dtype, quantization=None, kv_cache_dtype="auto")
-            models.append(keep(closing(_load(reference or model, plain)[1])))
+            compared = (model, engine.revision) if reference is None else (reference, None)
+            models.append(keep(closing(_load(*compared, plain)[1])))
             if models[1].vocab_size != models[0].vocab_size:
                 raise invalid_count(
                     *("reference", models[1].vocab_size, "tokens in its vocabulary"),
@@ -126,8 +127,10 @@ def _read(file: Path) -> str:
         ) from error
 
 
-def _load(model: str, options: AdapterOptions) -> tuple[Tokenizer, ModelAdapter]:
-    with open_checkpoint(resolve_model(model)) as checkpoint:
+def _load(
+    model: str, revision: str | None, options: AdapterOptions
+) -> tuple[Tokenizer, ModelAdapter]:
+    with open_checkpoint(resolve_model(model, revision=revision)) as checkpoint:
         encoder = Tokenizer.from_source(checkpoint.tokenizer_source)
         family = get_adapter_class(checkpoint.config.model_type)
         return encoder, family.load(checkpoint, options)
