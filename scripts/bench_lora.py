@@ -22,16 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.libllaisys.arrays import attach_structs
-from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import Tensor, device_code, dtype_code
-from llaisys.libllaisys.infer_types import (
+from llaisys.libllaisys.library import choose_library
+from llaisys.libllaisys.model_handle import Model
+from llaisys.libllaisys.types import (
+    MODEL_TYPES,
+    LlaisysDecoderMeta,
+    LlaisysModelCreateParams,
     LlaisysSamplingMetadata,
     LlaisysSamplingNumber,
     LlaisysStepInput,
 )
-from llaisys.libllaisys.library import choose_library
-from llaisys.libllaisys.model import MODEL_TYPES, LlaisysModelCreateParams
-from llaisys.libllaisys.model_handle import Model
 from llaisys.models.synthetic import SHAPES
 
 BLOCK_SIZE = 16

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from native_helpers import Array, MockModel, Shape
 
-from llaisys.libllaisys.kv_cache import KvStatus
+from llaisys.libllaisys.types import KvStatus
 
 END = (1 << 63) - 1
 

@@ -13,7 +13,7 @@ from reference_models import opened
 
 from llaisys import LLM, SamplingParams
 from llaisys.common.step import ModelStepInput, SamplingMetadata
-from llaisys.libllaisys.kv_cache import KvStatus
+from llaisys.libllaisys.types import KvStatus
 from llaisys.models.native import NativeAdapter
 
 CONTEXT = 48

@@ -24,7 +24,7 @@ from llaisys.entrypoints.cli import build_parser
 from llaisys.entrypoints.llm import LLM
 from llaisys.libllaisys.arrays import int32_copy
 from llaisys.libllaisys.handles import dtype_code
-from llaisys.libllaisys.model import LlaisysModelCreateParams
+from llaisys.libllaisys.types import LlaisysModelCreateParams
 from llaisys.models.base import AdapterOptions
 from llaisys.models.mock import MockAdapter
 from llaisys.models.native import PARALLEL_FIELDS

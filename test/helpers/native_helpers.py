@@ -17,16 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.libllaisys.arrays import attach_structs
-from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import LinearWeight, Stream, Tensor, dtype_code
-from llaisys.libllaisys.infer_types import (
+from llaisys.libllaisys.library import check, last_error, lib
+from llaisys.libllaisys.model_handle import Model
+from llaisys.libllaisys.types import (
+    MODEL_TYPES,
+    LlaisysDecoderMeta,
+    LlaisysModelCreateParams,
     LlaisysSamplingMetadata,
     LlaisysSamplingNumber,
     LlaisysStepInput,
 )
-from llaisys.libllaisys.library import check, last_error, lib
-from llaisys.libllaisys.model import MODEL_TYPES, LlaisysModelCreateParams
-from llaisys.libllaisys.model_handle import Model
 
 ROOT = Path(__file__).resolve().parents[2]
 REALS = ("f32", "f16", "bf16")

@@ -24,7 +24,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from llaisys.common.errors import LlaisysError, ModelLoadError
-from llaisys.libllaisys.kv_cache import KvStatus
+from llaisys.libllaisys.types import KvStatus
 from llaisys.models.families import open_checkpoint, parse_config
 from llaisys.models.families.decoder import GgufFields
 from llaisys.models.families.rope import (

@@ -16,7 +16,7 @@ from llaisys.common.closing import Closing
 from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.libllaisys import types
 from llaisys.libllaisys.library import check, lib
-from llaisys.libllaisys.runtime import PROBES
+from llaisys.libllaisys.types import PROBES
 
 
 def _sizes(values: Sequence[int]) -> Any:

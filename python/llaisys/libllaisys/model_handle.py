@@ -8,15 +8,17 @@ from collections.abc import Sequence
 
 from llaisys.libllaisys import types
 from llaisys.libllaisys.handles import Handle, Tensor, output_of
-from llaisys.libllaisys.infer_types import (
+from llaisys.libllaisys.library import check, error_from, last_error, lib
+from llaisys.libllaisys.types import (
+    KvStatus,
+    LlaisysKvStats,
     LlaisysLogprobs,
+    LlaisysModelCreateParams,
+    LlaisysProfile,
     LlaisysSamplingMetadata,
     LlaisysStepBuffers,
     LlaisysStepInput,
 )
-from llaisys.libllaisys.kv_cache import KvStatus, LlaisysKvStats
-from llaisys.libllaisys.library import check, error_from, last_error, lib
-from llaisys.libllaisys.model import LlaisysModelCreateParams, LlaisysProfile
 
 
 def scratch_bytes(

@@ -23,16 +23,18 @@ from llaisys.common.step import (
 from llaisys.common.types import TokenLogprobs
 from llaisys.common.validation import check_choice, invalid_count, invalid_value
 from llaisys.libllaisys import arrays, types
-from llaisys.libllaisys.decoder import LlaisysDecoderMeta
-from llaisys.libllaisys.infer_types import (
+from llaisys.libllaisys.model_handle import Model
+from llaisys.libllaisys.types import (
+    LAYOUTS,
+    MODEL_TYPES,
+    STAGES,
+    LlaisysDecoderMeta,
     LlaisysLogprobs,
+    LlaisysModelCreateParams,
     LlaisysSamplingMetadata,
     LlaisysSamplingNumber,
     LlaisysStepInput,
 )
-from llaisys.libllaisys.kv_cache import LAYOUTS
-from llaisys.libllaisys.model import MODEL_TYPES, STAGES, LlaisysModelCreateParams
-from llaisys.libllaisys.model_handle import Model
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.interrupt_safe import InterruptSafeTask
 

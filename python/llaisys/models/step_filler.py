@@ -6,8 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from llaisys.libllaisys.infer_types import LlaisysStepBuffers
 from llaisys.libllaisys.model_handle import fill_step_slots, fill_step_tokens
+from llaisys.libllaisys.types import LlaisysStepBuffers
 
 
 class StepFiller:
