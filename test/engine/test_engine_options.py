@@ -37,6 +37,7 @@ OTHER: dict[str, Any] = {
     "speculative_config": {"prompt_lookup_min": 3}, "pooling": "mean", "async_scheduling": "on",
     "exact": True,
     "chat_template": "{{ messages }}",
+    "revision": "v2",
     "max_num_seqs": 9, "max_num_batched_tokens": 99, "min_prefill_chunk": 7, "max_step_time": 0.5,
     "block_size": 8,
     "max_prompt_logprob_tokens": 33,
