@@ -125,7 +125,9 @@ class Bench:
             with self.random(rank, width) as a, self.random(out, rank) as b:
                 for layer in range(self.layers):
                     for slot in range(self.options.loras):
-                        self.model.set_lora(slot, name, layer, a, b, 0.01)
+                        self.model.call(
+                            "SetLora", slot, name.encode(), layer, a.handle, b.handle, 0.01
+                        )
 
     def _step(self, step: LlaisysStepInput, rows: int) -> None:
         sampling = LlaisysSamplingMetadata(n_rows=rows)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from native_helpers import ROOT, is_sanitized
+from native_helpers import ROOT, KvStatus, is_sanitized
 
 from llaisys.common import sampling
 from llaisys.libllaisys import types
@@ -267,7 +267,7 @@ def test_enumerations_have_the_same_values(values: dict[str, int]) -> None:
     assert values_of("LlaisysModelType", "LLAISYS_MODEL_TYPE_", values) == upper(types.MODEL_TYPES)
     assert values_of("LlaisysKvLayout", "LLAISYS_KV_LAYOUT_", values) == upper(types.LAYOUTS)
     assert values_of("LlaisysKvStatus", "LLAISYS_KV_", values) == {
-        status.name: status.value for status in types.KvStatus
+        status.name: status.value for status in KvStatus
     }
     kinds = values_of("LlaisysSamplerKind", "LLAISYS_SAMPLER_", values)
     assert kinds.pop("COUNT") == len(kinds)

@@ -20,13 +20,13 @@ from native_helpers import (
     REALS,
     TOLERANCE,
     BlockRow,
+    KvStatus,
     MockModel,
     Shape,
 )
 
 from llaisys.libllaisys import types
 from llaisys.libllaisys.library import lib
-from llaisys.libllaisys.types import KvStatus
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
 BLOCK = {"kv_cache_layout": 1, "kv_cache_block_size": 4}

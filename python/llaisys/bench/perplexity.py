@@ -111,7 +111,7 @@ def run_perplexity(
                 if start > 0:
                     score.add(rows[0], chunk[start + 1 : stop + 1], rows[1] if rows[1:] else None)
             for adapter in models:
-                adapter.native.kv_seq_rm(0, 0, -1)  # type: ignore[attr-defined]
+                adapter.native.call("KvSeqRm", 0, 0, -1)  # type: ignore[attr-defined]
             perplexity = math.exp(score.loss / score.tokens)
             report(f"perplexity {perplexity:.4f}", done, len(found))
     about = {"model": model, "context": context, "chunks": len(found)}

@@ -1,8 +1,6 @@
 """Owners of native objects. Each is freed by `close()` (or a `with` block), never by `__del__`.
 
-Addresses are plain integers: the caller keeps the memory alive during the call. This module and
-`model_handle` wrap the whole C API, including calls that the engine does not use (views, sequence
-calls of the SLOT layout).
+Addresses are plain integers: the caller keeps the memory alive during the call.
 """
 
 from __future__ import annotations

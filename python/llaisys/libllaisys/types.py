@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ctypes import Structure, sizeof
-from enum import IntEnum
 
 from llaisys.libllaisys.headers import CONSTANTS, members, mirror
 
@@ -40,15 +39,6 @@ _NORMS = members("NORM_")
 NORM_KINDS = {name: _NORMS.pop(name) for name in ("rms", "layer")}
 NORM_POSITIONS = _NORMS
 PROBES = members("PROBE_")
-
-
-class KvStatus(IntEnum):
-    OK = CONSTANTS["KV_OK"]
-    OOM_SLOT = CONSTANTS["KV_OOM_SLOT"]
-    INVALID_SEQ = CONSTANTS["KV_INVALID_SEQ"]
-    INVALID_POS = CONSTANTS["KV_INVALID_POS"]
-    EMPTY_RANGE = CONSTANTS["KV_EMPTY_RANGE"]
-    INTERNAL_ERROR = CONSTANTS["KV_INTERNAL_ERROR"]
 
 
 @mirror
