@@ -14,7 +14,6 @@ from llaisys.libllaisys.types import (
     LlaisysModelCreateParams,
     LlaisysProfile,
     LlaisysSamplingMetadata,
-    LlaisysStepBuffers,
     LlaisysStepInput,
 )
 
@@ -158,11 +157,3 @@ class Model(Handle):
         arguments = (self.handle, ctypes.byref(on_device))
         on_host = output_of(ctypes.c_int64, "llaisysModelSampleCounts", *arguments)
         return on_device.value, on_host
-
-
-def fill_step_tokens(buffers: LlaisysStepBuffers, num_seqs: int) -> None:
-    check(lib().llaisysFillStepTokens(buffers, num_seqs))
-
-
-def fill_step_slots(buffers: LlaisysStepBuffers, num_seqs: int) -> None:
-    check(lib().llaisysFillStepSlots(buffers, num_seqs))

@@ -397,7 +397,7 @@ def create_params(model_type: str, meta: Any, options: AdapterOptions) -> Llaisy
     for name in PARALLEL_FIELDS:  # the same names in C
         value = getattr(options.parallel, name)
         setattr(params, name, value.encode() if isinstance(value, str) else int(value))
-    arrays.attach_struct(params, "meta", meta)
-    arrays.attach_int32(params, "device_ids", options.device_ids)
+    arrays.attach(params, "meta", meta)
+    arrays.attach_array(params, "device_ids", "i32", options.device_ids)
     params.ndevice = len(options.device_ids)
     return params
