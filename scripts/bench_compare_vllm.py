@@ -138,9 +138,9 @@ def main() -> int:
     parser.add_argument("--async-scheduling", choices=("auto", "on", "off"), default="auto",
                         help="of ours")  # fmt: skip
     options = parser.parse_args()
-    from llaisys.models.synthetic import write_shape_model
+    from peers.random_files import write_model_files
 
-    model = write_shape_model(options.shape, "bf16", options.models / f"{options.shape}-bf16")
+    model = write_model_files(options.shape, "bf16", options.models / f"{options.shape}-bf16")
     if options.engine == "both":  # separate processes: both need the whole GPU
         status = 0
         for engine in ("ours", "vllm"):

@@ -86,7 +86,7 @@ def run_format(weights: str, options: argparse.Namespace) -> dict[str, Any]:
     from llaisys.models.base import AdapterOptions
     from llaisys.models.device import open_device
     from llaisys.models.families import open_checkpoint
-    from llaisys.models.synthetic_tensors import write_random_model
+    from llaisys.models.synthetic import write_shape_model
 
     open_device(options.device)
     width = -(-options.tokens // BLOCK)
@@ -99,7 +99,7 @@ def run_format(weights: str, options: argparse.Namespace) -> dict[str, Any]:
         max_batch_tokens=PROMPT,
     )
     with tempfile.TemporaryDirectory() as folder:
-        model = write_random_model(options.shape, Path(folder), weights, options.layers)
+        model = write_shape_model(options.shape, "bf16", Path(folder), options.layers, weights)
         start = time.perf_counter()
         with open_checkpoint(model) as checkpoint:
             family = get_adapter_class(checkpoint.config.model_type)

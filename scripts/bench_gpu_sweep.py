@@ -94,11 +94,13 @@ def name_of(shape: str) -> str:
 def run_shape(
     engine: str, shape: str, kv_dtype: str, options: argparse.Namespace
 ) -> dict[str, Any]:
-    from llaisys.models.synthetic import shape_config, write_shape_model
+    from peers.random_files import write_model_files
+
+    from llaisys.models.synthetic import shape_config
 
     start = time.perf_counter()
     config, name = shape_config(shape), name_of(shape)
-    model = write_shape_model(shape, "bf16", options.models / f"{name}-bf16")
+    model = write_model_files(shape, "bf16", options.models / f"{name}-bf16")
     chance = random.Random(0)
     floors = Floors(config, kv_dtype, options)
     result: dict[str, Any] = {"engine": engine, "shape": name, "kv": kv_dtype}

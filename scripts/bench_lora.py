@@ -22,16 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.libllaisys.arrays import attach_structs
-from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import Tensor, device_code, dtype_code
-from llaisys.libllaisys.infer_types import (
+from llaisys.libllaisys.library import choose_library
+from llaisys.libllaisys.model_handle import Model
+from llaisys.libllaisys.types import (
+    MODEL_TYPES,
+    LlaisysDecoderMeta,
+    LlaisysModelCreateParams,
     LlaisysSamplingMetadata,
     LlaisysSamplingNumber,
     LlaisysStepInput,
 )
-from llaisys.libllaisys.library import choose_library
-from llaisys.libllaisys.model import MODEL_TYPES, LlaisysModelCreateParams
-from llaisys.libllaisys.model_handle import Model
 from llaisys.models.synthetic import SHAPES
 
 BLOCK_SIZE = 16
@@ -124,7 +125,9 @@ class Bench:
             with self.random(rank, width) as a, self.random(out, rank) as b:
                 for layer in range(self.layers):
                     for slot in range(self.options.loras):
-                        self.model.set_lora(slot, name, layer, a, b, 0.01)
+                        self.model.call(
+                            "SetLora", slot, name.encode(), layer, a.handle, b.handle, 0.01
+                        )
 
     def _step(self, step: LlaisysStepInput, rows: int) -> None:
         sampling = LlaisysSamplingMetadata(n_rows=rows)

@@ -28,11 +28,10 @@ PREFILL = 4000
 
 def run_model(layers: int, options: argparse.Namespace) -> dict[str, float]:
     from llaisys import LLM, SamplingParams
-    from llaisys.models.synthetic import SHAPES
-    from llaisys.models.synthetic_tensors import write_random_model
+    from llaisys.models.synthetic import SHAPES, write_shape_model
 
     folder = options.models / f"{options.shape}-{layers}-layers"
-    model = write_random_model(options.shape, folder, layers=layers)
+    model = write_shape_model(options.shape, "bf16", folder, layers)
     chance = random.Random(0)
     vocabulary = SHAPES[options.shape]["vocab_size"] - 1000
     result: dict[str, float] = {}

@@ -19,7 +19,6 @@ fi
 export PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH} LLAISYS_LIBRARY=$PWD/$native/libllaisys.so
 time_it() { LLAISYS_CPU_AMX=$1 python3 scripts/bench_amx.py "${@:2}"; }
 step tests
-python3 -c 'from llaisys.bench.latency import shape_model_path as path; path("qwen2.5-1.5b", "auto")' & # written meanwhile
 for amx in on off; do
   for test in "${tests[@]}"; do
     LLAISYS_CPU_AMX=$amx "$native/test/cpp/$test" >"$native/test.log" 2>&1 ||
@@ -27,7 +26,6 @@ for amx in on off; do
   done
   step "tests with AMX $amx: pass"
 done
-wait
 for weights in bf16 int8 int4; do
   step "1.5B in $weights"
   time_it on model $weights "$threads"

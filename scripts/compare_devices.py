@@ -123,7 +123,7 @@ def rows_of(checkpoint: Checkpoint, chunks: Any, options: AdapterOptions) -> lis
                 rows = read_tokens(adapter, chunk, start, stop)
                 if start > 0:
                     found.append(rows)
-            adapter.native.kv_seq_rm(0, 0, -1)
+            adapter.native.call("KvSeqRm", 0, 0, -1)
     return found
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.bench.latency import shape_model_path
 from llaisys.models.loading.local_models import cache_directory
 from llaisys.models.synthetic import shape_config
+from peers.random_files import write_model_files
 
 # name -> (type of most tensors, type of the other tensors, LLAMA_FTYPE_MOSTLY_*)
 FORMATS = {
@@ -37,7 +37,8 @@ _SOURCE_BLOCKS = 16381  # random blocks, repeated through every tensor
 def model_file(shape: str, engine: str, format_name: str) -> Path:
     """The model in the engine's file format; written on first use."""
     if engine == "transformers":
-        return shape_model_path(shape, format_name)
+        folder = cache_directory() / "shapes" / f"{shape}-{format_name}-files"
+        return write_model_files(shape, format_name, folder)
     target = (
         cache_directory()
         / "shapes"

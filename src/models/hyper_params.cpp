@@ -80,6 +80,7 @@ void check_moe(const LlaisysDecoderMeta &meta) {
     if (meta.n_experts == 0) {
         return;
     }
+    require(meta.is_parallel == 0, "meta.is_parallel is not supported with experts");
     check_size("n_experts", meta.n_experts, 4096);
     check_size("n_experts_used", meta.n_experts_used, meta.n_experts);
     check_size("moe_di", meta.moe_di, size_t(1) << 22);
@@ -213,7 +214,7 @@ LlaisysDecoderMeta shard_meta(const LlaisysDecoderMeta &meta, const ModelPlaceme
 }
 
 float attention_scale(const LlaisysDecoderMeta &meta) {
-    const float factor = meta.rope_attention_factor != 0 ? meta.rope_attention_factor : 1.0f;
+    const float factor = or_one(meta.rope_attention_factor);
     const float scale =
         meta.attention_scale != 0 ? meta.attention_scale : 1.0f / std::sqrt(float(meta.dh));
     return scale * (factor * factor);

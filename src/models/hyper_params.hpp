@@ -18,6 +18,9 @@ LlaisysDecoderMeta without_pointers(LlaisysDecoderMeta meta);
 // has its one head on every rank.
 LlaisysDecoderMeta shard_meta(const LlaisysDecoderMeta &meta, const ModelPlacement &placement);
 
+// A multiplier of the meta, where 0 is none.
+inline float or_one(float factor) { return factor != 0 ? factor : 1.0f; }
+
 // Scale of the attention scores.
 float attention_scale(const LlaisysDecoderMeta &meta);
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import random
+import re
 from typing import Any
 
 import numpy as np
-from native_helpers import SAMPLING_DTYPES, BlockRow, Shape, block_step, set_numbers
+from native_helpers import ROOT, SAMPLING_DTYPES, BlockRow, Shape, block_step, set_numbers
 
 from llaisys.libllaisys import types
-from llaisys.libllaisys.infer_types import (
+from llaisys.libllaisys.library import lib
+from llaisys.libllaisys.types import (
     LlaisysBatch,
     LlaisysSamplingMetadata,
     LlaisysStepInput,
 )
-from llaisys.libllaisys.library import lib
 
 SHAPE = Shape(voc=11, nh=2, nkvh=1, dh=4, maxseq=48)
 INT32 = (0, 1, 2, 3, 5, 16, 47, 48, -1, -2, 2**31 - 1, -(2**31))
@@ -28,6 +29,7 @@ FLOATS = (0.0, 1.0, 0.5, -1.0, 1e30, -1e30, 1e-45, np.inf, -np.inf, np.nan, 0.9,
 # UBSan ends the process over values that the bits of a C++ enumeration cannot hold.
 DTYPES = (*range(24), 99, -1, 2**31 - 1)
 DEVICES = (0, 0, 0, 1, 2, 3, 99, -1)
+OPERATORS = re.findall(r"LLAISYS_API \w+ (\w+)\(", (ROOT / "include/llaisys/ops.h").read_text())
 
 
 class Fuzzer:

@@ -6,9 +6,7 @@ import re
 from dataclasses import dataclass, field
 
 import numpy as np
-from native_helpers import Array, MockModel, Shape
-
-from llaisys.libllaisys.kv_cache import KvStatus
+from native_helpers import Array, KvStatus, MockModel, Shape
 
 END = (1 << 63) - 1
 

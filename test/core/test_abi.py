@@ -1,7 +1,7 @@
 """The ctypes mirror matches the C headers: sizes, offsets, kinds, signatures, values.
 
 A C11 program generated from the mirror is compiled at test time and prints what the compiler
-thinks; the headers are also read as text, so that nothing can be in one place only.
+thinks; the headers are read here by other expressions than in the mirror.
 """
 
 from __future__ import annotations
@@ -17,26 +17,16 @@ from typing import Any
 
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from native_helpers import ROOT, is_sanitized
+from native_helpers import ROOT, KvStatus, is_sanitized
 
 from llaisys.common import sampling
-from llaisys.libllaisys import (
-    decoder,
-    draft_head,
-    infer_types,
-    kv_cache,
-    model,
-    ops,
-    runtime,
-    tensor,
-    types,
-)
+from llaisys.libllaisys import types
+from llaisys.libllaisys.headers import functions
 from llaisys.libllaisys.library import lib, library_path
-from llaisys.libllaisys.model import LlaisysStageProfile
+from llaisys.libllaisys.types import LlaisysStageProfile
 
 INCLUDE = ROOT / "include"
 HEADERS = sorted(path.relative_to(INCLUDE).as_posix() for path in INCLUDE.rglob("*.h"))
-MIRRORS = (types, runtime, tensor, ops, infer_types, kv_cache, model, decoder, draft_head)
 WARNINGS = ("-Wall", "-Wextra", "-pedantic", "-Werror")
 
 
@@ -102,21 +92,15 @@ HANDLES = set(re.findall(r"typedef struct \w+ \*(\w+);", TEXT))
 
 
 def mirrored_structs() -> dict[str, Any]:
-    found = {}
-    for module in MIRRORS:
-        for name, value in vars(module).items():
-            if isinstance(value, type) and issubclass(value, ctypes.Structure):
-                found[name] = value
-    found.pop("Structure", None)
-    return found
+    return {
+        name: value
+        for name, value in vars(types).items()
+        if isinstance(value, type) and issubclass(value, ctypes.Structure) and name in STRUCTS
+    }
 
 
 def mirrored_functions() -> dict[str, tuple[Any, list[Any]]]:
-    return {
-        name: (result, arguments)
-        for module in MIRRORS
-        for name, result, arguments in getattr(module, "FUNCTIONS", ())
-    }
+    return {name: (result, arguments) for name, result, arguments in functions()}
 
 
 def test_headers_are_parsed() -> None:
@@ -151,7 +135,7 @@ KINDS = {
     ctypes.c_int32: {"i32"}, ctypes.c_uint32: {"u32"}, ctypes.c_int64: {"i64"},
     ctypes.c_uint64: {"u64"}, ctypes.c_size_t: {"u64", "u32"}, ctypes.c_float: {"f32"},
     ctypes.c_void_p: {"pointer"}, ctypes.c_char_p: {"pointer"}, ctypes.c_double: {"f64"},
-    LlaisysStageProfile: {"stage"}, decoder.LlaisysDecoderMeta: {"decoder"},
+    LlaisysStageProfile: {"stage"}, types.LlaisysDecoderMeta: {"decoder"},
 }  # fmt: skip
 
 
@@ -280,10 +264,10 @@ def test_enumerations_have_the_same_values(values: dict[str, int]) -> None:
     devices = values_of("llaisysDeviceType_t", "LLAISYS_DEVICE_", values)
     assert devices.pop("TYPE_COUNT") == len(devices)
     assert devices == upper(types.DEVICES)
-    assert values_of("LlaisysModelType", "LLAISYS_MODEL_TYPE_", values) == upper(model.MODEL_TYPES)
-    assert values_of("LlaisysKvLayout", "LLAISYS_KV_LAYOUT_", values) == upper(kv_cache.LAYOUTS)
+    assert values_of("LlaisysModelType", "LLAISYS_MODEL_TYPE_", values) == upper(types.MODEL_TYPES)
+    assert values_of("LlaisysKvLayout", "LLAISYS_KV_LAYOUT_", values) == upper(types.LAYOUTS)
     assert values_of("LlaisysKvStatus", "LLAISYS_KV_", values) == {
-        status.name: status.value for status in kv_cache.KvStatus
+        status.name: status.value for status in KvStatus
     }
     kinds = values_of("LlaisysSamplerKind", "LLAISYS_SAMPLER_", values)
     assert kinds.pop("COUNT") == len(kinds)
@@ -296,7 +280,7 @@ def test_enumerations_have_the_same_values(values: dict[str, int]) -> None:
 
 def test_versions_and_limits(values: dict[str, int]) -> None:
     assert values["LLAISYS_ABI_VERSION"] == types.ABI_VERSION == lib().llaisysAbiVersion()
-    assert values["LLAISYS_MAX_DIMS"] == tensor.MAX_DIMS
+    assert values["LLAISYS_MAX_DIMS"] == types.MAX_DIMS
 
 
 def test_dtype_names_and_traits() -> None:

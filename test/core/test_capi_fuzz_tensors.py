@@ -11,11 +11,13 @@ from capi_fuzzer import (
     DTYPES,
     FLOATS,
     INT32,
+    OPERATORS,
     Fuzzer,
 )
 
-from llaisys.libllaisys import ops, types
+from llaisys.libllaisys import types
 from llaisys.libllaisys.handles import LinearWeight, Stream, Tensor
+from llaisys.libllaisys.headers import functions
 from llaisys.libllaisys.library import lib
 
 SIZES = (0, 1, 1, 2, 3, 4, 5)
@@ -40,8 +42,8 @@ def random_tensor(fuzz: Fuzzer) -> Tensor:
 def test_operators() -> None:
     """Any tensors as arguments, distinct because outputs must not overlap inputs."""
     fuzz = Fuzzer(6)
-    names = [name for name, _, _ in ops.FUNCTIONS if "LinearWeight" not in name]
-    signatures = {name: arguments for name, _, arguments in ops.FUNCTIONS}
+    names = [name for name in OPERATORS if "LinearWeight" not in name]
+    signatures = {name: arguments for name, _, arguments in functions()}
     with Stream(n_threads=2) as stream:
         for _ in range(4000):
             name = fuzz.pick(names)

@@ -20,12 +20,12 @@ from native_helpers import (
     REALS,
     TOLERANCE,
     BlockRow,
+    KvStatus,
     MockModel,
     Shape,
 )
 
 from llaisys.libllaisys import types
-from llaisys.libllaisys.kv_cache import KvStatus
 from llaisys.libllaisys.library import lib
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]

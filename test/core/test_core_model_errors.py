@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from error_helpers import naming
-from native_helpers import BlockRow, MockModel, Shape, block_step, create_params
+from native_helpers import BlockRow, KvStatus, MockModel, Shape, block_step, create_params
 
 from llaisys.common.errors import InvalidInputError, LlaisysError, NativeError
 from llaisys.libllaisys import types
-from llaisys.libllaisys.infer_types import LlaisysBatch
-from llaisys.libllaisys.kv_cache import KvStatus
 from llaisys.libllaisys.library import lib
 from llaisys.libllaisys.model_handle import Model
+from llaisys.libllaisys.types import LlaisysBatch
 
 BLOCK = {"kv_cache_layout": 1, "kv_cache_block_size": 4}
 

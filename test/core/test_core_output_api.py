@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from native_helpers import BlockRow, MockModel, Shape, address, block_step
 
-from llaisys.libllaisys.infer_types import LlaisysBatch, LlaisysStepInput
 from llaisys.libllaisys.library import lib
+from llaisys.libllaisys.types import LlaisysBatch, LlaisysStepInput
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 

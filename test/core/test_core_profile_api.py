@@ -9,7 +9,7 @@ import numpy as np
 from native_helpers import MockModel
 
 from llaisys.libllaisys.library import lib
-from llaisys.libllaisys.model import STAGES, LlaisysProfile
+from llaisys.libllaisys.types import STAGES, LlaisysProfile
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 

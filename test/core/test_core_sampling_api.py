@@ -16,8 +16,8 @@ from native_helpers import MockModel
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplerKind
 from llaisys.common.step import ROW_NUMBERS, SamplingMetadata
-from llaisys.libllaisys.infer_types import LlaisysLogprobs, LlaisysSamplingMetadata
 from llaisys.libllaisys.library import lib
+from llaisys.libllaisys.types import LlaisysLogprobs, LlaisysSamplingMetadata
 from llaisys.models.native import _SAMPLING_DTYPES
 
 PROMPT = [3, 1, 4, 1, 5]

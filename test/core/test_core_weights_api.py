@@ -23,10 +23,10 @@ from native_helpers import (
 )
 
 from llaisys.common.errors import ClosedError, InvalidInputError
-from llaisys.libllaisys.decoder import LlaisysDecoderWeights
 from llaisys.libllaisys.handles import Tensor
 from llaisys.libllaisys.library import lib
 from llaisys.libllaisys.model_handle import Model
+from llaisys.libllaisys.types import LlaisysDecoderWeights
 
 SHAPE = Shape(voc=11, nh=2, nkvh=1, dh=4, maxseq=32)
 N_LAYERS = 2

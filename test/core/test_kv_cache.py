@@ -13,12 +13,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from naive_kv_cache import END, NaiveKvCache, Token, assert_same, parse_dump, step_both
-from native_helpers import MockModel, Shape
+from native_helpers import KvStatus, MockModel, Shape
 
 from llaisys.common.errors import KvCacheFullError
-from llaisys.libllaisys.infer_types import LlaisysStepInput
-from llaisys.libllaisys.kv_cache import KvStatus, LlaisysKvStats
 from llaisys.libllaisys.library import lib
+from llaisys.libllaisys.types import LlaisysKvStats, LlaisysStepInput
 
 SMALL = Shape(voc=13, nh=2, nkvh=1, dh=4, maxseq=64)
 OK, OOM, BAD_SEQ, BAD_POS, EMPTY = (

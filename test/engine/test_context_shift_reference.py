@@ -13,7 +13,6 @@ from reference_models import opened
 
 from llaisys import LLM, SamplingParams
 from llaisys.common.step import ModelStepInput, SamplingMetadata
-from llaisys.libllaisys.kv_cache import KvStatus
 from llaisys.models.native import NativeAdapter
 
 CONTEXT = 48
@@ -47,8 +46,8 @@ def slot_reference(
     dropped = (CONTEXT - keep) // 2 // BLOCK * BLOCK
     for index in range(count):
         if position == CONTEXT:
-            assert native.kv_seq_rm(0, keep, keep + dropped) == KvStatus.OK
-            assert native.kv_seq_add(0, keep + dropped, -1, -dropped) == KvStatus.OK
+            native.call("KvSeqRm", 0, keep, keep + dropped)
+            native.call("KvSeqAdd", 0, keep + dropped, -1, -dropped)
             position -= dropped
         n = len(fresh)
         marks = np.zeros(n, np.int8)

@@ -24,7 +24,7 @@ from llaisys.entrypoints.cli import build_parser
 from llaisys.entrypoints.llm import LLM
 from llaisys.libllaisys.arrays import int32_copy
 from llaisys.libllaisys.handles import dtype_code
-from llaisys.libllaisys.model import LlaisysModelCreateParams
+from llaisys.libllaisys.types import LlaisysModelCreateParams
 from llaisys.models.base import AdapterOptions
 from llaisys.models.mock import MockAdapter
 from llaisys.models.native import PARALLEL_FIELDS
@@ -37,6 +37,7 @@ OTHER: dict[str, Any] = {
     "speculative_config": {"prompt_lookup_min": 3}, "pooling": "mean", "async_scheduling": "on",
     "exact": True,
     "chat_template": "{{ messages }}",
+    "revision": "v2",
     "max_num_seqs": 9, "max_num_batched_tokens": 99, "min_prefill_chunk": 7, "max_step_time": 0.5,
     "block_size": 8,
     "max_prompt_logprob_tokens": 33,

@@ -13,7 +13,6 @@ from model_files import write_hf_model
 from llaisys.common import progress
 from llaisys.common.progress import ProgressLine, progress_listener, report, show_progress
 from llaisys.entrypoints.llm import LLM
-from llaisys.models.synthetic import write_shape_model
 
 
 class FakeTerminal(io.StringIO):
@@ -100,16 +99,3 @@ def test_a_long_stage_is_a_line_every_few_seconds_where_there_is_no_terminal(
     lines = out.getvalue().splitlines()
     assert set(lines) == {"writing random weights: 0 s  25 %"}
     assert not [thread for thread in threading.enumerate() if thread.name == progress.THREAD_NAME]
-
-
-def test_random_weights_report_their_progress(tmp_path: Path) -> None:
-    heard: list[tuple[str, int, int]] = []
-    with progress_listener(lambda *given: heard.append(given)):
-        write_shape_model("smollm2-135m", "bf16", tmp_path, layers=1)
-    size = (tmp_path / "model.safetensors").stat().st_size
-    stages, done, totals = zip(*heard, strict=True)
-    assert set(stages) == {"writing random weights"} and len(set(totals)) == 1
-    assert list(done) == sorted(done) and done[-1] == totals[0] < size
-    with progress_listener(lambda *given: heard.append(given)):
-        write_shape_model("smollm2-135m", "bf16", tmp_path, layers=1)
-    assert len(heard) == len(done)  # it is there already

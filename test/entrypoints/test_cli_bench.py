@@ -14,7 +14,7 @@ from llaisys.bench.machine import cpu_name_of
 from llaisys.engine.worker import STAGES
 from llaisys.entrypoints.cli import main
 from llaisys.libllaisys.handles import Stream
-from llaisys.libllaisys.model import STAGES as NATIVE_STAGES
+from llaisys.libllaisys.types import STAGES as NATIVE_STAGES
 from llaisys.models.synthetic import SHAPES
 
 PROBED: dict[str, float] = {}

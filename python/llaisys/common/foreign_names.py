@@ -89,7 +89,6 @@ OPTIONS: dict[str, tuple[str | None, str]] = {
     "--limit-mm-per-prompt": (None, _NO_IMAGES),
     "--load-format": (None, "the files of the model decide"),
     "--override-generation-config": ("--temperature", "and the other sampling defaults"),
-    "--revision": (None, "the main branch is used; download another one and give its directory"),
     "--runner": (None, _EMBEDDINGS),
     "--speculative-model": ("--speculative-config", "a JSON object with method and model"),
     "--swap-space": ("--kv-offload", ""),

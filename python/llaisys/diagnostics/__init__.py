@@ -13,11 +13,11 @@ from llaisys.common.numa import format_cpus, numa_nodes
 from llaisys.common.version import __version__
 
 
-def fetch_model(model: str | None) -> str:
+def fetch_model(model: str | None, revision: str | None = None) -> str:
     """Download a model (None: the default model) and return its path."""
     from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
 
-    return str(resolve_model(model or DEFAULT_MODEL))
+    return str(resolve_model(model or DEFAULT_MODEL, revision=revision))
 
 
 def list_models() -> tuple[list[dict[str, Any]], list[str]]:

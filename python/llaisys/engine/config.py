@@ -284,6 +284,10 @@ class EngineConfig:
         group="model",
         default_text="from the model's config",
     )
+    revision: str | None = option(
+        None, Text(), "Branch, tag or commit of a hub repository",
+        group="model", default_text="main",
+    )  # fmt: skip
     tokenizer: Any = None  # a Tokenizer that replaces the model's
     adapter_class: Any = None  # a ModelAdapter class that replaces the registry's
     device: str = option(

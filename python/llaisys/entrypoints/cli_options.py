@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 # The engine options of benchmarks without an engine; the others are rejected.
-MODEL_OPTIONS = ("dtype", "quantization", "kv_cache_dtype", "n_threads")
+MODEL_OPTIONS = ("revision", "dtype", "quantization", "kv_cache_dtype", "n_threads")
 LATENCY_OPTIONS = (*MODEL_OPTIONS, "device", "exact", "max_model_len")
 PERPLEXITY_OPTIONS = (*MODEL_OPTIONS, "device")
 OPS_OPTIONS = ("device", "n_threads")

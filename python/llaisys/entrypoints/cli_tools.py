@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from typing import Any
 
-from llaisys.common.flags import add_model_argument
+from llaisys.common.flags import add_flags, add_model_argument
+from llaisys.engine.config import engine_rows
 
 
 def add_commands(commands: Any) -> None:
     pull = commands.add_parser("pull", help="Download a model and print its path")
     add_model_argument(pull)
+    [(name, about, default)] = [row for row in engine_rows() if row[0] == "revision"]
+    add_flags(pull, [(name, replace(about, common=True), default)])
     pull.set_defaults(run=_pull)
 
     models = commands.add_parser(
@@ -56,7 +60,7 @@ def add_commands(commands: Any) -> None:
 def _pull(options: argparse.Namespace) -> int:
     from llaisys.diagnostics import fetch_model
 
-    print(fetch_model(options.model))
+    print(fetch_model(options.model, options.revision))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The ctypes mirror of `include/llaisys`, one module per header; no other package uses ctypes.
+"""The ctypes mirror of `include/llaisys`; no other package uses ctypes.
 
 `lib()` loads the native library on first use. `check(code)` raises the exceptions of
 `llaisys.common.errors` for its status codes. `handles` and `model_handle` own native objects and

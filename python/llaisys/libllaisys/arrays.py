@@ -6,6 +6,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+_KINDS: dict[str, Any] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "f32": ctypes.c_float}
+
 
 def int32_copy(address: int | None, n: int) -> bytes:
     """The bytes of int32 [n]; empty when n is 0."""
@@ -24,36 +26,22 @@ def copy(address: int, n_bytes: int) -> bytes:
     return ctypes.string_at(address, n_bytes)
 
 
-def attach_struct(owner: Any, field: str, value: ctypes.Structure) -> None:
-    """Point a `c_void_p` field at a struct, which `owner` keeps alive."""
-    _attach(owner, field, value)
+def attach(owner: Any, field: str, value: Any) -> None:
+    """Point a `c_void_p` field at a ctypes object, which `owner` keeps alive."""
+    setattr(owner, field, ctypes.addressof(value))
+    setattr(owner, f"_{field}_ref", value)
 
 
 def attach_structs(owner: Any, field: str, kind: type[ctypes.Structure], n: int) -> Any:
-    """Point a `c_void_p` field at a new array of n structs, kept alive by `owner`; return it."""
+    """`attach` a new array of n structs and return it."""
     structs = (kind * n)()
-    _attach(owner, field, structs)
+    attach(owner, field, structs)
     return structs
 
 
-def attach_int32(owner: Any, field: str, values: Sequence[int]) -> None:
-    """Point a `c_void_p` field at a new int32 array, which `owner` keeps alive."""
-    _attach(owner, field, (ctypes.c_int32 * max(1, len(values)))(*values))
-
-
-def attach_int64(owner: Any, field: str, values: Sequence[int]) -> None:
-    """Like `attach_int32` for int64."""
-    _attach(owner, field, (ctypes.c_int64 * max(1, len(values)))(*values))
-
-
-def attach_float(owner: Any, field: str, values: Sequence[float]) -> None:
-    """Like `attach_int32` for float."""
-    _attach(owner, field, (ctypes.c_float * max(1, len(values)))(*values))
-
-
-def _attach(owner: Any, field: str, values: Any) -> None:
-    setattr(owner, field, ctypes.addressof(values))
-    setattr(owner, f"_{field}_ref", values)
+def attach_array(owner: Any, field: str, dtype: str, values: Sequence[float]) -> None:
+    """`attach` a new array of this dtype."""
+    attach(owner, field, (_KINDS[dtype] * max(1, len(values)))(*values))
 
 
 def address_of(values: memoryview) -> int:

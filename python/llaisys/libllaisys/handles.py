@@ -1,8 +1,6 @@
 """Owners of native objects. Each is freed by `close()` (or a `with` block), never by `__del__`.
 
-Addresses are plain integers: the caller keeps the memory alive during the call. This module and
-`model_handle` wrap the whole C API, including calls that the engine does not use (views, sequence
-calls of the SLOT layout).
+Addresses are plain integers: the caller keeps the memory alive during the call.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from llaisys.common.closing import Closing
 from llaisys.common.errors import ClosedError, InvalidInputError
 from llaisys.libllaisys import types
 from llaisys.libllaisys.library import check, lib
-from llaisys.libllaisys.runtime import PROBES
+from llaisys.libllaisys.types import PROBES
 
 
 def _sizes(values: Sequence[int]) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from llaisys.common.errors import InvalidInputError, KvCacheFullError, LlaisysError, NativeError
 from llaisys.libllaisys import types
+from llaisys.libllaisys.headers import functions
 
 CPU_LIBRARY = "libllaisys.so"
 CUDA_LIBRARY = "libllaisys_cuda.so"  # with CUDA; supports the CPU as well
@@ -100,20 +101,13 @@ def lib() -> ctypes.CDLL:
             f"{path.name} has ABI version {version}, this package needs {types.ABI_VERSION}: "
             "install both together"
         )
-    _declare_all(library)
+    for name, result, arguments in functions():
+        function = getattr(library, name, None)
+        if function is None:
+            raise NativeError(f"{path.name} has no {name}: install both together")
+        function.restype = result
+        function.argtypes = arguments
     return library
-
-
-def _declare_all(library: ctypes.CDLL) -> None:
-    from llaisys.libllaisys import model, ops, runtime, tensor
-
-    for module in (types, runtime, tensor, ops, model):
-        for name, result, arguments in module.FUNCTIONS:
-            function = getattr(library, name, None)
-            if function is None:
-                raise NativeError(f"{library._name} has no {name}: install both together")
-            function.restype = result
-            function.argtypes = arguments
 
 
 def last_error() -> str:

@@ -1,22 +1,21 @@
-"""`Model`: owner of a native model and wrapper of models/model.h. The SLOT layout calls
-(`kv_seq_...`, `kv_dump`) are used by tests and benchmarks only."""
+"""`Model`: owner of a native model and wrapper of models/model.h."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 from llaisys.libllaisys import types
 from llaisys.libllaisys.handles import Handle, Tensor, output_of
-from llaisys.libllaisys.infer_types import (
+from llaisys.libllaisys.library import check, error_from, last_error, lib
+from llaisys.libllaisys.types import (
     LlaisysLogprobs,
+    LlaisysModelCreateParams,
+    LlaisysProfile,
     LlaisysSamplingMetadata,
-    LlaisysStepBuffers,
     LlaisysStepInput,
 )
-from llaisys.libllaisys.kv_cache import KvStatus, LlaisysKvStats
-from llaisys.libllaisys.library import check, error_from, last_error, lib
-from llaisys.libllaisys.model import LlaisysModelCreateParams, LlaisysProfile
 
 
 def scratch_bytes(
@@ -78,16 +77,9 @@ class Model(Handle):
         """Replace the LoRA slots by empty ones; 0: none."""
         check(lib().llaisysModelReserveLora(self.handle, max_loras, max_rank))
 
-    def set_lora(
-        self, slot: int, field: str, layer: int, a: Tensor, b: Tensor, scale: float
-    ) -> None:
-        """Copy A [rank, in] and B [out, rank] of one linear weight into a slot."""
-        arguments = (slot, field.encode(), layer, a.handle, b.handle, scale)
-        check(lib().llaisysModelSetLora(self.handle, *arguments))
-
-    def clear_lora(self, slot: int) -> None:
-        """Empty a slot."""
-        check(lib().llaisysModelClearLora(self.handle, slot))
+    def call(self, function: str, *arguments: Any) -> None:
+        """Call llaisysModel`function` of this model."""
+        check(getattr(lib(), f"llaisysModel{function}")(self.handle, *arguments))
 
     def step(self, step: LlaisysStepInput) -> None:
         step.struct_size = ctypes.sizeof(step)
@@ -154,39 +146,6 @@ class Model(Handle):
         check(lib().llaisysModelLogprobs(self.handle, index, self._logprobs_pointer))
         return self._logprobs
 
-    def sampler_reset(self, seq_id: int, address: int, n: int) -> None:
-        check(lib().llaisysModelSamplerReset(self.handle, seq_id, address, n))
-
-    def sampler_accept(self, seq_id: int, address: int, n: int) -> None:
-        check(lib().llaisysModelSamplerAccept(self.handle, seq_id, address, n))
-
-    def sampler_forget(self, seq_id: int) -> None:
-        check(lib().llaisysModelSamplerForget(self.handle, seq_id))
-
-    def pooled(self, seq_id: int, address: int, n: int) -> None:
-        check(lib().llaisysModelPooled(self.handle, seq_id, address, n))
-
-    def pool_forget(self, seq_id: int) -> None:
-        check(lib().llaisysModelPoolForget(self.handle, seq_id))
-
-    def kv_seq_cp(self, dst: int, src: int, p0: int, p1: int) -> KvStatus:
-        return KvStatus(lib().llaisysModelKvSeqCp(self.handle, dst, src, p0, p1))
-
-    def kv_seq_rm(self, seq: int, p0: int, p1: int) -> KvStatus:
-        return KvStatus(lib().llaisysModelKvSeqRm(self.handle, seq, p0, p1))
-
-    def kv_seq_add(self, seq: int, p0: int, p1: int, delta: int) -> KvStatus:
-        return KvStatus(lib().llaisysModelKvSeqAdd(self.handle, seq, p0, p1, delta))
-
-    def kv_seq_keep(self, seq: int) -> KvStatus:
-        return KvStatus(lib().llaisysModelKvSeqKeep(self.handle, seq))
-
-    def kv_seq_pos_max(self, seq: int) -> int:
-        return int(lib().llaisysModelKvSeqPosMax(self.handle, seq))
-
-    def kv_seq_pos_min(self, seq: int) -> int:
-        return int(lib().llaisysModelKvSeqPosMin(self.handle, seq))
-
     def profile(self, reset: bool = False) -> LlaisysProfile:
         profile = LlaisysProfile(struct_size=ctypes.sizeof(LlaisysProfile))
         check(lib().llaisysModelProfile(self.handle, ctypes.byref(profile), int(reset)))
@@ -198,39 +157,3 @@ class Model(Handle):
         arguments = (self.handle, ctypes.byref(on_device))
         on_host = output_of(ctypes.c_int64, "llaisysModelSampleCounts", *arguments)
         return on_device.value, on_host
-
-    def kv_stats(self) -> LlaisysKvStats:
-        stats = LlaisysKvStats(struct_size=ctypes.sizeof(LlaisysKvStats))
-        check(lib().llaisysModelKvStats(self.handle, ctypes.byref(stats)))
-        return stats
-
-    def kv_dump(self) -> str:
-        """The cells of the SLOT layout as text."""
-        length = ctypes.c_size_t()
-        check(lib().llaisysModelKvDump(self.handle, None, 0, ctypes.byref(length)))
-        buffer = ctypes.create_string_buffer(length.value + 1)
-        check(lib().llaisysModelKvDump(self.handle, buffer, len(buffer), ctypes.byref(length)))
-        return buffer.value.decode()
-
-    def kv_copy_slots(self, src_address: int, dst_address: int, n: int) -> None:
-        check(lib().llaisysModelKvCopySlots(self.handle, src_address, dst_address, n))
-
-    def kv_shift_slots(self, slots_address: int, delta_address: int, n: int) -> None:
-        check(lib().llaisysModelKvShiftSlots(self.handle, slots_address, delta_address, n))
-
-    def kv_reserve_host(self, num_blocks: int, fd: int = -1) -> None:
-        check(lib().llaisysModelKvReserveHost(self.handle, num_blocks, fd))
-
-    def kv_to_host(self, blocks_address: int, host_address: int, n: int) -> None:
-        check(lib().llaisysModelKvToHost(self.handle, blocks_address, host_address, n))
-
-    def kv_from_host(self, blocks_address: int, host_address: int, n: int) -> None:
-        check(lib().llaisysModelKvFromHost(self.handle, blocks_address, host_address, n))
-
-
-def fill_step_tokens(buffers: LlaisysStepBuffers, num_seqs: int) -> None:
-    check(lib().llaisysFillStepTokens(buffers, num_seqs))
-
-
-def fill_step_slots(buffers: LlaisysStepBuffers, num_seqs: int) -> None:
-    check(lib().llaisysFillStepSlots(buffers, num_seqs))

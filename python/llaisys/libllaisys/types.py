@@ -1,63 +1,120 @@
-"""include/llaisys/types.h"""
+"""The structs and constants of the C API; `headers` reads both from `include/`."""
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_char_p, c_int, c_int32, c_uint32
-from typing import Any
+from ctypes import Structure, sizeof
 
-ABI_VERSION = 17
+from llaisys.libllaisys.headers import CONSTANTS, members, mirror
 
-DEVICE_CPU = 0
-DEVICE_NVIDIA = 1
-DEVICES = {"cpu": DEVICE_CPU, "nvidia": DEVICE_NVIDIA}
+ABI_VERSION = CONSTANTS["ABI_VERSION"]
+MAX_DIMS = CONSTANTS["MAX_DIMS"]
+
+DEVICES = members("DEVICE_", "type_count")
+DEVICE_CPU, DEVICE_NVIDIA = DEVICES["cpu"], DEVICES["nvidia"]
 DEVICE_NAMES = {**DEVICES, "cuda": DEVICE_NVIDIA}  # names accepted from callers
 
-DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "i64": 4, "i32": 5, "i8": 6, "u8": 7, "f8_e4m3": 23}
-# Block-quantised weights: ggml types, and group-quantised types for GPTQ, AWQ and others.
-QUANTISED_DTYPES = {
-    "q8_0": 8,
-    "q4_0": 9,
-    "q4_1": 10,
-    "q5_0": 11,
-    "q5_1": 12,
-    "q4_k": 13,
-    "q5_k": 14,
-    "q6_k": 15,
-    "q2_k": 16,
-    "q3_k": 17,
-    "iq4_nl": 18,
-    "i4_g32": 19,
-    "i4_g128": 20,
-    "i8_g32": 21,
-    "i8_g128": 22,
-    "f8_g128": 24,
-}
-DTYPES |= QUANTISED_DTYPES
+DTYPES = members("DTYPE_", "invalid", "count")
 DTYPE_NAMES = {value: name for name, value in DTYPES.items()}
 DTYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i8": 1, "u8": 1, "f8_e4m3": 1}
+# Block-quantised weights: ggml types, and group-quantised types for GPTQ, AWQ and others.
+QUANTISED_DTYPES = {name: code for name, code in DTYPES.items() if name not in DTYPE_BYTES}
 # Dtypes of the KV cache; q8 and fp8: 8 bits with one scale per head and token.
 KV_DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "q8": DTYPES["i8"], "fp8": DTYPES["f8_e4m3"]}
 KV_SCALE_BYTES = 4
+LAYOUTS = members("KV_LAYOUT_")
 
-OK = 0
-ERROR_INVALID = -1
-ERROR_MEMORY = -2
-ERROR_INTERNAL = -3
-ERROR_UNSUPPORTED = -4
-ERROR_IO = -5
-DECODE_NO_KV_SLOT = 1
-DECODE_ABORTED = 2
+OK = CONSTANTS["OK"]
+ERROR_INVALID = CONSTANTS["ERROR_INVALID"]
+ERROR_MEMORY = CONSTANTS["ERROR_MEMORY"]
+ERROR_INTERNAL = CONSTANTS["ERROR_INTERNAL"]
+ERROR_UNSUPPORTED = CONSTANTS["ERROR_UNSUPPORTED"]
+ERROR_IO = CONSTANTS["ERROR_IO"]
+DECODE_NO_KV_SLOT = CONSTANTS["DECODE_NO_KV_SLOT"]
+DECODE_ABORTED = CONSTANTS["DECODE_ABORTED"]
+
+MODEL_TYPES = members("MODEL_TYPE_")
+DRAFT_HEAD_KINDS = members("DRAFT_HEAD_")
+MLP_KINDS = members("MLP_")
+_NORMS = members("NORM_")
+NORM_KINDS = {name: _NORMS.pop(name) for name in ("rms", "layer")}
+NORM_POSITIONS = _NORMS
+PROBES = members("PROBE_")
 
 
+@mirror
 class LlaisysDataTypeTraits(Structure):
-    _fields_ = (("block_elements", c_int32), ("block_bytes", c_int32))
+    pass
 
 
-# Name, result, arguments. Enumerations are C ints.
-FUNCTIONS: list[tuple[str, Any, list[Any]]] = [
-    ("llaisysAbiVersion", c_uint32, []),
-    ("llaisysLastError", c_char_p, []),
-    ("llaisysLastErrorCode", c_int32, []),
-    ("llaisysDataTypeName", c_char_p, [c_int]),
-    ("llaisysDataTypeGetTraits", c_int32, [c_int, POINTER(LlaisysDataTypeTraits)]),
-]
+@mirror
+class LlaisysKvStats(Structure):
+    pass
+
+
+@mirror
+class LlaisysBatch(Structure):
+    pass
+
+
+@mirror
+class LlaisysStepInput(Structure):
+    pass
+
+
+@mirror
+class LlaisysStepBuffers(Structure):
+    def __init__(self) -> None:
+        super().__init__(sizeof(self))
+
+
+@mirror
+class LlaisysSamplingNumber(Structure):
+    pass
+
+
+@mirror
+class LlaisysSamplingMetadata(Structure):
+    pass
+
+
+@mirror
+class LlaisysLogprobs(Structure):
+    pass
+
+
+@mirror
+class LlaisysDecoderMeta(Structure):
+    pass
+
+
+@mirror
+class LlaisysDecoderWeights(Structure):
+    """Tensors, or arrays of tensors by layer."""
+
+
+@mirror
+class LlaisysDraftHeadMeta(Structure):
+    pass
+
+
+@mirror
+class LlaisysDraftHeadWeights(Structure):
+    pass
+
+
+@mirror
+class LlaisysModelCreateParams(Structure):
+    pass
+
+
+@mirror
+class LlaisysStageProfile(Structure):
+    pass
+
+
+@mirror
+class LlaisysProfile(Structure):
+    pass
+
+
+STAGES = tuple(name for name, kind, *_ in LlaisysProfile._fields_ if kind is LlaisysStageProfile)

@@ -15,11 +15,9 @@ from llaisys.common.closing import closed_on_error
 from llaisys.common.parallel import ParallelConfig
 from llaisys.common.progress import report
 from llaisys.common.validation import check_choice, invalid_value
-from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import Stream, Tensor, linear_weight_bytes
-from llaisys.libllaisys.model import MODEL_TYPES
 from llaisys.libllaisys.model_handle import lora_bytes, scratch_bytes
-from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
+from llaisys.libllaisys.types import DTYPE_BYTES, MODEL_TYPES, QUANTISED_DTYPES, LlaisysDecoderMeta
 from llaisys.models.base import AdapterOptions
 from llaisys.models.decoder_meta import decoder_meta
 from llaisys.models.device import MemoryNeeds

@@ -6,13 +6,13 @@ import numpy as np
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.libllaisys import arrays
-from llaisys.libllaisys.decoder import (
+from llaisys.libllaisys.handles import dtype_code
+from llaisys.libllaisys.types import (
     MLP_KINDS,
     NORM_KINDS,
     NORM_POSITIONS,
     LlaisysDecoderMeta,
 )
-from llaisys.libllaisys.handles import dtype_code
 from llaisys.models.families.experts import Experts
 from llaisys.models.families.latent import EPSILON
 from llaisys.models.families.model_config import ModelConfig
@@ -46,7 +46,7 @@ def decoder_meta(
         end_token=config.eos_token_ids[0] if config.eos_token_ids else -1,
     )
     windows = [config.layer_window(layer) or 0 for layer in layers]
-    arrays.attach_int64(meta, "layer_windows", windows)
+    arrays.attach_array(meta, "layer_windows", "i64", windows)
     _set_rope(meta, config, length, layers)
     variant = config.variant
     for name in _SAME_NAMES:
@@ -72,7 +72,7 @@ def decoder_meta(
 def _set_experts(meta: LlaisysDecoderMeta, experts: Experts, layers: range) -> None:
     meta.n_experts, meta.n_experts_used = experts.count, experts.used
     meta.moe_di, meta.shared_di = experts.inner, experts.shared_inner
-    arrays.attach_int64(meta, "moe_layers", [int(i in experts.layers) for i in layers])
+    arrays.attach_array(meta, "moe_layers", "i64", [int(i in experts.layers) for i in layers])
     meta.moe_is_sigmoid = experts.is_sigmoid
     meta.moe_is_renormalised = experts.is_renormalised
     meta.moe_groups, meta.moe_top_groups = experts.groups, experts.top_groups
@@ -89,13 +89,13 @@ def _set_rope(meta: LlaisysDecoderMeta, config: ModelConfig, length: int, layers
         divisors = scaling.divisors(config.rope_theta, rotary_dim, length)
     if config.latent is not None:
         if scaling is not None:
-            arrays.attach_float(meta, "rope_divisors", divisors)
+            arrays.attach_array(meta, "rope_divisors", "f32", divisors)
             meta.rope_factor = scaling.attention_factor
         return
     is_whole = rotary_dim == config.head_dim and not layout.layers_without
     if is_whole and layout.window_theta is None:
         if scaling is not None:
-            arrays.attach_float(meta, "rope_divisors", divisors)
+            arrays.attach_array(meta, "rope_divisors", "f32", divisors)
             meta.rope_attention_factor = scaling.attention_factor
         return
     if scaling is not None:  # the attention factor applies to rotated values only
@@ -119,4 +119,4 @@ def _set_rope(meta: LlaisysDecoderMeta, config: ModelConfig, length: int, layers
     for layer in layers:
         of_layer = plain if config.layer_window(layer) is None else local
         values += [0.0] * len(plain) if layer in layout.layers_without else of_layer
-    arrays.attach_float(meta, "layer_inv_freqs", values)
+    arrays.attach_array(meta, "layer_inv_freqs", "f32", values)

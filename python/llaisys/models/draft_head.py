@@ -20,11 +20,15 @@ from llaisys.common.closing import closed_on_error
 from llaisys.common.errors import ModelLoadError
 from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput
 from llaisys.common.validation import invalid_value
-from llaisys.libllaisys.decoder import LlaisysDecoderMeta
-from llaisys.libllaisys.draft_head import DRAFT_HEAD_KINDS, LlaisysDraftHeadMeta
 from llaisys.libllaisys.handles import Stream
 from llaisys.libllaisys.model_handle import scratch_bytes
-from llaisys.libllaisys.types import DTYPE_BYTES, QUANTISED_DTYPES
+from llaisys.libllaisys.types import (
+    DRAFT_HEAD_KINDS,
+    DTYPE_BYTES,
+    QUANTISED_DTYPES,
+    LlaisysDecoderMeta,
+    LlaisysDraftHeadMeta,
+)
 from llaisys.models.base import AdapterOptions
 from llaisys.models.decoder import dtype_of, keeps_blocks
 from llaisys.models.decoder_meta import decoder_meta

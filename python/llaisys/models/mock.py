@@ -9,8 +9,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.libllaisys.decoder import LlaisysDecoderMeta
 from llaisys.libllaisys.handles import dtype_code
+from llaisys.libllaisys.types import LlaisysDecoderMeta
 from llaisys.models.base import AdapterOptions
 from llaisys.models.native import NativeAdapter, kv_head_bytes
 from llaisys.models.tensors import tensor_from

@@ -23,16 +23,18 @@ from llaisys.common.step import (
 from llaisys.common.types import TokenLogprobs
 from llaisys.common.validation import check_choice, invalid_count, invalid_value
 from llaisys.libllaisys import arrays, types
-from llaisys.libllaisys.decoder import LlaisysDecoderMeta
-from llaisys.libllaisys.infer_types import (
+from llaisys.libllaisys.model_handle import Model
+from llaisys.libllaisys.types import (
+    LAYOUTS,
+    MODEL_TYPES,
+    STAGES,
+    LlaisysDecoderMeta,
     LlaisysLogprobs,
+    LlaisysModelCreateParams,
     LlaisysSamplingMetadata,
     LlaisysSamplingNumber,
     LlaisysStepInput,
 )
-from llaisys.libllaisys.kv_cache import LAYOUTS
-from llaisys.libllaisys.model import MODEL_TYPES, STAGES, LlaisysModelCreateParams
-from llaisys.libllaisys.model_handle import Model
 from llaisys.models.base import AdapterOptions, ModelAdapter
 from llaisys.models.interrupt_safe import InterruptSafeTask
 
@@ -244,35 +246,35 @@ class NativeAdapter(ModelAdapter):
 
     def sampler_reset(self, seq_id: int, prompt: Sequence[int]) -> None:
         tokens = np.asarray(prompt, np.int64)
-        self.native.sampler_reset(seq_id, tokens.ctypes.data, len(tokens))
+        self.native.call("SamplerReset", seq_id, tokens.ctypes.data, len(tokens))
 
     def sampler_accept(self, seq_id: int, tokens: Sequence[int]) -> None:
         sampled = np.asarray(tokens, np.int64)
-        self.native.sampler_accept(seq_id, sampled.ctypes.data, len(sampled))
+        self.native.call("SamplerAccept", seq_id, sampled.ctypes.data, len(sampled))
 
     def sampler_forget(self, seq_id: int) -> None:
-        self.native.sampler_forget(seq_id)
+        self.native.call("SamplerForget", seq_id)
 
     def pooled(self, seq_id: int) -> NDArray[np.float32]:
         state = np.empty(self.hidden_size, np.float32)
-        self.native.pooled(seq_id, state.ctypes.data, len(state))
+        self.native.call("Pooled", seq_id, state.ctypes.data, len(state))
         return state
 
     def pool_forget(self, seq_id: int) -> None:
-        self.native.pool_forget(seq_id)
+        self.native.call("PoolForget", seq_id)
 
     def copy_slots(self, src: NDArray[np.int32], dst: NDArray[np.int32]) -> None:
         _check_length("dst", len(dst), len(src))
         addresses = (_address(src, np.int32, "src"), _address(dst, np.int32, "dst"))
-        self.native.kv_copy_slots(*addresses, len(src))
+        self.native.call("KvCopySlots", *addresses, len(src))
 
     def shift_slots(self, slots: NDArray[np.int32], deltas: NDArray[np.int64]) -> None:
         _check_length("deltas", len(deltas), len(slots))
         addresses = (_address(slots, np.int32, "slots"), _address(deltas, np.int64, "deltas"))
-        self.native.kv_shift_slots(*addresses, len(slots))
+        self.native.call("KvShiftSlots", *addresses, len(slots))
 
     def reserve_host_blocks(self, num_blocks: int, fd: int = -1) -> None:
-        self.native.kv_reserve_host(num_blocks, fd)
+        self.native.call("KvReserveHost", num_blocks, fd)
 
     def swap_blocks(
         self, blocks: NDArray[np.int32], host_blocks: NDArray[np.int32], to_host: bool
@@ -282,16 +284,16 @@ class NativeAdapter(ModelAdapter):
             _address(blocks, np.int32, "blocks"),
             _address(host_blocks, np.int32, "host_blocks"),
         )
-        copy = self.native.kv_to_host if to_host else self.native.kv_from_host
-        copy(*addresses, len(blocks))
+        self.native.call("KvToHost" if to_host else "KvFromHost", *addresses, len(blocks))
 
     def reserve_loras(self, max_loras: int, max_rank: int) -> None:
         self.native.reserve_lora(max_loras, max_rank)
 
     def load_lora(self, slot: int, weights: LoraWeights) -> None:
-        self.native.clear_lora(slot)
+        self.native.call("ClearLora", slot)
         for part in weights.tensors:
-            self.native.set_lora(slot, part.field, part.layer, part.a, part.b, part.scale)
+            pair = part.a.handle, part.b.handle
+            self.native.call("SetLora", slot, part.field.encode(), part.layer, *pair, part.scale)
 
     def profile(self, reset: bool = False) -> dict[str, tuple[float, int]]:
         times = self.native.profile(reset)
@@ -395,7 +397,7 @@ def create_params(model_type: str, meta: Any, options: AdapterOptions) -> Llaisy
     for name in PARALLEL_FIELDS:  # the same names in C
         value = getattr(options.parallel, name)
         setattr(params, name, value.encode() if isinstance(value, str) else int(value))
-    arrays.attach_struct(params, "meta", meta)
-    arrays.attach_int32(params, "device_ids", options.device_ids)
+    arrays.attach(params, "meta", meta)
+    arrays.attach_array(params, "device_ids", "i32", options.device_ids)
     params.ndevice = len(options.device_ids)
     return params

@@ -6,8 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from llaisys.libllaisys.infer_types import LlaisysStepBuffers
-from llaisys.libllaisys.model_handle import fill_step_slots, fill_step_tokens
+from llaisys.libllaisys.library import check, lib
+from llaisys.libllaisys.types import LlaisysStepBuffers
 
 
 class StepFiller:
@@ -25,7 +25,7 @@ class StepFiller:
             setattr(buffers, name, array.ctypes.data)
 
     def fill_tokens(self, num_seqs: int) -> None:
-        fill_step_tokens(self._buffers, num_seqs)
+        check(lib().llaisysFillStepTokens(self._buffers, num_seqs))
 
     def fill_slots(self, num_seqs: int) -> None:
-        fill_step_slots(self._buffers, num_seqs)
+        check(lib().llaisysFillStepSlots(self._buffers, num_seqs))

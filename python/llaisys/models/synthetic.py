@@ -1,23 +1,17 @@
-"""Models of known shapes with random weights, written as Hugging Face directories.
+"""Models of known shapes with random weights, which are made in memory.
 
-They run at the speed of the real model, so that speed and memory can be measured without a
-download. Files are written in chunks, so memory use does not depend on the shape.
+They run at the speed of the real model, so that speed can be measured without a download. Load time
+and peak memory are those of making the weights.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import numpy as np
-
-from llaisys.common.progress import report
 from llaisys.common.validation import check_choice, invalid_value
-from llaisys.models.families import file_tensors, parse_config
-from llaisys.models.loading.convert import convert, storage_dtype
+from llaisys.models.loading.random_dir import KEY, PLAIN
 
 _QWEN2: dict[str, Any] = {
     "model_type": "qwen2",
@@ -97,8 +91,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-70b": _shape(_LLAMA3, 8192, 80, 64, 8, 28672, 128256),
     "smollm2-135m": _shape(_SMOLLM2, 576, 30, 9, 3, 1536, 49152, is_tied=True),
 }
-_TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-_CHUNK = 1 << 20  # elements
+TORCH_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
 def shape_config(shape: str) -> dict[str, Any]:
@@ -110,64 +103,18 @@ def shape_config(shape: str) -> dict[str, Any]:
     return SHAPES[shape]
 
 
-def write_shape_model(shape: str, dtype: str, directory: Path, layers: int | None = None) -> Path:
-    """Write the model unless the directory already has it: one of another config, which an earlier
-    release may have written, is replaced. `layers`: instead of the shape's."""
+def write_shape_model(
+    shape: str, dtype: str, directory: Path, layers: int | None = None, weights: str = PLAIN
+) -> Path:
+    """Write the config.json of a model whose weights are made in memory (loading/random_dir.py).
+    `layers`: instead of the shape's; `weights`: PLAIN or one of BLOCKS."""
     config = shape_config(shape)
-    check_choice("dtype", dtype, tuple(_TORCH_DTYPES))
-    full = {**config, "torch_dtype": _TORCH_DTYPES[dtype]}
+    check_choice("dtype", dtype, tuple(TORCH_DTYPES))
+    full = {**config, "torch_dtype": TORCH_DTYPES[dtype], KEY: weights}
     if layers is not None:
         full["num_hidden_layers"] = layers
-    text = json.dumps(full, indent=2).encode()
-    path = directory / "config.json"
-    if path.is_file():
-        if path.read_bytes() == text:
-            return directory
-        path.unlink()
-    directory.mkdir(parents=True, exist_ok=True)
-    tensors = list(file_tensors(parse_config(full)))
-    _write_atomically(
-        directory / "model.safetensors", lambda file: _write_tensors(file, tensors, dtype)
-    )
-    # The config is written last: its presence marks a complete model.
-    _write_atomically(path, lambda file: file.write(text))
+    text, path = json.dumps(full, indent=2), directory / "config.json"
+    if not path.is_file() or path.read_text() != text:
+        directory.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     return directory
-
-
-def _write_atomically(path: Path, write: Any) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            write(file)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
-
-
-def _write_tensors(file: BinaryIO, tensors: list[tuple[str, tuple[int, ...]]], dtype: str) -> None:
-    header: dict[str, Any] = {}
-    offset = 0
-    for name, shape in tensors:
-        nbytes = int(np.prod(shape)) * storage_dtype(dtype).itemsize
-        header[name] = {
-            "dtype": dtype.upper(),
-            "shape": list(shape),
-            "data_offsets": [offset, offset + nbytes],
-        }
-        offset += nbytes
-    total, written = offset, 0
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 64)  # tensors start aligned
-    file.write(len(text).to_bytes(8, "little") + text)
-    values = np.random.default_rng(0).standard_normal(_CHUNK, np.float32) * np.float32(0.02)
-    weights = convert(values, "f32", dtype)
-    norm = convert(np.ones(_CHUNK, np.float32), "f32", dtype)
-    for name, shape in tensors:
-        chunk = norm if "norm" in name else weights
-        left = int(np.prod(shape))
-        while left > 0:
-            count = min(left, _CHUNK)
-            written += file.write(chunk[:count].tobytes())
-            left -= count
-            report("writing random weights", written, total)

@@ -2,37 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from threading import Lock
 
 import numpy as np
 
 from llaisys.common.closing import Closing
-from llaisys.common.validation import check_choice
 from llaisys.libllaisys.handles import Stream, Tensor, block_of
 from llaisys.libllaisys.library import check, lib
 from llaisys.libllaisys.types import QUANTISED_DTYPES
 from llaisys.models.loading.convert import Array, convert
-from llaisys.models.loading.random_dir import KEY, PLAIN, random_values
-from llaisys.models.synthetic import SHAPES
+from llaisys.models.loading.random_dir import random_values
 from llaisys.models.tensors import tensor_from
 
 ROWS = 256  # different rows of a matrix; others repeat them
-
-
-def write_random_model(
-    shape: str, directory: Path, weights: str = PLAIN, layers: int | None = None
-) -> Path:
-    """Write a directory without weights, whose bf16 model has random ones (loading/random_dir.py).
-    `weights`: PLAIN or one of BLOCKS; `layers`: instead of the shape's."""
-    check_choice("shape", shape, tuple(SHAPES))
-    full = {**SHAPES[shape], "torch_dtype": "bfloat16", KEY: weights}
-    if layers is not None:
-        full["num_hidden_layers"] = layers
-    directory.mkdir(parents=True, exist_ok=True)
-    (directory / "config.json").write_text(json.dumps(full, indent=2))
-    return directory
 
 
 class RandomTensors(Closing):

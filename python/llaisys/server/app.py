@@ -60,9 +60,17 @@ ROUTERS = (
 )
 
 
+def router_of(path: str) -> ProtocolRouter:
+    """Return the router that has `path`; the default is OpenAI's."""
+    return next((router for router in ROUTERS if router.has_path(path)), openai_routes.router)
+
+
 def error_shape(path: str) -> ErrorShape:
-    """Return the error format of the router that has `path`; the default is OpenAI's."""
-    return next((r.error_shape for r in ROUTERS if r.has_path(path)), ApiError.body)
+    return router_of(path).error_shape
+
+
+def takes_untyped(path: str) -> bool:
+    return router_of(path).untyped_bodies
 
 
 def make_app(shared: SharedState, models: Models) -> ASGIApp:
@@ -99,7 +107,9 @@ def make_app(shared: SharedState, models: Models) -> ASGIApp:
         return any(route.matches(scope)[0] is not Match.NONE for route in app.router.routes)
 
     budget = BodyBudget(limits.max_total_body_bytes)
-    guarded: ASGIApp = BodyGuard(app, limits.max_body_bytes, limits.body_timeout, budget, has_route)
+    guarded: ASGIApp = BodyGuard(
+        app, limits.max_body_bytes, limits.body_timeout, budget, has_route, takes_untyped
+    )
     guarded = KeyGuard(guarded, shared.keys, is_public)
     # Around the keys: a browser sends a preflight without one.
     guarded = CORSMiddleware(

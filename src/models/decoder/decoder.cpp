@@ -14,12 +14,6 @@ namespace llaisys::models {
 
 using runtime::tensor_at;
 
-namespace {
-
-float or_one(float factor) { return factor != 0 ? factor : 1.0f; }
-
-} // namespace
-
 DecoderModel::DecoderModel(LlaisysModelType type, const LlaisysDecoderMeta &meta,
                            const ModelPlacement &placement)
     : SlotModel(spec_of(type, shard_meta(check_hyper_params(meta), placement), placement),
@@ -27,7 +21,8 @@ DecoderModel::DecoderModel(LlaisysModelType type, const LlaisysDecoderMeta &meta
       group_(placement.group), stages_(placement.stages),
       is_first_stage_(placement.is_first_stage()), is_last_stage_(placement.is_last_stage()),
       meta_(without_pointers(shard_meta(meta, placement))), scale_(attention_scale(meta)),
-      layers_(meta.nlayer), moe_(shard_meta(meta, placement), placement.group), latent_(meta_) {
+      layers_(meta.nlayer), latent_(meta_), output_(meta_, group_),
+      mlp_(shard_meta(meta, placement), weights_, lora_, output_, group_) {
     const int64_t ranks = group_->size();
     if (placement.vocab_parallel_head && ranks > 1 && is_last_stage_) {
         const int64_t vocabulary = int64_t(meta_.voc);
@@ -45,13 +40,13 @@ DecoderModel::DecoderModel(LlaisysModelType type, const LlaisysDecoderMeta &meta
 DecoderModel::Activations DecoderModel::allocate_activations(runtime::Workspace &workspace,
                                                              int64_t n, int64_t n_outputs) const {
     const int64_t hidden = int64_t(meta_.hs);
-    const int64_t inner = int64_t(meta_.di);
     const int64_t q_size = latent_.is_used() ? 0 : int64_t(meta_.nh * meta_.dh);
     const int64_t kv_size = latent_.is_used() ? 0 : int64_t(meta_.nkvh * meta_.dh);
     const DType dtype = activation_dtype(meta_.dtype);
+    const bool is_cpu = table_.device() == LLAISYS_DEVICE_CPU;
     Activations act;
     act.latent = latent_.allocate(workspace, n, dtype);
-    act.moe = moe_.allocate(workspace, n, dtype, table_.device() == LLAISYS_DEVICE_CPU);
+    act.mlp = mlp_.allocate(workspace, n, dtype, is_cpu);
     act.residual = workspace.allocate({n, hidden}, LLAISYS_DTYPE_F32);
     act.normed = workspace.allocate({n, hidden}, dtype);
     act.attn_out = workspace.allocate({n, int64_t(meta_.nh), value_dim()}, dtype);
@@ -66,33 +61,25 @@ DecoderModel::Activations DecoderModel::allocate_activations(runtime::Workspace 
         act.last_residual = workspace.allocate({last_rows, hidden}, LLAISYS_DTYPE_F32);
         act.last_attn_out = workspace.allocate({last_rows, int64_t(meta_.nh), value_dim()}, dtype);
     }
-    if (lora_.n_slots() > 0) {
-        act.lora = workspace.allocate({lora_.scratch(n)}, LLAISYS_DTYPE_F32);
-        act.lora_terms = workspace.allocate({lora_.scratch_of_pending(n)}, LLAISYS_DTYPE_F32);
-    }
+    act.lora = lora_.allocate(workspace, n);
     if (meta_.has_positions != 0 || meta_.n_token_types > 0) {
         act.embedded = workspace.allocate({n, hidden}, LLAISYS_DTYPE_F32);
     }
     if (!aux_hidden_layers_.empty()) {
         act.aux_hidden = workspace.allocate({n, hidden}, LLAISYS_DTYPE_F32);
     }
-    if (table_.device() == LLAISYS_DEVICE_CPU) {
+    if (is_cpu) {
         act.q = workspace.allocate({n, q_size}, dtype);
         act.k = workspace.allocate({n, kv_size}, dtype);
         act.v = workspace.allocate({n, kv_size}, dtype);
-        act.gate = workspace.allocate({n, inner}, dtype);
-        act.up = workspace.allocate({n, inner}, dtype);
         return act;
     }
     // Adjacent columns, as in the fused weights: one product.
     const Tensor qkv = workspace.allocate({n, q_size + 2 * kv_size}, dtype);
-    const Tensor gate_up = workspace.allocate({n, 2 * inner}, dtype);
     if (qkv.defined()) { // not while measuring
         act.q = qkv.slice(1, 0, q_size);
         act.k = qkv.slice(1, q_size, q_size + kv_size);
         act.v = qkv.slice(1, q_size + kv_size, q_size + 2 * kv_size);
-        act.gate = gate_up.slice(1, 0, inner);
-        act.up = gate_up.slice(1, inner, 2 * inner);
     }
     return act;
 }
@@ -107,7 +94,8 @@ void DecoderModel::forward(const device::Stream &stream, runtime::Workspace &wor
                            const ModelInput &input, const AttentionMetadata &attention,
                            ForwardOutput *output) {
     const int64_t n_outputs = input.output_rows.defined() ? input.output_rows.size(0) : 0;
-    const Activations act = allocate_activations(workspace, input.n_tokens, n_outputs);
+    Activations act = allocate_activations(workspace, input.n_tokens, n_outputs);
+    act.lora.rows = input.lora.rows.defined() ? &input.lora : nullptr;
     const auto run = [&] { run_layers(stream, input, attention, act, output); };
     parallel::abort_on_error(*group_,
                              [&] { stages_ ? parallel::abort_on_error(*stages_, run) : run(); });
@@ -125,7 +113,6 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
     }
     ops::Residual residual{act.residual, Tensor()};
     Activations tail = act; // after the attention of the last layer; may have fewer rows
-    const ops::LoraRows *lora_rows = input.lora.rows.defined() ? &input.lora : nullptr;
     const bool has_outputs =
         input.output_rows.defined() || input.hidden_rows.defined() || !aux_hidden_layers_.empty();
     for (size_t i = 0; i < layers_.size(); ++i) {
@@ -142,9 +129,8 @@ void DecoderModel::run_layers(const device::Stream &stream, const ModelInput &in
             attend(stream, i, attention, act);
             if (is_last && selects_output_rows(input)) {
                 tail = select_output_rows(stream, input, act, &residual);
-                lora_rows = lora_rows != nullptr ? &input.last_lora : nullptr;
             }
-            feed_forward(stream, i, tail, lora_rows, &residual);
+            feed_forward(stream, i, tail, &residual);
         });
     }
     if (!is_last_stage_) {
@@ -182,9 +168,8 @@ DecoderModel::Activations DecoderModel::select_output_rows(const device::Stream 
     selected.residual = act.last_residual.slice(0, 0, n);
     selected.attn_out = act.last_attn_out.slice(0, 0, n);
     selected.normed = act.normed.slice(0, 0, n);
-    selected.gate = act.gate.slice(0, 0, n);
-    selected.up = act.up.slice(0, 0, n);
-    selected.moe = act.moe.first(n, moe_.experts_per_token());
+    selected.mlp = mlp_.first(act.mlp, n);
+    selected.lora.rows = act.lora.rows != nullptr ? &input.last_lora : nullptr;
     const int64_t width = int64_t(meta_.nh) * value_dim();
     ops::embedding(stream, selected.residual, input.last_rows, residual->sum);
     ops::embedding(stream, selected.attn_out.view({n, width}), input.last_rows,
@@ -254,28 +239,16 @@ void DecoderModel::store_aux_hidden(const device::Stream &stream, int32_t layer,
     }
 }
 
-ops::Norm DecoderModel::norm(llaisysTensor_t weight, llaisysTensor_t bias,
-                             const Tensor &normed) const {
-    static const Tensor no_weight;
-    if (weight == nullptr) {
-        return {no_weight, meta_.epsilon, normed, ops::NormKind::none};
-    }
-    const bool is_rms = meta_.norm_kind == LLAISYS_NORM_RMS;
-    return {weight->tensor, meta_.epsilon, normed,
-            is_rms ? ops::NormKind::rms : ops::NormKind::layer,
-            bias != nullptr ? &bias->tensor : nullptr};
-}
-
 ops::Norm DecoderModel::out_norm(const Activations &act) const {
-    return norm(weights_.out_norm_w, weights_.out_norm_b, act.normed);
+    return norm_of(meta_, weights_.out_norm_w, weights_.out_norm_b, act.normed);
 }
 
 ops::Norm DecoderModel::attn_norm(size_t i, const Activations &act) const {
-    return norm(weights_.attn_norm_w[i], weights_.attn_norm_b[i], act.normed);
+    return norm_of(meta_, weights_.attn_norm_w[i], weights_.attn_norm_b[i], act.normed);
 }
 
 ops::Norm DecoderModel::mlp_norm(size_t i, const Activations &act) const {
-    return norm(weights_.mlp_norm_w[i], weights_.mlp_norm_b[i], act.normed);
+    return norm_of(meta_, weights_.mlp_norm_w[i], weights_.mlp_norm_b[i], act.normed);
 }
 
 void DecoderModel::embed(const device::Stream &stream, const ModelInput &input,
@@ -300,7 +273,8 @@ void DecoderModel::embed(const device::Stream &stream, const ModelInput &input,
         ops::add(stream, out, out, act.embedded);
     }
     if (meta_.has_embed_norm != 0) {
-        ops::norm_rows(stream, out, out, norm(weights_.embed_norm_w, weights_.embed_norm_b, out));
+        ops::norm_rows(stream, out, out,
+                       norm_of(meta_, weights_.embed_norm_w, weights_.embed_norm_b, out));
     }
 }
 
@@ -320,8 +294,7 @@ void DecoderModel::project(const device::Stream &stream, size_t i, const ModelIn
                          {&layer.k.weight, tensor_at(weights_.attn_k_b, i), &act.k},
                          {&layer.v.weight, tensor_at(weights_.attn_v_b, i), &act.v}, head_norms,
                          placement,
-                         lora(i, {LoraTarget::q, LoraTarget::k, LoraTarget::v},
-                              input.lora.rows.defined() ? &input.lora : nullptr, act));
+                         lora_.product(i, {LoraTarget::q, LoraTarget::k, LoraTarget::v}, act.lora));
 }
 
 void DecoderModel::attend(const device::Stream &stream, size_t i,
@@ -336,92 +309,23 @@ void DecoderModel::attend(const device::Stream &stream, size_t i,
                    tensor_at(weights_.attn_sinks_w, i));
 }
 
-void DecoderModel::mlp_input(const device::Stream &stream, size_t i, const ops::Norm &norm,
-                             const Activations &act, const ops::LoraRows *lora_rows,
-                             ops::Residual *residual) const {
-    const Layer &layer = layers_[i];
-    const Tensor *up_bias = tensor_at(weights_.mlp_up_b, i);
-    const auto activation = meta_.mlp_kind == LLAISYS_MLP_SWIGLU     ? ops::Activation::silu
-                            : meta_.mlp_kind == LLAISYS_MLP_GELU_ERF ? ops::Activation::gelu_erf
-                                                                     : ops::Activation::gelu_tanh;
-    if (!has_gate()) {
-        return ops::mlp_input(stream, residual, norm, {&layer.up.weight, up_bias, &act.gate},
-                              {nullptr, nullptr, nullptr}, activation,
-                              lora(i, {LoraTarget::up}, lora_rows, act));
-    }
-    ops::Lora adapters = lora(i, {LoraTarget::gate, LoraTarget::up}, lora_rows, act);
-    if (lora_rows != nullptr && meta_.is_parallel == 0 && group_->size() == 1 &&
-        weights_.mlp_post_norm_w[i] == nullptr && or_one(meta_.residual_scale) == 1.0f) {
-        adapters.next = &lora_.weight(i, LoraTarget::down); // add_product() adds it as it is
-    }
-    ops::mlp_input(stream, residual, norm, {&layer.gate.weight, nullptr, &act.gate},
-                   {&layer.up.weight, up_bias, &act.up}, activation, adapters);
-}
-
 void DecoderModel::feed_forward(const device::Stream &stream, size_t i, const Activations &act,
-                                const ops::LoraRows *lora_rows, ops::Residual *residual) const {
-    const Layer &layer = layers_[i];
+                                ops::Residual *residual) const {
     const Tensor &attended = act.attn_out;
-    if (meta_.is_parallel != 0) { // both read the residual stream before either adds to it
-        mlp_input(stream, i, attn_norm(i, act), act, lora_rows, residual);
+    const bool is_parallel = meta_.is_parallel != 0; // attention and MLP have one input
+    if (is_parallel) {
+        mlp_.compute_input(stream, i, attn_norm(i, act), act.mlp, act.lora, residual);
     }
-    add_product(stream, residual,
-                attended.view({attended.size(0), attended.size(1) * attended.size(2)}),
-                layer.o.weight, tensor_at(weights_.attn_o_b, i),
-                {weights_.attn_post_norm_w[i], weights_.attn_post_norm_b[i]}, act.normed,
-                lora(i, {LoraTarget::o}, lora_rows, act));
-    if (moe_.has(i)) {
-        return moe_.run(stream, i, mlp_norm(i, act), act.moe, or_one(meta_.residual_scale),
-                        residual);
-    }
-    if (meta_.is_parallel != 0) {
+    output_.add_product(stream, residual,
+                        attended.view({attended.size(0), attended.size(1) * attended.size(2)}),
+                        layers_[i].o.weight, tensor_at(weights_.attn_o_b, i),
+                        {weights_.attn_post_norm_w[i], weights_.attn_post_norm_b[i]}, act.normed,
+                        lora_.product(i, {LoraTarget::o}, act.lora));
+    if (is_parallel) {
         ops::settle(stream, residual);
-    } else {
-        mlp_input(stream, i, mlp_norm(i, act), act, lora_rows, residual);
+        return mlp_.add_output(stream, i, act.normed, act.mlp, act.lora, residual);
     }
-    add_product(stream, residual, act.gate, layer.down.weight, tensor_at(weights_.mlp_down_b, i),
-                {weights_.mlp_post_norm_w[i], weights_.mlp_post_norm_b[i]}, act.normed,
-                lora(i, {LoraTarget::down}, lora_rows, act));
-}
-
-void DecoderModel::add_product(const device::Stream &stream, ops::Residual *residual,
-                               const Tensor &in, const ops::LinearWeight &weight,
-                               const Tensor *bias, const PostNorm &post_norm, const Tensor &scratch,
-                               const ops::Lora &lora) const {
-    const float scale = or_one(meta_.residual_scale);
-    const bool norms_residual = meta_.norm_position == LLAISYS_NORM_RESIDUAL;
-    const bool norms_output = post_norm.weight != nullptr && !norms_residual;
-    const auto norm_residual = [&] {
-        if (norms_residual) {
-            const Tensor &sum = ops::settle(stream, residual);
-            ops::norm_rows(stream, sum, sum, norm(post_norm.weight, post_norm.bias, sum));
-        }
-    };
-    if (group_->size() == 1 && !norms_output && scale == 1.0f) {
-        ops::add_product(stream, residual, in, weight, bias, scratch, lora);
-        return norm_residual();
-    }
-    ops::settle(stream, residual);
-    if (group_->size() == 1) {
-        const ops::LinearPart part{&weight, bias, &scratch};
-        ops::linear(stream, in, &part, 1);
-        ops::apply_lora(stream, lora, in, {&scratch});
-    } else {
-        parallel::row_parallel_linear(stream, *group_, scratch, in, weight, bias, false);
-        ops::apply_lora(stream, lora, in, {&scratch}); // A x is this rank's term of a sum
-        if (!norms_output && scale == 1.0f && group_->AllReduceAdd(residual->sum, scratch)) {
-            return norm_residual();
-        }
-        group_->AllReduce(scratch);
-    }
-    if (norms_output) {
-        ops::norm_rows(stream, scratch, scratch, norm(post_norm.weight, post_norm.bias, scratch));
-    }
-    if (scale != 1.0f) {
-        ops::scale(stream, scratch, scratch, scale);
-    }
-    residual->addend = scratch;
-    norm_residual();
+    mlp_.run(stream, i, mlp_norm(i, act), act.mlp, act.lora, residual);
 }
 
 } // namespace llaisys::models

@@ -15,10 +15,8 @@
 #pragma once
 
 #include "models/decoder/latent_attention.hpp"
-#include "models/decoder/lora_slots.hpp"
-#include "models/decoder/moe.hpp"
+#include "models/decoder/mlp.hpp"
 #include "models/slot_model.hpp"
-#include "ops/decoder_layer/op.hpp"
 
 #include "llaisys/models/decoder.h"
 
@@ -53,16 +51,12 @@ public:
 private:
     // Buffers of a forward over n tokens, of the activation dtype unless noted.
     struct Activations {
-        // f32: of a pending LoRA product; only with LoRA slots.
-        Tensor lora_terms;
         Tensor residual; // f32 [n, hs], the sum of ops::Residual
         Tensor normed;   // [n, hs]: input of the next product, or its output before the AllReduce
         Tensor q;        // [n, nh * dh]
         Tensor k;        // [n, nkvh * dh]
         Tensor v;        // [n, nkvh * dh]
         Tensor attn_out; // [n, nh, dh or v_dim]
-        Tensor gate;     // [n, di]
-        Tensor up;       // [n, di]
         // Vocabulary-parallel head: at most kHeadRows rows of logits at a time, f32.
         Tensor own_logits; // [rows, head_columns_]
         Tensor all_logits; // [ranks, rows, head_columns_]
@@ -70,21 +64,20 @@ private:
         // Rows selected by select_output_rows, at most kLastRows.
         Tensor last_residual; // f32 [rows, hs]
         Tensor last_attn_out; // [rows, nh, dh or v_dim]
-        MoeLayers::Buffers moe;
+        Mlp::Buffers mlp;
         LatentAttention::Buffers latent; // instead of q, k and v
-        Tensor lora;                     // f32, scratch of ops::lora; only with LoRA slots
-        Tensor embedded;                 // f32 [n, hs]: rows of pos_embed or type_embed
+        LoraInput lora;
+        Tensor embedded; // f32 [n, hs]: rows of pos_embed or type_embed
     };
     static constexpr int64_t kHeadRows = 32;
     static constexpr int64_t kLastRows = 512;
 
     struct Layer {
-        runtime::PackedWeight q, k, v, o, gate, up, down;
-        ops::LinearBuffer qkv, gate_up;
+        runtime::PackedWeight q, k, v, o;
+        ops::LinearBuffer qkv;
     };
 
     void register_slots();
-    bool has_gate() const { return meta_.mlp_kind < LLAISYS_MLP_GELU; } // of the MLP
     Activations allocate_activations(runtime::Workspace &workspace, int64_t n_tokens,
                                      int64_t n_outputs) const;
     void run_layers(const device::Stream &stream, const ModelInput &input,
@@ -94,16 +87,12 @@ private:
     void store_aux_hidden(const device::Stream &stream, int32_t layer, const Activations &act,
                           const ops::Residual &residual, const Tensor &hidden) const;
     void embed(const device::Stream &stream, const ModelInput &input, const Activations &act) const;
-    ops::Norm norm(llaisysTensor_t weight, llaisysTensor_t bias, const Tensor &normed) const;
     ops::Norm out_norm(const Activations &act) const;
     // Norm of layer `index` before attention, or before the MLP. Without one: NormKind::none.
     ops::Norm attn_norm(size_t index, const Activations &act) const;
     ops::Norm mlp_norm(size_t index, const Activations &act) const;
     int64_t value_dim() const { return int64_t(latent_.is_used() ? meta_.v_dim : meta_.dh); }
     LoraShapes lora_shapes() const;
-    // The adapters of products over one input; rows null: none.
-    ops::Lora lora(size_t layer, std::initializer_list<LoraTarget> targets,
-                   const ops::LoraRows *rows, const Activations &act) const;
     // Computes queries, and stores keys and values in the cache.
     void project(const device::Stream &stream, size_t index, const ModelInput &input,
                  const AttentionMetadata &attention, const Activations &act,
@@ -115,27 +104,13 @@ private:
     bool selects_output_rows(const ModelInput &input) const;
     Activations select_output_rows(const device::Stream &stream, const ModelInput &input,
                                    const Activations &act, ops::Residual *residual) const;
-    // gate = activation(gate) * up of the normalised residual stream.
-    void mlp_input(const device::Stream &stream, size_t index, const ops::Norm &norm,
-                   const Activations &act, const ops::LoraRows *lora_rows,
-                   ops::Residual *residual) const;
-    // The output projection of attention, then the MLP. lora_rows null: no adapters.
+    // The output projection of attention, then the MLP.
     void feed_forward(const device::Stream &stream, size_t index, const Activations &act,
-                      const ops::LoraRows *lora_rows, ops::Residual *residual) const;
+                      ops::Residual *residual) const;
     // Logits of rows (i32) of the residual stream; gathers the ranks' columns of a
     // vocabulary-parallel head.
     void run_head(const device::Stream &stream, const Tensor &rows, const Activations &act,
                   ops::Residual *residual, const Tensor &logits) const;
-    // The norm after a block, of its output or of the residual stream.
-    struct PostNorm {
-        llaisysTensor_t weight, bias; // null: none
-    };
-    // residual += in * weight^T + bias, summed over the ranks, then normalised by post_norm and
-    // multiplied by residual_scale; or residual = post_norm(residual + ...). Overwrites scratch with
-    // the product.
-    void add_product(const device::Stream &stream, ops::Residual *residual, const Tensor &in,
-                     const ops::LinearWeight &weight, const Tensor *bias, const PostNorm &post_norm,
-                     const Tensor &scratch, const ops::Lora &lora) const;
 
     std::shared_ptr<const parallel::ProcessGroup> group_;
     std::shared_ptr<const parallel::ProcessGroup> stages_; // null: one stage
@@ -144,10 +119,11 @@ private:
     float scale_;                            // of attention
     std::vector<int32_t> aux_hidden_layers_; // -1: after the last norm
     std::vector<Layer> layers_;
-    MoeLayers moe_;
     LatentAttention latent_;
     std::vector<Tensor> inv_freqs_; // of each layer
     LoraSlots lora_;
+    BlockOutput output_;
+    Mlp mlp_;
     runtime::PackedWeight head_;
     runtime::PackedWeight in_embed_; // without storage: in_embed is read as a tensor
     int64_t head_columns_ = 0; // vocabulary rows per rank (the last may have fewer); 0: not sharded

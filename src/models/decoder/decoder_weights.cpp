@@ -10,7 +10,6 @@ void DecoderModel::register_slots() {
     const int64_t hidden = int64_t(meta_.hs);
     const int64_t q_size = int64_t(meta_.nh * meta_.dh);
     const int64_t kv_size = int64_t(meta_.nkvh * meta_.dh);
-    const int64_t inner = int64_t(meta_.di);
     const Shape embedding{int64_t(meta_.voc), hidden};
     const bool norms_residual = meta_.norm_position == LLAISYS_NORM_RESIDUAL;
     if (is_first_stage_) {
@@ -76,16 +75,7 @@ void DecoderModel::register_slots() {
     slots.add("mlp_norm_b", &weights_.mlp_norm_b, {hidden}, true);
     slots.add("mlp_post_norm_w", &weights_.mlp_post_norm_w, {hidden}, !has_norms_after);
     slots.add("mlp_post_norm_b", &weights_.mlp_post_norm_b, {hidden}, true);
-    runtime::LayerSlots<Layer> dense(&table_, &packed_, &layers_, moe_.dense());
-    if (has_gate()) {
-        dense.add_linear("mlp_gate_w", &weights_.mlp_gate_w, {inner, hidden}, &Layer::gate,
-                         &Layer::gate_up);
-    }
-    dense.add_linear("mlp_up_w", &weights_.mlp_up_w, {inner, hidden}, &Layer::up, &Layer::gate_up);
-    slots.add("mlp_up_b", &weights_.mlp_up_b, {inner}, true);
-    dense.add_linear("mlp_down_w", &weights_.mlp_down_w, {hidden, inner}, &Layer::down);
-    slots.add("mlp_down_b", &weights_.mlp_down_b, {hidden}, true);
-    moe_.register_slots(&weights_, &table_, &packed_);
+    mlp_.register_slots(&weights_, &table_, &packed_);
 }
 
 // -- LoRA ----------------------------------------------------------------------------------------
@@ -95,7 +85,7 @@ LoraShapes DecoderModel::lora_shapes() const {
     const int64_t q_size = int64_t(meta_.nh * meta_.dh);
     const int64_t kv_size = int64_t(meta_.nkvh * meta_.dh);
     const int64_t inner = int64_t(meta_.di);
-    const int64_t gate = has_gate() ? inner : 0;
+    const int64_t gate = mlp_.has_gate() ? inner : 0;
     return {{{"attn_q_w", q_size, hidden},
              {"attn_k_w", kv_size, hidden},
              {"attn_v_w", kv_size, hidden},
@@ -124,24 +114,10 @@ void DecoderModel::reserve_lora(const device::Stream *stream, int64_t n_slots, i
 void DecoderModel::set_lora(const device::Stream &stream, int64_t slot, const char *field,
                             int64_t layer, const Tensor &a, const Tensor &b, float scale) {
     const bool is_mlp = std::strncmp(field, "mlp_", 4) == 0;
-    require(!is_mlp || layer < 0 || layer >= int64_t(layers_.size()) || !moe_.has(size_t(layer)),
+    require(!is_mlp || layer < 0 || layer >= int64_t(layers_.size()) ||
+                !mlp_.has_experts(size_t(layer)),
             "field must not be ", field, " in layer ", layer, ", whose MLP has experts");
     lora_.set(stream, slot, field, layer, a, b, scale);
-}
-
-ops::Lora DecoderModel::lora(size_t layer, std::initializer_list<LoraTarget> targets,
-                             const ops::LoraRows *rows, const Activations &act) const {
-    ops::Lora lora;
-    if (rows == nullptr) {
-        return lora;
-    }
-    lora.rows = rows;
-    lora.scratch = &act.lora;
-    lora.terms = &act.lora_terms;
-    for (const LoraTarget target : targets) {
-        lora.weights[size_t(lora.n_parts++)] = &lora_.weight(layer, target);
-    }
-    return lora;
 }
 
 } // namespace llaisys::models

@@ -42,19 +42,35 @@ int64_t LoraSlots::bytes_of(const LoraShapes &shapes, int64_t n_layers, DType dt
 }
 
 int64_t LoraSlots::scratch_of(int64_t m, int64_t parts, LoraTarget target) const {
-    return n_slots_ == 0
-               ? 0
-               : ops::lora_scratch(m, parts, shapes_[size_t(target)].in_features, max_rank_);
+    return ops::lora_scratch(m, parts, shapes_[size_t(target)].in_features, max_rank_);
 }
 
-int64_t LoraSlots::scratch(int64_t m) const {
-    return std::max({scratch_of(m, kQkvParts, LoraTarget::q),
-                     scratch_of(m, kGateUpParts, LoraTarget::gate), scratch_of_pending(m)});
+LoraInput LoraSlots::allocate(runtime::Workspace &workspace, int64_t n) const {
+    LoraInput input;
+    if (n_slots_ > 0) {
+        const int64_t pending = std::max(scratch_of(n, kOneParts, LoraTarget::o),
+                                         scratch_of(n, kOneParts, LoraTarget::down));
+        const int64_t all = std::max({scratch_of(n, kQkvParts, LoraTarget::q),
+                                      scratch_of(n, kGateUpParts, LoraTarget::gate), pending});
+        input.scratch = workspace.allocate({all}, LLAISYS_DTYPE_F32);
+        input.terms = workspace.allocate({pending}, LLAISYS_DTYPE_F32);
+    }
+    return input;
 }
 
-int64_t LoraSlots::scratch_of_pending(int64_t m) const {
-    return std::max(scratch_of(m, kOneParts, LoraTarget::o),
-                    scratch_of(m, kOneParts, LoraTarget::down));
+ops::Lora LoraSlots::product(size_t layer, std::initializer_list<LoraTarget> targets,
+                             const LoraInput &input) const {
+    ops::Lora lora;
+    if (input.rows == nullptr) {
+        return lora;
+    }
+    lora.rows = input.rows;
+    lora.scratch = &input.scratch;
+    lora.terms = &input.terms;
+    for (const LoraTarget target : targets) {
+        lora.weights[size_t(lora.n_parts++)] = &weight(layer, target);
+    }
+    return lora;
 }
 
 void LoraSlots::set(const device::Stream &stream, int64_t slot, const char *field, int64_t layer,

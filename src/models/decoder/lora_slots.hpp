@@ -2,7 +2,8 @@
 // llaisysModelReserveLora.
 #pragma once
 
-#include "ops/lora/op.hpp"
+#include "ops/decoder_layer/op.hpp"
+#include "runtime/workspace/workspace.hpp"
 
 #include <array>
 #include <vector>
@@ -20,10 +21,17 @@ struct LoraShape {
 };
 using LoraShapes = std::array<LoraShape, kLoraTargets>; // by LoraTarget
 
+// The adapters of a forward's rows.
+struct LoraInput {
+    const ops::LoraRows *rows = nullptr; // null: none
+    Tensor scratch;                      // f32, of ops::lora
+    Tensor terms;                        // f32, of a pending product
+};
+
 class LoraSlots {
 public:
     LoraSlots() = default;
-    // stream null: for scratch() alone, without memory.
+    // stream null: for allocate() alone, without memory.
     LoraSlots(const device::Stream *stream, const LoraShapes &shapes, int64_t n_layers, DType dtype,
               int64_t n_slots, int64_t max_rank);
     static int64_t bytes_of(const LoraShapes &shapes, int64_t n_layers, DType dtype,
@@ -33,10 +41,8 @@ public:
     int64_t max_rank() const { return max_rank_; }
     // [n_slots]: the largest rank of each slot in any product; 0: empty.
     const int32_t *ranks() const { return ranks_.data(); }
-    // Floats of scratch for the largest product of m rows, and for the largest one that is added to
-    // the residual stream.
-    int64_t scratch(int64_t m) const;
-    int64_t scratch_of_pending(int64_t m) const;
+    // Scratch of any product of n rows; nothing without slots.
+    LoraInput allocate(runtime::Workspace &workspace, int64_t n) const;
 
     // See llaisysModelSetLora and llaisysModelClearLora.
     void set(const device::Stream &stream, int64_t slot, const char *field, int64_t layer,
@@ -46,6 +52,9 @@ public:
     const ops::LoraWeight &weight(size_t layer, LoraTarget target) const {
         return layers_[layer][size_t(target)];
     }
+    // The adapters of products over one input, which must outlive the result.
+    ops::Lora product(size_t layer, std::initializer_list<LoraTarget> targets,
+                      const LoraInput &input) const;
 
 private:
     int64_t scratch_of(int64_t m, int64_t parts, LoraTarget target) const;

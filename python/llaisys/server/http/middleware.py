@@ -36,9 +36,8 @@ FREE_BODY_BYTES = 64 << 10
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 MAX_LOGGED_ORIGINS = 8
 PROBE_ROUTES = frozenset({"/health", "/live", "/ping", "/ready", "/metrics"})  # logged at debug
-# Ollama's clients send no Content-Type, or curl's default. `HostGuard` stops forms of web pages.
+# No Content-Type, or curl's default. `HostGuard` stops forms of web pages.
 UNTYPED = ("", "application/x-www-form-urlencoded")
-UNTYPED_PATHS = ("/api/",)
 # Pages that this machine serves: allowed without --allowed-origin.
 LOCAL_ORIGIN = re.compile(r"https?://(localhost|127\.0\.0\.1|\[::1\])(:[0-9]{1,5})?")
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -287,13 +286,15 @@ class BodyBudget:
 @dataclass(slots=True)
 class BodyGuard:
     """Requires JSON bodies within a size, a time and the shared budget. Bodies of another type for
-    paths without a route reach the app, which responds with a 404."""
+    paths without a route reach the app, which responds with a 404. `takes_untyped`: whether the
+    bodies of a path are JSON without a Content-Type, too."""
 
     app: ASGIApp
     max_bytes: int
     timeout: float
     budget: BodyBudget
     has_route: Callable[[Scope], bool]
+    takes_untyped: Callable[[str], bool] = lambda path: False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] in SAFE_METHODS:
@@ -351,7 +352,7 @@ class BodyGuard:
             more = message.get("more_body", False)
         if body:
             kind = (header(scope, b"content-type") or "").partition(";")[0].strip().lower()
-            if kind in UNTYPED and scope["path"].startswith(UNTYPED_PATHS):
+            if kind in UNTYPED and self.takes_untyped(scope["path"]):
                 others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
                 scope["headers"] = [*others, (b"content-type", b"application/json")]
             elif kind != "application/json" and self.has_route(scope):

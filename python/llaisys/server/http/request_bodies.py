@@ -170,11 +170,18 @@ class CheckedRoute(APIRoute):
 
 
 class ProtocolRouter(APIRouter):
-    """Routes with one error format, which unknown paths below the prefix have, too."""
+    """Routes with one error format, which unknown paths below the prefix have, too.
+    `untyped_bodies`: clients send JSON without a Content-Type."""
 
-    def __init__(self, error_shape: ErrorShape = ApiError.body, **options: Any) -> None:
+    def __init__(
+        self,
+        error_shape: ErrorShape = ApiError.body,
+        *,
+        untyped_bodies: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__(route_class=CheckedRoute, **options)
-        self.error_shape = error_shape
+        self.error_shape, self.untyped_bodies = error_shape, untyped_bodies
 
     def has_path(self, path: str) -> bool:
         if self.prefix:

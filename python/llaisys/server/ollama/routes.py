@@ -33,7 +33,7 @@ from llaisys.server.ollama.schemas import (
     ShowRequest,
 )
 
-router = ProtocolRouter(prefix="/api", tags=["Ollama"], error_shape=error_body)
+router = ProtocolRouter(error_body, untyped_bodies=True, prefix="/api", tags=["Ollama"])
 
 API_VERSION = "0.12.0"  # of Ollama's API; clients require a minimum
 
