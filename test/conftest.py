@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sys
 from collections import Counter
@@ -45,6 +46,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="print the N files that took most CPU time, processes that ended included",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Any:
+    """Import a test file in one process of a run at a time: without bytecode, the first one
+    compiles the file and what it imports, and the others find that done."""
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    with collector.path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return (yield)
 
 
 def pytest_configure(config: pytest.Config) -> None:
