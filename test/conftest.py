@@ -64,7 +64,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{name}: {meaning}")
 
 
-_cpu_seconds = [0.0]  # of this process and its ended children, when the last test began
+_cpu_seconds = [0.0]  # when the last test began
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process, of its ended children and of the ended servers of prefork."""
+    prefork = sys.modules.get("prefork")
+    return sum(os.times()[:4]) + (prefork.ended_seconds[0] if prefork else 0.0)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -72,7 +78,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Add the CPU seconds since the last test to the report of a teardown."""
     report = yield
     if call.when == "teardown":
-        now = sum(os.times()[:4])
+        now = cpu_seconds()
         report.user_properties.append(("cpu_seconds", now - _cpu_seconds[0]))
         _cpu_seconds[0] = now
     return report
@@ -117,6 +123,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
     with http_server(tmp_path_factory.mktemp("http")) as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def forked_ranks() -> Iterator[None]:
+    """Ranks of engines in this process are forks of a process that has imported their modules."""
+    from prefork import RankSubprocess
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llaisys.processes.child.subprocess", RankSubprocess)
+        yield
 
 
 @pytest.fixture
