@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import sys
 from collections import Counter
@@ -46,6 +47,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="N",
         help="print the N files that took most CPU time, processes that ended included",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Any:
+    """Imports allocate much and free little: no garbage collection during them, and none of later
+    ones scans the millions of objects of torch and pytest."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
