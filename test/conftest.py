@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import gc
 import os
 import sys
 from collections import Counter
@@ -47,12 +49,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Any:
+    """Imports allocate much and free little: no garbage collection during them, and none of later
+    ones scans the millions of objects of torch and pytest."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Any:
+    """Import a test file in one process of a run at a time: without bytecode, the first one
+    compiles the file and what it imports, and the others find that done."""
+    if not isinstance(collector, pytest.Module):
+        return (yield)
+    with collector.path.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return (yield)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
 
 
-_cpu_seconds = [0.0]  # of this process and its ended children, when the last test began
+_cpu_seconds = [0.0]  # when the last test began
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process, of its ended children and of the ended servers of prefork."""
+    prefork = sys.modules.get("prefork")
+    return sum(os.times()[:4]) + (prefork.ended_seconds[0] if prefork else 0.0)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -60,7 +91,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Add the CPU seconds since the last test to the report of a teardown."""
     report = yield
     if call.when == "teardown":
-        now = sum(os.times()[:4])
+        now = cpu_seconds()
         report.user_properties.append(("cpu_seconds", now - _cpu_seconds[0]))
         _cpu_seconds[0] = now
     return report
@@ -105,6 +136,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
     with http_server(tmp_path_factory.mktemp("http")) as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def forked_ranks() -> Iterator[None]:
+    """Ranks of engines in this process are forks of a process that has imported their modules."""
+    from prefork import RankSubprocess
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llaisys.processes.child.subprocess", RankSubprocess)
+        yield
 
 
 @pytest.fixture

@@ -353,8 +353,9 @@ async def read_routes(loop: MeteredLoop, client: httpx.AsyncClient, slow: list[s
     existing = (await client.get("/v1/sessions")).json()["data"]
     for session in existing:
         await client.delete(f"/v1/sessions/{session['id']}")
+    store = application_of(client).state.models.first.sessions
     for number in range(900):
-        await client.post("/v1/sessions", json={"session_id": f"n{number}", "messages": MESSAGES})
+        await store.create(ANONYMOUS, f"n{number}", messages=MESSAGES)
     large = {"session_id": "large", "messages": [{"role": "user", "content": "x" * 500}] * MANY}
     assert (await client.post("/v1/sessions", json=large)).status_code == 201
     await continue_long_conversations(loop, client, slow)

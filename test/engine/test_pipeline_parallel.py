@@ -26,6 +26,7 @@ from llaisys.engine.executor.mp import MultiprocExecutor, RankProcess
 from llaisys.engine.executor.ray_rank import init_method, listen
 from llaisys.models.sharding import stage_layers
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 PROMPTS = [[1, 2, 3, 4, 5], [7, 8, 9] * 9, [3] * 40, [7, 8, 9] * 9 + [11, 12], [250, 17]]
 LAYERS = 5
 

@@ -11,6 +11,8 @@ import pytest
 from nightly import NIGHTLY
 from rank_matrix import EVERY, PAIRWISE, Row, check_row, name_of, pairs, write_models
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:

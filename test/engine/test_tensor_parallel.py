@@ -24,6 +24,7 @@ from llaisys.common.numa import cores_of_rank, format_cpus, numa_nodes
 from llaisys.engine.executor import WorkerLostError
 from llaisys.engine.executor.mp import MultiprocExecutor
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 PROMPTS = [[1, 2, 3, 4, 5], [7, 8, 9] * 9, [3] * 40, [7, 8, 9] * 9 + [11, 12], [250, 17]]
 
 

@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,33 +33,49 @@ def test_version_and_help_as_a_program() -> None:
         assert text in done.stdout
 
 
-@pytest.mark.parametrize("program", ["llaisys", "llaisys.server"])
+# Modules whose import has ended, or the beginnings of log lines.
+MOMENTS = {
+    "llaisys": [
+        "llaisys.common.interpreter",  # from here on, an interrupt prints nothing
+        "llaisys.entrypoints.cli",
+        "llaisys.server.http_server",  # next, the engine is started
+        "fastapi",
+        "worker pid=",  # next, the engine loads the model
+        "listening url=",
+    ],
+    "llaisys.server": ["llaisys.common.interpreter", "llaisys.server.app"],
+}
+
+
+@pytest.mark.parametrize(
+    ("program", "moment"), [(program, moment) for program in MOMENTS for moment in MOMENTS[program]]
+)
 def test_interrupt_during_the_start_prints_no_traceback(
-    model: str, program: str, tmp_path: Path
+    model: str, program: str, moment: str, tmp_path: Path
 ) -> None:
-    """At any time: modules are imported, the engine is started, the model is loaded."""
-    command = [sys.executable, "-m", program, *(["serve"] if program == "llaisys" else [])]
+    command = [sys.executable, "-X", "importtime", "-m", program]
+    command += ["serve"] if program == "llaisys" else []
     command += [model, "--port", "0", "--session-file", str(tmp_path / "s.db")]
 
     def restore() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
 
-    for number in range(6) if program == "llaisys" else (1, 4):
-        with subprocess.Popen(
-            command,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=restore,
-        ) as process:
-            time.sleep(0.15 + 0.45 * number)  # the moment is the input of this test
-            process.send_signal(signal.SIGINT)
-            try:
-                _, errors = process.communicate(timeout=60)
-            finally:
-                process.kill()
-        assert "Traceback" not in errors and "KeyboardInterrupt" not in errors, errors
-        assert process.returncode in (0, 130, -signal.SIGINT)
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=restore
+    ) as process:
+        timer = threading.Timer(60, process.kill)
+        timer.start()
+        assert process.stderr is not None
+        errors, is_sent = [], False
+        for line in process.stderr:
+            if not is_sent and f" {moment}" in line:
+                process.send_signal(signal.SIGINT)
+                is_sent = True
+            errors.append(line)
+        timer.cancel()
+    told = "".join(line for line in errors if not line.startswith("import time:"))
+    assert is_sent and "Traceback" not in told and "KeyboardInterrupt" not in told, told
+    assert process.returncode in (0, 130, -signal.SIGINT)
 
 
 def test_help_imports_no_heavy_modules() -> None:

@@ -78,7 +78,7 @@ def added_tokens(count: int, chars: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("count", "chars"), [(40_000, 8), (1_200, 1_000)])
+@pytest.mark.parametrize(("count", "chars"), [(20_000, 8), (600, 1_000)])
 def test_added_tokens_load_in_time_linear_in_their_length(
     tmp_path: Path, count: int, chars: int
 ) -> None:

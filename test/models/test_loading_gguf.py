@@ -12,6 +12,7 @@ import gguf
 import model_files
 import numpy as np
 import pytest
+from quick_gguf import quick_gguf
 
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.families import open_checkpoint
@@ -89,7 +90,8 @@ def test_default_model_equals_transformers() -> None:
         config = checkpoint.config
         assert (config.num_layers, config.hidden_size, config.num_kv_heads) == (30, 576, 3)
         assert config.tie_word_embeddings and config.rope_theta == 100000.0
-        stored = {t.name: t for t in gguf.GGUFReader(path).tensors}
+        with quick_gguf():
+            stored = {t.name: t for t in gguf.GGUFReader(path).tensors}
         processor = LlamaTensorProcessor({"num_attention_heads": 9, "num_key_value_heads": 3})
         for part in ("q_proj", "k_proj", "v_proj", "o_proj"):
             name = f"model.layers.7.self_attn.{part}.weight"

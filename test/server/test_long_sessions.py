@@ -99,10 +99,10 @@ def client(server: ServerProcess) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_session_of_200_turns_keeps_answering(client: httpx.Client):
+def test_session_of_100_turns_keeps_answering(client: httpx.Client):
     system = {"role": "system", "content": "be brief"}
     truncated, times = [], []
-    for turn in range(200):
+    for turn in range(100):
         new = [{"role": "user", "content": f"question number {turn} " + "z" * 40}]
         body = chat(session_id="long", messages=[system, *new] if not turn else new, max_tokens=8)
         start = time.monotonic()
@@ -114,8 +114,8 @@ def test_session_of_200_turns_keeps_answering(client: httpx.Client):
         assert answer["usage"]["prompt_tokens"] <= CONTEXT - 8
     assert not truncated[0] and truncated[-1] and truncated == sorted(truncated)
     kept = client.get("/v1/sessions/long").json()
-    assert kept["num_messages"] == 401  # the stored session is complete
-    assert sorted(times[-50:])[25] < 5  # a turn takes as long as it did before
+    assert kept["num_messages"] == 201  # the stored session is complete
+    assert sorted(times[-25:])[12] < 5  # a turn takes as long as it did before
 
 
 def test_last_stream_chunk_reports_dropped_turns(client: httpx.Client):
@@ -150,9 +150,9 @@ def test_new_messages_that_do_not_fit_are_rejected(client: httpx.Client):
 
 
 def test_context_shift_keeps_the_system_message(client: httpx.Client):
-    body = chat(messages=conversation(2), max_tokens=3300, ignore_eos=True, return_token_ids=True)
+    body = chat(messages=conversation(2), max_tokens=2400, ignore_eos=True, return_token_ids=True)
     answer = client.post(CHAT, json=body).json()
-    assert answer["usage"]["completion_tokens"] == 3300
+    assert answer["usage"]["completion_tokens"] == 2400
     tokens = answer["choices"][0]["token_ids"]
     kept = len(TOKENIZER.encode("[system]be brief"))
     again = client.post(CHAT, json={**body, "n_keep": kept}).json()

@@ -225,7 +225,7 @@ def test_one_key_cannot_delay_the_grammars_of_another(
     path = tmp_path_factory.mktemp("keys") / "model"
     write_hf_model(path, tiny_config())
     options = ["--model", str(path), "--threads", "1", "--max-model-len", "512"]
-    options += ["--api-key", "flood", "--api-key", "quiet", "--queue-timeout", "20"]
+    options += ["--api-key", "flood", "--api-key", "quiet", "--queue-timeout", "8"]
     ended: list[tuple[int, float]] = []
 
     def flood(number: int) -> None:
