@@ -6,12 +6,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
+
+
+class BodyWriter(Protocol):
+    """Writes parts of a streamed body to a connection, without ASGI's messages."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the response has begun and the client reads it."""
+
+    def write(self, data: bytes) -> None:
+        """Write a part that is not empty; only if `is_ready`."""
 
 
 class ClientDisconnected(Exception):

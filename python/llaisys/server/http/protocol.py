@@ -95,6 +95,26 @@ MIN_READ = 32 << 10  # bytes that a client must read per `send_timeout`
 MAX_PIPELINED = 8  # requests read ahead; beyond it, disconnects are not detected
 
 
+class ChunkWriter:
+    """The `event_stream.BodyWriter` of a chunked response; never ready with another encoding."""
+
+    __slots__ = ("_cycle", "_flow", "_write")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._flow = cycle.flow
+        self._write = cycle.transport.write
+
+    @property
+    def is_ready(self) -> bool:
+        cycle = self._cycle
+        is_open = cycle.chunked_encoding and not (cycle.disconnected or cycle.response_complete)
+        return bool(is_open) and not self._flow.write_paused
+
+    def write(self, data: bytes) -> None:
+        self._write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
 def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
     """Return the class for uvicorn's `http` option."""
     return type("BoundProtocol", (LimitedProtocol,), {"limits": limits})
@@ -230,6 +250,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self.flow.write_paused:
             self._stop_unsent_timer()  # a response follows
         super().on_headers_complete()
+        self.cycle.scope["state"]["connection"] = ChunkWriter(self.cycle)
         self._open.append(self.cycle)
         if len(self._open) <= MAX_PIPELINED:
             self.flow.resume_reading()
