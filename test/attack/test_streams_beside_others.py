@@ -10,8 +10,10 @@ the answers longer.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -26,7 +28,7 @@ from nightly import NIGHTLY
 
 from llaisys.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from llaisys.server.config import ServerConfig
-from llaisys.server.http.protocol import ChunkWriter
+from llaisys.server.http.protocol import ChunkWriter, LimitedProtocol
 
 CONTEXT = 2048
 QUIET_TOKENS = 12
@@ -199,3 +201,21 @@ def test_a_failed_direct_write_ends_the_stream_with_an_error(
     assert len(written) == 1 and error["error"]["code"] == "internal_error"
     assert last["choices"][0]["finish_reason"] == "error"
     assert events_of(server[1], "/v1/completions", body)[-1]["choices"][0]["finish_reason"]
+
+
+def test_events_do_not_wait_for_acknowledgements(
+    server: tuple[MeteredLoop, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nagle's algorithm would hold each one back for up to 40 ms, until the client acknowledges the
+    one before."""
+    found: list[int] = []
+    connection_made = LimitedProtocol.connection_made
+
+    def record(self: LimitedProtocol, transport: asyncio.Transport) -> None:
+        connection_made(self, transport)
+        sock = transport.get_extra_info("socket")
+        found.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    monkeypatch.setattr(LimitedProtocol, "connection_made", record)
+    events_of(server[1], "/v1/completions", {"prompt": "hi", "max_tokens": 2})
+    assert found == [1]

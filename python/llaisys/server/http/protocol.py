@@ -82,6 +82,8 @@ class LingeringTransport:
 logger = logging.getLogger("llaisys.server")
 
 TCP_OPTIONS = (
+    # Send each event at once. asyncio sets it only for sockets whose protocol number is set.
+    ("TCP_NODELAY", 1),
     # Detect a vanished peer after about two minutes.
     ("TCP_KEEPIDLE", 60),
     ("TCP_KEEPINTVL", 15),
