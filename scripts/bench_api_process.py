@@ -2,12 +2,14 @@
 """CPU time of the API process per streamed token and per request, without a model.
 
     scripts/bench_api_process.py [--streams 256] [--rounds 4] [--new-tokens 256] [--step-ms 3]
-        [--prompt-tokens 128] [--chat]
+        [--prompt-tokens 128] [--chat] [--wave 0]
 
 `llaisys serve` with an engine process that computes nothing: every `--step-ms` it sends one token
 of each running request, and prompts take 1 ms per 150 tokens. One client process keeps `--streams`
 streams open, each with `--rounds` requests in turn, and only looks for the end of an answer. With
 a `--step-ms` that the API process cannot follow, the tokens of several steps share a write.
+`--wave`: the same load again, beside a second client that sends so many requests of one token at
+once, every second.
 
 Prints one JSON line: CPU microseconds of the API process per token (all of it, requests included)
 and per write that the client received, tokens per second (`of_engine`: as a share of the engine's
@@ -20,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import selectors
 import socket
@@ -54,6 +57,7 @@ from llaisys.tokenization import TokenizerSource
 
 VOCABULARY = 1024
 MAX_MODEL_LEN = 1 << 15
+WAVE_SECONDS = 1.0  # between two waves
 PROMPT_SPEED = 150_000  # tokens per second
 FOLDER, STEP = "LLAISYS_BENCH_FOLDER", "LLAISYS_BENCH_STEP"  # environment of the engine process
 CHATML = (
@@ -187,15 +191,15 @@ def percentiles(seconds: list[float]) -> dict[str, float]:
     }
 
 
-def request_bytes(options: argparse.Namespace) -> bytes:
+def request_bytes(options: argparse.Namespace, prompt_tokens: int, new_tokens: int) -> bytes:
     body: dict[str, Any] = {
-        "max_tokens": options.new_tokens,
+        "max_tokens": new_tokens,
         "temperature": 0,
         "stream": True,
         "stream_options": {"include_usage": True},
         "ignore_eos": True,
     }
-    text = "x" * options.prompt_tokens
+    text = "x" * prompt_tokens
     if options.chat:
         body["messages"] = [{"role": "user", "content": text}]
     else:
@@ -214,6 +218,7 @@ def main() -> int:
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--step-ms", type=float, default=3.0)
     parser.add_argument("--chat", action="store_true")
+    parser.add_argument("--wave", type=int, default=0, help="requests of one token")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder), VOCABULARY)
@@ -240,7 +245,7 @@ def measure(
     server: subprocess.Popen[bytes], port: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     wait_ready(server, f"http://127.0.0.1:{port}/health")
-    request = request_bytes(options)
+    request = request_bytes(options, options.prompt_tokens, options.new_tokens)
     run_client(port, request, options.streams, 1)  # warm
     cpu, start = cpu_seconds(server.pid), time.perf_counter()
     found = run_client(port, request, options.streams, options.rounds)
@@ -249,7 +254,7 @@ def measure(
     tokens = requests * options.new_tokens
     steps = options.new_tokens * options.step_ms / 1e3
     alone = steps + options.streams * options.prompt_tokens / PROMPT_SPEED
-    return {
+    result = {
         "streams": options.streams,
         "step_ms": options.step_ms,
         "new_tokens": options.new_tokens,
@@ -262,6 +267,22 @@ def measure(
         "tokens_per_read": round(tokens / found["reads"], 2),
         **found,
     }
+    if options.wave:
+        short = request_bytes(options, 1, 1)
+        waves = multiprocessing.Process(target=send_waves, args=(port, short, options.wave))
+        waves.start()
+        try:
+            beside = run_client(port, request, options.streams, options.rounds)
+        finally:
+            waves.kill()
+        result["beside_waves"] = beside
+    return result
+
+
+def send_waves(port: int, request: bytes, count: int) -> None:
+    while True:
+        run_client(port, request, count, 1)
+        time.sleep(WAVE_SECONDS)
 
 
 if __name__ == "__main__":
