@@ -285,7 +285,12 @@ class Job:
             generation.close(failed=is_fault(error))
             raise
         events = self._events(generation, first, deltas)
-        return EventStream(events, partial(self._close, generation), self.formatter.media_type)
+
+        def write_to(connection: BodyWriter) -> None:
+            generation.set_sink(partial(self._write_delta, connection))
+
+        close = partial(self._close, generation)
+        return EventStream(events, close, self.formatter.media_type, write_to)
 
     def _close(self, generation: Generation, failed: bool = False) -> None:
         """Release everything; may be called more than once."""
@@ -300,9 +305,6 @@ class Job:
         formatter = self.formatter
         failed = False
         pause = Pause()
-        connection = self.request.scope["state"].get("connection")
-        if connection is not None:
-            generation.set_sink(partial(self._write_delta, connection))
         try:
             item: tuple[int, StreamOutput] | None = first
             while item is not None:
