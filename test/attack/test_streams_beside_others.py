@@ -10,8 +10,10 @@ the answers longer.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -26,6 +28,7 @@ from nightly import NIGHTLY
 
 from llaisys.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from llaisys.server.config import ServerConfig
+from llaisys.server.http.protocol import ChunkWriter, LimitedProtocol
 
 CONTEXT = 2048
 QUIET_TOKENS = 12
@@ -150,3 +153,69 @@ def longest_iteration(loop: MeteredLoop, url: str, protocol: str) -> float:
           f"logprobs, {beside} quiet streams, {longest_wait:.2f} s each at most")  # fmt: skip
     assert names >= least
     return loop.longest if beside else math.inf
+
+
+def events_of(url: str, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the chunks of a stream, which must end with [DONE]."""
+    with (
+        httpx.Client(base_url=url, timeout=60) as client,
+        client.stream("POST", path, json={**body, "stream": True}) as response,
+    ):
+        lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert lines.pop() == "[DONE]"
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": True}}])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_chunks_of_a_text_differ_in_their_text_alone(
+    server: tuple[MeteredLoop, str], path: str, options: dict[str, Any]
+) -> None:
+    prompt = {"messages": MESSAGES} if "chat" in path else {"prompt": "hi"}
+    body = {**prompt, **options, "max_tokens": 200, "ignore_eos": True}
+    chunks = events_of(server[1], path, body)
+    texts = [c for c in chunks if c["choices"] and c["choices"][0]["finish_reason"] is None]
+    for chunk in texts:
+        choice = chunk["choices"][0]
+        if "chat" in path and "content" in choice["delta"]:
+            choice["delta"]["content"] = ""
+        elif "chat" not in path:
+            choice["text"] = ""
+    first = texts[1 if "chat" in path else 0]  # after the role
+    assert len(texts) > 20 and all(chunk == first for chunk in texts[texts.index(first) :])
+
+
+def test_a_failed_direct_write_ends_the_stream_with_an_error(
+    server: tuple[MeteredLoop, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[bytes] = []
+
+    def fail(self: ChunkWriter, data: bytes) -> None:
+        written.append(data)
+        raise ValueError("a bug")
+
+    body = {"prompt": "hi", "max_tokens": 200, "ignore_eos": True}
+    with monkeypatch.context() as patch:
+        patch.setattr(ChunkWriter, "write", fail)
+        *_, error, last = events_of(server[1], "/v1/completions", body)
+    assert len(written) == 1 and error["error"]["code"] == "internal_error"
+    assert last["choices"][0]["finish_reason"] == "error"
+    assert events_of(server[1], "/v1/completions", body)[-1]["choices"][0]["finish_reason"]
+
+
+def test_events_do_not_wait_for_acknowledgements(
+    server: tuple[MeteredLoop, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nagle's algorithm would hold each one back for up to 40 ms, until the client acknowledges the
+    one before."""
+    found: list[int] = []
+    connection_made = LimitedProtocol.connection_made
+
+    def record(self: LimitedProtocol, transport: asyncio.Transport) -> None:
+        connection_made(self, transport)
+        sock = transport.get_extra_info("socket")
+        found.append(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+
+    monkeypatch.setattr(LimitedProtocol, "connection_made", record)
+    events_of(server[1], "/v1/completions", {"prompt": "hi", "max_tokens": 2})
+    assert found == [1]

@@ -187,6 +187,29 @@ def test_line_seconds_ends_the_answer_at_a_line_break(stream):
     assert patient.process([TokenUpdate("r", [10], RUNNING)])[1] == []
 
 
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_the_check_of_the_options_ends_an_output_inside_an_update(size):
+    """It sees each token of an update, also of one that the engine has ended later."""
+    for last in (RUNNING, LENGTH):
+        seen: list[str] = []
+
+        def check(text: str, seen: list[str] = seen) -> bool:
+            seen.append(text)
+            return text == "c"
+
+        processor = watched(OutputOptions(end_check=lambda check=check: check))
+        parts, ended = [], []
+        for chunk in letters("abcde", size):
+            status = last if chunk[-1] == ord("e") else RUNNING
+            found, stopped = processor.process([TokenUpdate("r", chunk, status)])
+            parts += found
+            ended += stopped
+        choice = final(parts)
+        assert (choice.text, choice.status) == ("abc", STOPPED) and seen == ["a", "b", "c"]
+        assert choice.token_ids == [97, 98, 99] and choice.stop_reason is None
+        assert ended == ([] if last is LENGTH and size == 5 else ["r"])
+
+
 TEXTS = st.text(alphabet="ab é", min_size=0, max_size=30)
 
 

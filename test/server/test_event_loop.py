@@ -3,6 +3,7 @@ loop thread per iteration."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from functools import partial
@@ -17,6 +18,7 @@ from server_helpers import PACKAGE
 
 from llaisys.engine.config import CacheConfig, EngineConfig, SchedulerConfig
 from llaisys.server.config import Limits, ServerConfig
+from llaisys.server.http.request_bodies import Turns
 
 RESPONSES = "/v1/responses"
 
@@ -96,3 +98,28 @@ def test_messages_are_counted_before_conversion_and_converted_off_the_loop(count
                     assert str(count) in response.text
 
     run_metered(run)
+
+
+def test_a_wave_of_requests_begins_over_several_iterations() -> None:
+    async def run() -> None:
+        turns, begun = Turns(3), []
+
+        async def request(number: int) -> None:
+            await turns.take()
+            begun.append(number)
+
+        tasks = [asyncio.create_task(request(number)) for number in range(20)]
+        counts = []
+        while len(begun) < 18:
+            before = len(begun)
+            await asyncio.sleep(0)
+            counts.append(len(begun) - before)
+            if before == 3:
+                tasks[15].cancel()  # while they wait; they take no turns
+                tasks[17].cancel()
+        assert max(counts) == 3 and sum(counts) == 18
+        assert begun == [number for number in range(20) if number not in (15, 17)]
+        await request(20)
+        assert begun[-1] == 20
+
+    asyncio.run(asyncio.wait_for(run(), 10))

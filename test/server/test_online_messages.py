@@ -23,12 +23,14 @@ from llaisys.common.types import ModelInfo, PromptLogprobs, StreamOutput, TokenL
 from llaisys.engine.input_processor import InputProcessor
 from llaisys.processes.channel import encode
 from llaisys.server.config import ServerConfig
-from llaisys.server.engine_client.deltas import merge_deltas
+from llaisys.server.engine_client.deltas import join_outputs, merge_deltas
 from llaisys.server.engine_client.link import EngineLink
 from llaisys.server.engine_client.messages import (
     EngineStats,
     Finish,
+    Heartbeat,
     Outputs,
+    Rejected,
     Submit,
     decode_from_engine,
     decode_to_engine,
@@ -113,6 +115,28 @@ def test_submit_is_one_frame_per_prompt() -> None:
     assert time.monotonic() - requests[0].arrival_time < 60
 
 
+def test_outputs_that_arrive_together_are_joined() -> None:
+    running, capped = RequestStatus.RUNNING, RequestStatus.FINISHED_LENGTH_CAPPED
+    entry = TokenLogprobs(7, -0.5, 1)
+    batches = [
+        [TokenUpdate("a", [1], running), TokenUpdate("b", [5], running, [entry])],
+        [TokenUpdate("b", [6], running, [entry]), TokenUpdate("a", [2, 3], running)],
+        [TokenUpdate("a", [4], capped, stop_reason=4), TokenUpdate("c", [], running)],
+        [TokenUpdate("c", [8], running), TokenUpdate("c", [9], running, pooled=b"x")],
+    ]
+    first, second = Rejected("x", ["x"], "no"), Heartbeat(0.0, 0.0, 0)
+    outputs = [Outputs(updates, EngineStats(num_steps=i)) for i, updates in enumerate(batches)]
+    messages = [*outputs, first, Outputs([], EngineStats()), second]
+    joined, *others = join_outputs(messages)
+    assert others == messages[4:]
+    assert isinstance(joined, Outputs) and joined.stats.num_steps == 3
+    found = [(update.request_id, update.token_ids) for update in joined.updates]
+    assert found == [
+        ("a", [1, 2, 3, 4]), ("b", [5]), ("b", [6]), ("c", []), ("c", [8]), ("c", [9])
+    ]  # fmt: skip
+    assert joined.updates[0].status is capped and joined.updates[0].stop_reason == 4
+
+
 def test_continuous_engine_messages_do_not_starve_tasks(tmp_path: Path) -> None:
     """Queued frames must not block /health and other streams."""
     frames, address = 200, f"ipc://{tmp_path}/out"
@@ -135,7 +159,7 @@ def test_continuous_engine_messages_do_not_starve_tasks(tmp_path: Path) -> None:
         engine.set_hwm(0)
         engine.connect(address)
         for _ in range(frames):
-            engine.send(encode(Outputs([], EngineStats())))
+            engine.send(encode(Rejected("r", ["r"], "")))
         link.start()
         while len(received) < frames:
             await asyncio.sleep(0)

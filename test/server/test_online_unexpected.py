@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 
 import httpx
 import pytest
+import zmq
 from fault_server import INLINE_CHARS, PANIC, UNTOUCHABLE, PanicException
 from http_helpers import CHAT, chat, error_of
 from server_helpers import LONG, Gate, ServerProcess
@@ -113,7 +114,9 @@ def test_unhandled_engine_message_kills_the_engine_with_a_reason(
         raise error
 
     class Frames:
-        async def recv(self) -> bytes:
+        async def recv(self, flags: int = 0) -> bytes:
+            if flags:
+                raise zmq.Again
             return encode(Rejected("group", ["r"], "no"))
 
     async def receive() -> None:

@@ -89,7 +89,8 @@ class AnswerReader:
             events += self._repeats.flush() if ends else []
         if not self._keep_reasoning:
             events = [event for event in events if not isinstance(event, ReasoningText)]
-        events = merged(events)
+        if len(events) > 1:
+            events = merged(events)
         for event in events:
             if isinstance(event, ContentText):
                 self._content.append(event.text)

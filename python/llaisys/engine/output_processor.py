@@ -191,16 +191,15 @@ class OutputProcessor:
             done = update.status.finished
             text = ""
             if choice.eager:
-                text, stop = self._new_text(choice, update)
-                if stop is not None:
+                count = len(update.token_ids)
+                text, stop, ended = self._new_text(choice, update)
+                status = _end_at_line(choice, text, now) if not done else None
+                if stop is not None or len(update.token_ids) < count or (ended and not done):
+                    status = RequestStatus.FINISHED_STOPPED
+                if status is not None:
                     if not done:
                         stopped.append(update.request_id)
-                    update.status = RequestStatus.FINISHED_STOPPED
-                    update.stop_reason = stop
-                    done = True
-                elif not done and (status := _early_end(choice, text, now)) is not None:
-                    stopped.append(update.request_id)
-                    update.status = status
+                    update.status, update.stop_reason = status, stop
                     done = True
             if done:
                 outputs.append(self._end(choice, update, text, now))
@@ -242,37 +241,37 @@ class OutputProcessor:
         group.logprobs_sent = True
         return group.prompt_logprobs
 
-    def _new_text(self, choice: _Choice, update: TokenUpdate) -> tuple[str, str | None]:
-        """Return the new text of a step and the stop string in it. Text before `min_tokens` is not
-        searched."""
-        if choice.finder is None and not update.status.finished:
-            text = choice.detokenizer.add_all(update.token_ids)
+    def _new_text(self, choice: _Choice, update: TokenUpdate) -> tuple[str, str | None, bool]:
+        """Return the new text of an update, the stop string in it, and whether the options end the
+        output after it. Tokens after either are removed. Text before `min_tokens` is not searched.
+        """
+        token_ids, ends_after = update.token_ids, choice.ends_after
+        if choice.finder is None and ends_after is None and not update.status.finished:
+            text = choice.detokenizer.add_all(token_ids)
             choice.parts.append(text)
-            return text, None
-        parts, stop = [], None
+            return text, None, False
+        parts, stop, ended = [], None, False
+        first = choice.request.sampling.min_tokens - (len(choice.token_ids) - len(token_ids)) - 1
         ending = update.status is RequestStatus.FINISHED_STOPPED
-        for index, token in enumerate(update.token_ids):
-            if ending and index == len(update.token_ids) - 1 and not self._includes_stop(choice):
+        for index, token in enumerate(token_ids):
+            if ending and index == len(token_ids) - 1 and not self._includes_stop(choice):
                 break
             piece = choice.detokenizer.add(token)
-            if choice.finder is not None:
-                count = len(choice.token_ids) - len(update.token_ids) + index + 1
-                if count < choice.request.sampling.min_tokens:
-                    parts.append(piece)
-                    continue
+            if choice.finder is not None and index >= first:
                 piece, stop = choice.finder.add(piece)
             parts.append(piece)
-            if stop is not None:
-                surplus = len(update.token_ids) - index - 1
-                if surplus:  # tokens of the same step after the stop string
-                    del choice.token_ids[-surplus:], update.token_ids[-surplus:]
+            ended = ends_after is not None and ends_after(piece)
+            if stop is not None or ended:
+                surplus = len(token_ids) - index - 1
+                if surplus:
+                    del choice.token_ids[-surplus:], token_ids[-surplus:]
                     if update.logprobs:
                         del update.logprobs[index + 1 :]
                 break
         text = "".join(parts)
         if text:
             choice.parts.append(text)
-        return text, stop
+        return text, stop, ended
 
     def _decode(self, choice: _Choice) -> None:
         """Detokenize the tokens of a choice that is not eager; none of them ends it."""
@@ -364,13 +363,12 @@ class OutputProcessor:
         )
 
 
-def _early_end(choice: _Choice, text: str, now: float) -> RequestStatus | None:
-    """Return how the options end a choice after `text`; None: it continues."""
-    if choice.line_seconds is not None:
-        choice.has_line = choice.has_line or "\n" in text
-        first = choice.first_token_time
-        if choice.has_line and first is not None and now - first >= choice.line_seconds:
-            return RequestStatus.FINISHED_LENGTH_CAPPED
-    if choice.ends_after is not None and choice.ends_after(text):
-        return RequestStatus.FINISHED_STOPPED
+def _end_at_line(choice: _Choice, text: str, now: float) -> RequestStatus | None:
+    """Return how `line_seconds` ends a choice after `text`; None: it continues."""
+    if choice.line_seconds is None:
+        return None
+    choice.has_line = choice.has_line or "\n" in text
+    first = choice.first_token_time
+    if choice.has_line and first is not None and now - first >= choice.line_seconds:
+        return RequestStatus.FINISHED_LENGTH_CAPPED
     return None

@@ -21,7 +21,7 @@ from llaisys.server.http.middleware import (
     RequestContext,
     RootPath,
 )
-from llaisys.server.http.request_bodies import ProtocolRouter
+from llaisys.server.http.request_bodies import ProtocolRouter, Turns
 from llaisys.server.http.response_bodies import json_bytes, json_response
 from llaisys.server.http.webui import WebUi, find_webui
 from llaisys.server.llamacpp import routes as llamacpp_routes
@@ -85,6 +85,7 @@ def make_app(shared: SharedState, models: Models) -> ASGIApp:
     )
     app.state.models = models
     app.state.background = BackgroundResponses()
+    app.state.turns = Turns()
     error_handlers.install(app)
     for router in ROUTERS:
         app.include_router(router)

@@ -77,7 +77,8 @@ class TokenGaps(Collector):
 
     def add(self, model: str, seconds: float, tokens: int) -> None:
         """Count `tokens` that arrived together, `seconds` after the previous ones."""
-        self.create(model)
+        if model not in self._counts:
+            self.create(model)
         self._counts[model][bisect_left(self._bounds, seconds / tokens)] += tokens
         self._sums[model] += seconds
 

@@ -34,21 +34,33 @@ class ByteDetokenizer(Detokenizer):
         self._bytes = token_bytes
         self._skipped = skipped
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_partial = False  # the decoder holds the first bytes of a character
 
     def add(self, token_id: int) -> str:
         if token_id in self._skipped:
             return ""
-        return self._decoder.decode(self._bytes[token_id])
+        return self._text(self._bytes[token_id])
 
     def add_all(self, token_ids: Iterable[int]) -> str:
         skipped, token_bytes = self._skipped, self._bytes
-        return self._decoder.decode(
+        return self._text(
             b"".join([token_bytes[token_id] for token_id in token_ids if token_id not in skipped])
         )
+
+    def _text(self, data: bytes) -> str:
+        if not self._is_partial:
+            try:
+                return data.decode()  # faster; most tokens are whole characters
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(data)
+        self._is_partial = bool(self._decoder.getstate()[0])
+        return text
 
     def finish(self) -> str:
         text = self._decoder.decode(b"", final=True)
         self._decoder.reset()
+        self._is_partial = False
         return text
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,9 @@ from llaisys.server.errors import (
 logger = logging.getLogger("llaisys.server")
 
 ABORTED = RequestStatus.FINISHED_ABORTED
+MAX_SINK_SECONDS = 0.005  # of consecutive work in sinks
+# Takes a delta, or returns False and leaves it to `stream`.
+Sink = Callable[[StreamOutput], bool]
 
 
 @dataclass(slots=True)
@@ -65,6 +69,8 @@ class _OpenRequest:
     request_id: str
     names: list[str]  # engine request ids of its choices
     is_streaming: bool = False
+    is_waiting: bool = False  # its stream waits, and the reader has handled all earlier deltas
+    sink: Sink | None = None
     deltas: deque[StreamOutput] = field(default_factory=deque)  # not fetched yet
     error: LlaisysError | None = None
     ended: bool = False  # the engine sends no more updates
@@ -91,6 +97,7 @@ class AsyncLLMEngine:
         self._outputs = OutputProcessor()
         self._requests: dict[str, _OpenRequest] = {}
         self._token_counters: dict[str, Callable[[int], None]] = {}  # by engine request id
+        self._unwritten: dict[str, _OpenRequest] = {}  # with deltas for their sinks
         self._names_taken: set[str] = set()  # by requests in preparation
         self._counter = itertools.count()
         self._lora_serials = itertools.count(1)
@@ -257,11 +264,20 @@ class AsyncLLMEngine:
                 if request.error is not None:
                     raise request.error
                 request.wake.clear()
+                request.is_waiting = True
                 await request.wake.wait()
+                request.is_waiting = False
         finally:
             self._requests.pop(request_id, None)
             if not request.ended:
                 self._abort(request)
+
+    def set_sink(self, request_id: str, sink: Sink) -> None:
+        """Call `sink` with each delta that arrives while `stream` waits, without waking its task.
+        The last delta, and those that the sink does not take, are yielded by `stream`."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.sink = sink
 
     async def cancel(self, request_id: str) -> bool:
         """End a request; its stream finishes with reason `abort`. False if it had already ended."""
@@ -364,13 +380,35 @@ class AsyncLLMEngine:
             self._link.send(Finish(stopped, stopped=True))  # has no reply
             for name in stopped:
                 self._token_counters.pop(name, None)
+        is_scheduled = bool(self._unwritten)
         for delta in deltas:
             request = self._requests.get(delta.request_id)
             if request is None:
                 continue
             request.deltas.append(delta)
             request.ended = delta.output is not None
-            request.wake.set()
+            if request.is_waiting and request.sink is not None:
+                self._unwritten[request.request_id] = request
+            else:
+                request.wake.set()
+        if not is_scheduled:
+            self._write_deltas()
+
+    def _write_deltas(self) -> None:
+        """Give deltas to the sinks of their requests, and the others to `stream`. After
+        MAX_SINK_SECONDS the other tasks run first, while deltas of the same request are merged."""
+        until = time.monotonic() + MAX_SINK_SECONDS
+        while self._unwritten:
+            if time.monotonic() > until:
+                asyncio.get_running_loop().call_soon(self._write_deltas)
+                return
+            request = self._unwritten.pop(next(iter(self._unwritten)))
+            while request.deltas and request.is_waiting and request.sink is not None:
+                delta = merge_deltas(request.deltas)
+                if delta.output is not None or not request.sink(delta):
+                    request.deltas.appendleft(delta)
+                    request.wake.set()
+                    break
 
     async def _open(self, message: Ready) -> None:
         info = message.model_info()

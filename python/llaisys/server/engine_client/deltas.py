@@ -1,14 +1,51 @@
-"""Merge stream deltas that a slow reader has not fetched."""
+"""Join engine outputs that arrive together; merge stream deltas that a slow reader has not
+fetched."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import groupby
 
-from llaisys.common.types import StreamOutput
+from llaisys.common.types import StreamOutput, TokenUpdate
+from llaisys.server.engine_client.messages import FromEngine, Outputs
 
 # One call on the event loop formats a merged delta, so its tokens are limited.
 MERGED_LOGPROBS = 32  # tokens with logprobs
 MERGED_TOKENS = 4096  # tokens without
+
+
+def join_outputs(messages: Iterable[FromEngine]) -> Iterator[FromEngine]:
+    """Yield the messages, consecutive `Outputs` as one. There a request has its tokens in one
+    update, which is as cheap to process as one token."""
+    for is_outputs, group in groupby(messages, lambda message: isinstance(message, Outputs)):
+        first, *others = group
+        if is_outputs and others:
+            found = [message for message in (first, *others) if isinstance(message, Outputs)]
+            updates = [update for message in found for update in message.updates]
+            yield Outputs(join_updates(updates), found[-1].stats)
+        else:
+            yield first
+            yield from others
+
+
+def join_updates(updates: Iterable[TokenUpdate]) -> list[TokenUpdate]:
+    """Join the updates of each request, in order, where they have nothing but tokens."""
+    joined: list[TokenUpdate] = []
+    places: dict[str, int] = {}  # of the latest update of a request, if it can be joined
+    for update in updates:
+        is_plain = update.logprobs is None and update.prompt_logprobs is None
+        if not is_plain or not update.token_ids or update.pooled is not None:
+            places.pop(update.request_id, None)
+            joined.append(update)
+            continue
+        place = places.setdefault(update.request_id, len(joined))
+        if place == len(joined):
+            joined.append(update)
+        else:
+            update.token_ids[:0] = joined[place].token_ids
+            joined[place] = update
+    return joined
 
 
 def merge_deltas(deltas: deque[StreamOutput]) -> StreamOutput:

@@ -16,6 +16,7 @@ from llaisys.processes.channel import Context, bind_receiver, connect_sender, de
 from llaisys.processes.child import EXIT_FAILED
 from llaisys.processes.watchdog import TICK, Watchdog
 from llaisys.server.config import ServerConfig
+from llaisys.server.engine_client.deltas import join_outputs
 from llaisys.server.engine_client.messages import (
     EngineStats,
     Failed,
@@ -35,6 +36,7 @@ logger = logging.getLogger("llaisys.server")
 
 CLOSE_GRACE = 5.0
 MAX_DRAIN = 0.01  # seconds of consecutive message handling before other tasks run
+MAX_JOINED = 32  # messages that are handled together
 
 
 class EngineLink:
@@ -119,35 +121,40 @@ class EngineLink:
             if time.monotonic() - resumed > MAX_DRAIN:
                 await asyncio.sleep(0)
                 resumed = time.monotonic()
-            frame: bytes = await self._receive_socket.recv()
-            message = decode_or_none(decode_from_engine, frame)
-            if message is None:
-                continue
-            beat = message if isinstance(message, Heartbeat) else None
-            self._watchdog.record_message(beat.loop_age if beat is not None else None)
-            if beat is not None:
-                self.heartbeat = beat
-                self.stats = beat.stats or self.stats
-                continue
-            if isinstance(message, Outputs):
-                self.stats = message.stats
-            elif isinstance(message, Ready):
-                self._watchdog.is_ready = True
-                self.stats = EngineStats.at_start(message.info)
-            try:
-                if isinstance(message, Failed):
-                    self.declare_dead(f"the engine failed: {message.error}", logged=True)
-                else:
-                    self._on_message(message)
-            except BaseException as error:
-                if not is_fault(error):
-                    raise
-                logger.error(
-                    "a message from the engine could not be handled; its requests: %s",
-                    message.request_ids if isinstance(message, Outputs | Rejected) else [],
-                    exc_info=error,
-                )
-                self.declare_dead(f"a message from the engine could not be handled: {error}")
+            frames: list[bytes] = [await self._receive_socket.recv()]
+            with contextlib.suppress(zmq.Again):
+                while len(frames) < MAX_JOINED:
+                    frames.append(await self._receive_socket.recv(zmq.NOBLOCK))
+            found = [decode_or_none(decode_from_engine, frame) for frame in frames]
+            for message in join_outputs(message for message in found if message is not None):
+                self._handle(message)
+
+    def _handle(self, message: FromEngine) -> None:
+        beat = message if isinstance(message, Heartbeat) else None
+        self._watchdog.record_message(beat.loop_age if beat is not None else None)
+        if beat is not None:
+            self.heartbeat = beat
+            self.stats = beat.stats or self.stats
+            return
+        if isinstance(message, Outputs):
+            self.stats = message.stats
+        elif isinstance(message, Ready):
+            self._watchdog.is_ready = True
+            self.stats = EngineStats.at_start(message.info)
+        try:
+            if isinstance(message, Failed):
+                self.declare_dead(f"the engine failed: {message.error}", logged=True)
+            else:
+                self._on_message(message)
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            logger.error(
+                "a message from the engine could not be handled; its requests: %s",
+                message.request_ids if isinstance(message, Outputs | Rejected) else [],
+                exc_info=error,
+            )
+            self.declare_dead(f"a message from the engine could not be handled: {error}")
 
     async def _watch(self) -> None:
         while self.dead is None:

@@ -188,6 +188,11 @@ def arguments_object(arguments: str) -> dict[str, Any]:
     return given if isinstance(given, dict) else {"arguments": given}
 
 
+def is_text(delta: StreamOutput) -> bool:
+    """Whether a delta has nothing but tokens and their text."""
+    return delta.finish_reason is None and delta.logprobs is None and delta.progress is None
+
+
 def text_logprobs(source: CompletionOutput | StreamOutput) -> list[TokenLogprobs]:
     """Return the logprobs without that of a stop token, which has no text."""
     entries = source.logprobs or []

@@ -7,7 +7,7 @@ import contextlib
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -210,6 +210,20 @@ class Generation:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def set_sink(self, write: Callable[[StreamOutput], bool]) -> None:
+        """Call `write` with deltas of a single prompt that `deltas` would only pass on; it returns
+        whether it has written the delta. With several prompts `deltas` yields all of them."""
+        if len(self._names) > 1:
+            return
+
+        def sink(delta: StreamOutput) -> bool:
+            if not write(delta):
+                return False
+            self._record(0, delta)
+            return True
+
+        self.engine.set_sink(self._names[0], sink)
 
     async def result(self) -> list[RequestOutput]:
         """Wait for all prompts and return their outputs in prompt order."""

@@ -20,12 +20,17 @@ from llaisys.engine.output_processor import OutputOptions
 from llaisys.server.engine_client.text_work import INLINE_CHARS
 from llaisys.server.errors import ApiError, is_fault
 from llaisys.server.generation.candidates import best_choices, candidate_params, search_beams
-from llaisys.server.generation.formatter import AnswerFormatter
+from llaisys.server.generation.formatter import AnswerFormatter, is_text
 from llaisys.server.generation.generation import Generation, Pause
 from llaisys.server.generation.prompts import CHARS_PER_TOKEN, PromptLimit
 from llaisys.server.generation.service import Service, service_for
 from llaisys.server.http.error_handlers import to_api_error
-from llaisys.server.http.event_stream import ClientDisconnected, EventStream, unless_disconnected
+from llaisys.server.http.event_stream import (
+    BodyWriter,
+    ClientDisconnected,
+    EventStream,
+    unless_disconnected,
+)
 from llaisys.server.http.response_bodies import body_response, join_chunks
 from llaisys.server.schemas.fields import FieldNotes, Ignored
 from llaisys.server.schemas.sampling import SamplingFields
@@ -71,6 +76,7 @@ class Job:
     prompts: list[list[int]] = field(init=False)
     params: SamplingParams = field(init=False)
     formatter: AnswerFormatter = field(init=False)
+    _fault: BaseException | None = None  # of `_write_delta`, raised by `_events`
 
     @classmethod
     async def of(cls, request: Request, body: SamplingFields, prompt_name: str) -> Job:
@@ -279,7 +285,12 @@ class Job:
             generation.close(failed=is_fault(error))
             raise
         events = self._events(generation, first, deltas)
-        return EventStream(events, partial(self._close, generation), self.formatter.media_type)
+
+        def write_to(connection: BodyWriter) -> None:
+            generation.set_sink(partial(self._write_delta, connection))
+
+        close = partial(self._close, generation)
+        return EventStream(events, close, self.formatter.media_type, write_to)
 
     def _close(self, generation: Generation, failed: bool = False) -> None:
         """Release everything; may be called more than once."""
@@ -297,6 +308,8 @@ class Job:
         try:
             item: tuple[int, StreamOutput] | None = first
             while item is not None:
+                if self._fault is not None:
+                    raise self._fault
                 number, delta = item
                 if delta.finish_reason == "error":
                     raise engine_error()
@@ -334,6 +347,22 @@ class Job:
             await deltas.aclose()
             self._close(generation, failed)
             self._log_stream(generation)
+
+    def _write_delta(self, connection: BodyWriter, delta: StreamOutput) -> bool:
+        """Write the events of a delta at once, if they are few and the client reads. Otherwise
+        return False: `_events` has to yield them."""
+        if self._fault is not None or not is_text(delta) or not connection.is_ready:
+            return False
+        try:
+            events = b"".join(self.formatter.format_delta(0, delta))
+            if events:
+                connection.write(events)
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            self._fault = error
+            return False
+        return True
 
     def _finish_output(self, output: RequestOutput) -> None:
         """Count reasoning tokens and record the tokens of the slot."""

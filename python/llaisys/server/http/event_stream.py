@@ -6,12 +6,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
+
+
+class BodyWriter(Protocol):
+    """Writes parts of a streamed body to a connection, without ASGI's messages."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the response has begun and the client reads it."""
+
+    def write(self, data: bytes) -> None:
+        """Write a part that is not empty; only if `is_ready`."""
 
 
 class ClientDisconnected(Exception):
@@ -47,11 +58,15 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         on_close: Callable[[], None],
         media_type: str,
+        on_connection: Callable[[BodyWriter], None] | None = None,
     ) -> None:
-        """`on_close` is called last, also when the generator never started."""
+        """`on_close` is called last, also when the generator never started. `on_connection` gets
+        the connection that receives the events, before the first one: while the generator waits,
+        its owner may write there."""
         super().__init__()
         self.events = events
         self.on_close = on_close
+        self.on_connection = on_connection
         # No content-length; proxies must not buffer the events.
         self.raw_headers = [
             (b"content-type", media_type.encode()),
@@ -73,6 +88,9 @@ class EventStream(Response):
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
         # Middleware changes the start of a response only.
+        connection = scope["state"].get("connection")
+        if connection is not None and self.on_connection is not None:
+            self.on_connection(connection)
         write = scope["state"]["write_body"]
         async for event in self.events:
             await write({"type": "http.response.body", "body": event, "more_body": True})

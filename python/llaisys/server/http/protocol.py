@@ -82,6 +82,8 @@ class LingeringTransport:
 logger = logging.getLogger("llaisys.server")
 
 TCP_OPTIONS = (
+    # Send each event at once. asyncio sets it only for sockets whose protocol number is set.
+    ("TCP_NODELAY", 1),
     # Detect a vanished peer after about two minutes.
     ("TCP_KEEPIDLE", 60),
     ("TCP_KEEPINTVL", 15),
@@ -93,6 +95,26 @@ TCP_OPTIONS = (
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER: discard unsent data
 MIN_READ = 32 << 10  # bytes that a client must read per `send_timeout`
 MAX_PIPELINED = 8  # requests read ahead; beyond it, disconnects are not detected
+
+
+class ChunkWriter:
+    """The `event_stream.BodyWriter` of a chunked response; never ready with another encoding."""
+
+    __slots__ = ("_cycle", "_flow", "_write")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._flow = cycle.flow
+        self._write = cycle.transport.write
+
+    @property
+    def is_ready(self) -> bool:
+        cycle = self._cycle
+        is_open = cycle.chunked_encoding and not (cycle.disconnected or cycle.response_complete)
+        return bool(is_open) and not self._flow.write_paused
+
+    def write(self, data: bytes) -> None:
+        self._write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 def limited_protocol(limits: Limits) -> type[HttpToolsProtocol]:
@@ -230,6 +252,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self.flow.write_paused:
             self._stop_unsent_timer()  # a response follows
         super().on_headers_complete()
+        self.cycle.scope["state"]["connection"] = ChunkWriter(self.cycle)
         self._open.append(self.cycle)
         if len(self._open) <= MAX_PIPELINED:
             self.flow.resume_reading()

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from llaisys.chat.reader import AnswerReader
+from llaisys.chat.records import ContentText
 from llaisys.common.types import RequestOutput, StreamOutput, TokenLogprobs, Usage
 from llaisys.server.errors import ApiError
-from llaisys.server.generation.formatter import PARSE_COST, AnswerFormatter
+from llaisys.server.generation.formatter import PARSE_COST, AnswerFormatter, is_text
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.llama_object import FinalObject
 from llaisys.server.generation.timings import (
@@ -19,7 +20,7 @@ from llaisys.server.generation.timings import (
     timings_object,
 )
 from llaisys.server.generation.token_names import TokenNames
-from llaisys.server.http.response_bodies import sse
+from llaisys.server.http.response_bodies import json_bytes, sse
 from llaisys.server.openai.response_objects import (
     DONE,
     Choice,
@@ -83,6 +84,9 @@ class OpenAIFormatter(AnswerFormatter):
         self._timings: dict[str, Any] | None = None  # of the last finished prompt
         with_timings = bool(self.body.timings_per_token)
         self._progress = [PromptProgressReporter(with_timings) for _ in prompts]
+        counts = self.builder.token_ids or self.body.continuous_usage
+        self._text_only = not (counts or with_timings)  # chunks within a text have no other values
+        self._text_parts: dict[int, tuple[bytes, bytes]] = {}  # event before and after its text
 
     def format_whole(self, outputs: Sequence[RequestOutput], usage: Usage) -> Iterator[bytes]:
         choices = [
@@ -116,6 +120,8 @@ class OpenAIFormatter(AnswerFormatter):
 
     def format_delta(self, number: int, delta: StreamOutput) -> list[bytes]:
         index = number * self.n + delta.index
+        if self.open[index] and self._text_only and is_text(delta):
+            return self._text_events(index, delta.text)
         events = []
         if delta.progress is not None:
             events += self._progress_events(index, number, delta)
@@ -128,6 +134,30 @@ class OpenAIFormatter(AnswerFormatter):
         if delta.finish_reason is not None:
             self._finish(index, delta, chunks)
         return [*events, *map(self._event, chunks)]
+
+    def _text_events(self, index: int, text: str) -> list[bytes]:
+        """Return the events of a delta of a started choice that has nothing but text."""
+        if not self.builder.chat:
+            return [self._text_event(index, text)] if text else []
+        return [
+            self._text_event(index, event.text)
+            if isinstance(event, ContentText)
+            else self._event(
+                self.builder.chunk(
+                    index, "", delta=delta_object(event, self.builder.uses_functions)
+                )
+            )
+            for event in self._readers[index].feed(text)
+        ]
+
+    def _text_event(self, index: int, text: str) -> bytes:
+        """Return the event of a text, which differs from another one in the text alone."""
+        parts = self._text_parts.get(index)
+        if parts is None:
+            event = self._event(self.builder.chunk(index, "", delta={"content": ""}))
+            before, _, after = event.rpartition(b'""')
+            parts = self._text_parts[index] = before, after
+        return b"%b%b%b" % (parts[0], json_bytes(text), parts[1])
 
     def _finish(self, index: int, delta: StreamOutput, chunks: list[dict[str, Any]]) -> None:
         """Add the finish reason as a chunk. With usage in every chunk it is in the last one, as in
