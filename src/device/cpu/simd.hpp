@@ -13,12 +13,16 @@
 //   store_sums (default below): reduce_add of each vector, adjacent
 //   round_to_int, to_float, half_of, sub, power_of_2: for exp
 //   quad, load_quad, load_single, fma_lane<i>: products with the i-th of four x
+//   fma_broadcast<times, offset>(low_sum, high_sum, low, high, base, stride) (default below):
+//   low_sum += low * x and high_sum += high * x, where x is the float at base + times * stride +
+//   offset, in bytes; times is 0, 1 or 2. kBroadcastsRows: register tiles use it instead of quads
 //   load_transposed (where keys are transposed): lane j of transposed[c] is rows.row(j)[i + c], for
 //   kLanes x kLanes values; byte_of<c>: byte c of each lane's four, signed
 //   kTileRows: height of a register tile for many rows; kMaxTileRows: largest height; tile_height(m)
 //   (default below): height of the first of the tiles that m rows are divided into;
 //   tile_vectors(rows): its width, two or a multiple of it; kDirectTiles: up to this many tiles,
 //   widening 16-bit weights in registers is cheaper than storing them widened
+//   kBlockK: K block of a panel, which many rows widen at once
 //   kStreamBytes: prefetch distance of a weight stream
 #pragma once
 
@@ -38,6 +42,14 @@ template <int n> inline void store_sums(float *p, const vf (&a)[n]) {
     for (int i = 0; i < n; ++i) {
         p[i] = reduce_add(a[i]);
     }
+}
+template <int times, int offset, typename V>
+inline void fma_broadcast(V &low_sum, V &high_sum, V low, V high, const float *base,
+                          int64_t stride) {
+    const char *at = reinterpret_cast<const char *>(base) + times * stride + offset;
+    const V x = set1(*reinterpret_cast<const float *>(at));
+    low_sum = fma(low, x, low_sum);
+    high_sum = fma(high, x, high_sum);
 }
 template <typename N> constexpr N tile_height(N m) { // nearly equal heights
     const N tiles = (m + kTileRows - 1) / kTileRows;

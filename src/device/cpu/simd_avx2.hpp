@@ -103,6 +103,7 @@ using quad = const float *;
 inline quad load_quad(const float *p) { return p; }
 inline quad load_single(const float *p) { return p; }
 template <int lane> vf fma_lane(vf w, quad x, vf acc) { return fma(w, set1(x[lane]), acc); }
+constexpr bool kBroadcastsRows = false;
 
 template <typename Rows>
 inline __attribute__((always_inline)) void load_transposed(const Rows &rows, int64_t i,
@@ -134,6 +135,7 @@ constexpr int64_t tile_height(int64_t m) {
 }
 constexpr int kDirectTiles = 6;
 constexpr int tile_vectors(int rows) { return rows <= 3 ? 4 : 2; }
+constexpr int64_t kBlockK = 256;
 constexpr int kStreamBytes = 4096;
 
 } // namespace llaisys::LLAISYS_CPU_NS

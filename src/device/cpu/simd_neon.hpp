@@ -101,11 +101,13 @@ using quad = float32x4_t;
 inline quad load_quad(const float *p) { return vld1q_f32(p); }
 inline quad load_single(const float *p) { return vld1q_dup_f32(p); }
 template <int lane> vf fma_lane(vf w, quad x, vf acc) { return vfmaq_laneq_f32(acc, w, x, lane); }
+constexpr bool kBroadcastsRows = false;
 
 constexpr int kMaxTileRows = 8;
 constexpr int kTileRows = 8;
 constexpr int kDirectTiles = 1;
 constexpr int tile_vectors(int rows) { return rows <= 2 ? 8 : rows <= 5 ? 4 : 2; }
+constexpr int64_t kBlockK = 256;
 constexpr int kStreamBytes = 2048;
 
 } // namespace llaisys::LLAISYS_CPU_NS

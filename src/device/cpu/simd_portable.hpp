@@ -116,11 +116,13 @@ using quad = const float *;
 inline quad load_quad(const float *p) { return p; }
 inline quad load_single(const float *p) { return p; }
 template <int lane> vf fma_lane(vf w, quad x, vf acc) { return fma(w, set1(x[lane]), acc); }
+constexpr bool kBroadcastsRows = false;
 
 constexpr int kMaxTileRows = 4;
 constexpr int kTileRows = 4;
 constexpr int kDirectTiles = 2;
 constexpr int tile_vectors(int rows) { return rows <= 2 ? 4 : 2; }
+constexpr int64_t kBlockK = 256;
 constexpr int kStreamBytes = 1024;
 
 } // namespace llaisys::LLAISYS_CPU_NS

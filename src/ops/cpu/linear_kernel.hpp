@@ -7,8 +7,6 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-constexpr int64_t kBlockK = 256; // largest K block: 32 KiB of a widened panel
-
 inline void widen_block(float *out, const float *in, int64_t k) {
     convert_row(out, in, k * kPanel);
 }
@@ -57,8 +55,9 @@ inline const float *read_bias(const ops::cpu::LinearTask &task, int64_t first, i
     return wide;
 }
 
-// Panel p of the task; acc [m, 32].
-inline void finish_panel(const ops::cpu::LinearTask &task, int64_t p, const float *acc) {
+// Panel p of the task; acc [m, 32]. Not inlined: it would grow every kernel by all dtypes.
+__attribute__((noinline)) inline void finish_panel(const ops::cpu::LinearTask &task, int64_t p,
+                                                   const float *acc) {
     const int64_t first = p * kPanel;
     const int64_t n = task.n - first < kPanel ? task.n - first : kPanel;
     alignas(64) float wide[kPanel] = {};
@@ -75,13 +74,21 @@ inline void finish_panel(const ops::cpu::LinearTask &task, int64_t p, const floa
     }
 }
 
+// The output lines of panel p of the task.
+inline OutputLines output_lines(const ops::cpu::LinearTask &task, int64_t p) {
+    const int64_t size = task.out_dtype == LLAISYS_DTYPE_F32 ? 4 : 2;
+    const int64_t first = p * kPanel;
+    const int64_t n = task.n - first < kPanel ? task.n - first : kPanel;
+    return {static_cast<const char *>(task.out) + first * size, task.ldo * size, n * size};
+}
+
 // acc [m, 32] += x[:, k...] * one K block of a panel, kc values of k.
 template <typename T>
 inline void add_block(const ops::cpu::LinearTask &task, const T *w, int64_t k, int64_t kc,
-                      float *acc, float *wide) {
+                      float *acc, float *wide, const OutputLines &lines) {
     constexpr int64_t bytes = 4 * kPanel * int64_t(sizeof(T)); // of four k, one step
     const StridedRows x = {task.x + k, task.ldx};
-    const DenseRows<T> packed = {w, kPanel};
+    const PanelRows<T> packed = {w};
     int64_t tiles = 0;
     int64_t passes = 0;
     for_row_tiles(task.m, [&](int64_t, int64_t n) {
@@ -90,17 +97,17 @@ inline void add_block(const ops::cpu::LinearTask &task, const T *w, int64_t k, i
     });
     if (passes == 1) { // the block is read once, as a stream
         const char *soon = reinterpret_cast<const char *>(w) + kStreamBytes;
-        panel(task.m, x, packed, acc, kPanel, kc, NearFetch<int(bytes / 64)>{soon});
+        panel(task.m, x, packed, acc, kPanel, kc, NearFetch<int(bytes / 64)>{soon}, lines);
         return;
     }
     const char *next = reinterpret_cast<const char *>(w + kc * kPanel);
     const char *end = reinterpret_cast<const char *>(w + 2 * kc * kPanel);
     const FarFetch fetch = {next, end, next, (bytes + passes - 1) / passes};
     if (sizeof(T) == sizeof(float) || tiles <= kDirectTiles) {
-        panel(task.m, x, packed, acc, kPanel, kc, fetch);
+        panel(task.m, x, packed, acc, kPanel, kc, fetch, lines);
     } else {
         widen_block(wide, w, kc);
-        panel(task.m, x, DenseRows<float>{wide, kPanel}, acc, kPanel, kc, fetch);
+        panel(task.m, x, PanelRows<float>{wide}, acc, kPanel, kc, fetch, lines);
     }
 }
 
@@ -116,7 +123,9 @@ template <typename T> void linear(const ops::cpu::LinearTask &task) {
             acc[i] = 0.0f;
         }
         for (int64_t k = 0; k < task.k; k += kb) {
-            add_block(task, w + k * kPanel, k, task.k - k < kb ? task.k - k : kb, acc, wide);
+            const bool is_last = task.k - k <= kb;
+            add_block(task, w + k * kPanel, k, is_last ? task.k - k : kb, acc, wide,
+                      is_last ? output_lines(task, p) : OutputLines{});
         }
         finish_panel(task, p, acc);
     }
