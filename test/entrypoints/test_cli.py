@@ -73,8 +73,8 @@ def test_interrupt_during_the_start_prints_no_traceback(
                 is_sent = True
             errors.append(line)
         timer.cancel()
-    told = "".join(line for line in errors if not line.startswith("import time:"))
-    assert is_sent and "Traceback" not in told and "KeyboardInterrupt" not in told, told
+    printed = "".join(line for line in errors if not line.startswith("import time:"))
+    assert is_sent and "Traceback" not in printed and "KeyboardInterrupt" not in printed, printed
     assert process.returncode in (0, 130, -signal.SIGINT)
 
 
