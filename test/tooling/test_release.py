@@ -21,7 +21,7 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 def test_all_places_have_the_same_version() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", __version__)
     cmake = re.search(r"project\(llaisys VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text())
-    changelog = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    changelog = re.search(r"^## (\d\S*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert cmake is not None and cmake[1] == __version__
     assert changelog is not None and changelog[1] == __version__
 
