@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import os
@@ -68,7 +69,8 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Any:
     if not isinstance(collector, pytest.Module):
         return (yield)
     with collector.path.open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with contextlib.suppress(OSError):  # NFS locks only files that are open for writing
+            fcntl.flock(file, fcntl.LOCK_EX)
         return (yield)
 
 
