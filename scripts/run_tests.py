@@ -102,9 +102,9 @@ def cuda_obstacle() -> str | None:
 
 
 def default_workers() -> int:
-    """Half as many again as cores: tests of servers wait for much of their time."""
+    """More than cores: tests of servers wait for much of their time."""
     cores = len(os.sched_getaffinity(0))
-    return max(2, cores + cores // 2)
+    return max(4, cores + cores // 2)
 
 
 def parse_arguments(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 from error_helpers import invalid_input
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from llaisys.common.errors import InvalidInputError
@@ -177,6 +177,7 @@ ANYTHING = st.one_of(
 )
 
 
+@example("repetition_detection", {0: 0.0})
 @given(st.sampled_from([f.name for f in dataclasses.fields(SamplingParams) if f.init]), ANYTHING)
 def test_any_value_is_accepted_or_raises_value_error(name, value):
     try:

@@ -181,7 +181,7 @@ def rebuilt(owner: type[Any], values: Mapping[str, Any], **more: Any) -> Any:
     known = {name for name, _, _ in options_of(owner)}
     for name in values:
         if name not in known:
-            raise InvalidInputError(f"unknown field {name!r} of {owner.__name__}", field=name)
+            raise InvalidInputError(f"unknown field {name!r} of {owner.__name__}", field=str(name))
     return owner(**values, **more)
 
 
