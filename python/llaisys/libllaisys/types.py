@@ -19,7 +19,8 @@ DTYPE_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i8": 1, "u8":
 # Block-quantised weights: ggml types, and group-quantised types for GPTQ, AWQ and others.
 QUANTISED_DTYPES = {name: code for name, code in DTYPES.items() if name not in DTYPE_BYTES}
 # Dtypes of the KV cache; q8 and fp8: 8 bits with one scale per head and token.
-KV_DTYPES = {"f32": 1, "f16": 2, "bf16": 3, "q8": DTYPES["i8"], "fp8": DTYPES["f8_e4m3"]}
+KV_DTYPES = {name: DTYPES[name] for name in ("f32", "f16", "bf16")}
+KV_DTYPES |= {"q8": DTYPES["i8"], "fp8": DTYPES["f8_e4m3"]}
 KV_SCALE_BYTES = 4
 LAYOUTS = members("KV_LAYOUT_")
 
