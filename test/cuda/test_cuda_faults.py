@@ -1,4 +1,7 @@
-"""GPU: preemption with a small KV cache, and out of memory during a step."""
+"""GPU: preemption with a small KV cache, and out of memory during a step.
+
+The latter takes the whole memory: tests of other processes on the GPU fail meanwhile.
+"""
 
 from __future__ import annotations
 

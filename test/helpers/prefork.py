@@ -100,22 +100,29 @@ class Preforked:
         theirs.close()
         self._running: dict[int, Forked] = {}
         self._started: list[int] = []
+        self._closed = False
         self._condition = threading.Condition()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        while message := self._socket.recv(MESSAGE):
-            report = json.loads(message)
-            with self._condition:
-                if "started" in report:
-                    self._started.append(report["started"])
-                    self._condition.notify_all()
-                    self._condition.wait_for(lambda: not self._started)
-                else:
-                    process = self._running.pop(report["pid"])
-                    ended_seconds[0] += report["cpu_seconds"]
-                    process.returncode = report["status"]
-                    process.ended.set()
+        with contextlib.suppress(ConnectionResetError):
+            while message := self._socket.recv(MESSAGE):
+                self._take(json.loads(message))
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+
+    def _take(self, report: dict[str, Any]) -> None:
+        with self._condition:
+            if "started" in report:
+                self._started.append(report["started"])
+                self._condition.notify_all()
+                self._condition.wait_for(lambda: not self._started)
+            else:
+                process = self._running.pop(report["pid"])
+                ended_seconds[0] += report["cpu_seconds"]
+                process.returncode = report["status"]
+                process.ended.set()
 
     def start(
         self, program: str, arguments: list[str], environment: dict[str, str]
@@ -151,7 +158,8 @@ class Preforked:
         message = json.dumps({**order, "files": list(files)}).encode()
         with self._condition:
             socket.send_fds(self._socket, [message], list(files.values()))
-            self._condition.wait_for(lambda: self._started)
+            self._condition.wait_for(lambda: self._started or self._closed)
+            assert self._started, "the process that forks servers has ended"
             process = make(self._started.pop())
             self._running[process.pid] = process
             self._condition.notify_all()
@@ -166,10 +174,9 @@ class Preforked:
 @functools.cache
 def preforked() -> Preforked:
     """The one of this test process, started when it is first needed."""
-    from server_helpers import HELPERS, PACKAGE
+    from server_helpers import PYTHON_PATH
 
-    path = os.pathsep.join([str(PACKAGE), str(HELPERS)])
-    found = Preforked({**os.environ, "PYTHONPATH": path})
+    found = Preforked({**os.environ, "PYTHONPATH": PYTHON_PATH})
     atexit.register(found.close)
     return found
 

@@ -28,6 +28,9 @@ import llaisys
 ROOT = Path(__file__).resolve().parents[2]
 HELPERS = ROOT / "test" / "helpers"
 PACKAGE = Path(llaisys.__file__).resolve().parent.parent  # the one under test, installed or not
+PYTHON_PATH = os.pathsep.join(
+    filter(None, [str(PACKAGE), str(HELPERS), os.environ.get("PYTHONPATH")])
+)
 # Servers of other test runs on this machine must not be taken for ours: a folder of our own, which
 # the processes started here inherit.
 if "LLAISYS_TEST_TMP" not in os.environ:
@@ -100,9 +103,8 @@ class ServerProcess:
         self._folder = tempfile.TemporaryDirectory(prefix="test-server-")
         kept = session_file or Path(self._folder.name) / "sessions.sqlite3"
         options = (*options, "--session-file", str(kept))
-        path = os.pathsep.join([str(PACKAGE), str(HELPERS)])
         arguments = ["--port", "0", "--log-format", "json", *options]
-        environment = {**os.environ, "PYTHONPATH": path, **(env or {})}
+        environment = {**os.environ, "PYTHONPATH": PYTHON_PATH, **(env or {})}
         self.process: Any
         if command is None:
             self.process = preforked().start(program, arguments, environment)
