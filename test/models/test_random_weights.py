@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from error_helpers import naming
-from model_files import tiny_config
+from model_files import tiny_config, write_tiny_tokenizer
 
 from llaisys import LLM, SamplingParams
 from llaisys.common.errors import ModelLoadError
@@ -37,6 +37,14 @@ def test_a_model_without_files_runs(
     with LLM(str(model), device="cpu", quantization=quantization, num_kv_blocks=20) as llm:
         tokens = [output.token_ids for output in llm.generate([[1, 2, 3]] * 2, GREEDY)]
     assert tokens[0] == tokens[1] and len(tokens[0]) == 4
+
+
+def test_a_tokenizer_beside_the_config_is_used(tmp_path: Path) -> None:
+    directory = write(tmp_path, "plain")
+    write_tiny_tokenizer(directory)
+    with LLM(str(directory), device="cpu", num_kv_blocks=20) as llm:
+        params = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True)
+        assert llm.generate(["abc"], params)[0].text
 
 
 def test_linear_weights_have_the_blocks(tmp_path: Path) -> None:

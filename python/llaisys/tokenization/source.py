@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import overload
 
 
@@ -77,3 +78,13 @@ class TokenizerSource:
     special_ids: tuple[tuple[str, int], ...] = ()  # ('bos_token', id), ...
     eos_token_ids: tuple[int, ...] = ()
     missing: str = "the model has no tokenizer"  # why neither is set
+
+    @classmethod
+    def of_directory(cls, directory: Path, eos_token_ids: tuple[int, ...]) -> TokenizerSource:
+        """Missing without tokenizer files: token ids still work."""
+        files = ("tokenizer.json", "vocab.json", "tokenizer.model", "tiktoken.model", "vocab.txt")
+        names = (*files, "sentencepiece.bpe.model")
+        has_tokenizer = any((directory / name).is_file() for name in names)
+        if not has_tokenizer and not any(directory.glob("*.tiktoken")):
+            return cls(missing=f"{directory} has no tokenizer files")
+        return cls(directory=str(directory), eos_token_ids=eos_token_ids)

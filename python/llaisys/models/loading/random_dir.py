@@ -30,7 +30,7 @@ class RandomCheckpoint(Checkpoint):
         self.where = str(directory)
         self.family = family
         self.config = replace(config, dtype="bf16") if config.dtype == "auto" else config
-        self.tokenizer_source = TokenizerSource(missing=f"{directory} has random weights")
+        self.tokenizer_source = TokenizerSource.of_directory(directory, self.config.eos_token_ids)
         kind = read_json_object(directory / "config.json").get(KEY)
         if kind not in (PLAIN, *BLOCKS):
             raise ModelLoadError(

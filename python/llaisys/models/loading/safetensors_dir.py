@@ -219,7 +219,7 @@ class SafetensorsCheckpoint(Checkpoint):
         self._tensors: Mapping[str, TensorRecord] = find_tensors(directory)
         if self.config.dtype == "auto":
             self.config = replace(self.config, dtype=self._weights_dtype())
-        self.tokenizer_source = _tokenizer_source(directory, self.config.eos_token_ids)
+        self.tokenizer_source = TokenizerSource.of_directory(directory, self.config.eos_token_ids)
 
     def _weights_dtype(self) -> str:
         """The most common dtype of the matrices."""
@@ -251,13 +251,3 @@ class SafetensorsCheckpoint(Checkpoint):
         if record.dtype not in INTEGERS:
             return super().read_integers(name)
         return record.read().astype(np.int64)
-
-
-def _tokenizer_source(directory: Path, eos_token_ids: tuple[int, ...]) -> TokenizerSource:
-    """The directory, or a missing tokenizer without tokenizer files: token ids still work."""
-    files = ("tokenizer.json", "vocab.json", "tokenizer.model", "tiktoken.model", "vocab.txt")
-    names = (*files, "sentencepiece.bpe.model")
-    has_tokenizer = any((directory / name).is_file() for name in names)
-    if not has_tokenizer and not any(directory.glob("*.tiktoken")):
-        return TokenizerSource(missing=f"{directory} has no tokenizer files")
-    return TokenizerSource(directory=str(directory), eos_token_ids=eos_token_ids)
