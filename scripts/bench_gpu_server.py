@@ -70,7 +70,8 @@ def run_offline(model: str, options: argparse.Namespace) -> float:
 
     params = SamplingParams(max_tokens=options.new_tokens, temperature=0.0, ignore_eos=True)
     rng, speed = np.random.default_rng(0), 0.0
-    with LLM(model, **engine_options(options)) as llm:
+    fixed = engine_options(options) | {"max_num_seqs": options.streams}
+    with LLM(model, **fixed) as llm:
         for _ in range(2):
             prompts = rng.integers(0, 256, (options.requests, options.prompt_tokens)).tolist()
             start = time.perf_counter()
@@ -83,7 +84,7 @@ def run_offline(model: str, options: argparse.Namespace) -> float:
 def engine_options(options: argparse.Namespace) -> dict[str, Any]:
     """Engine options of both."""
     length = options.prompt_tokens + options.new_tokens + 64
-    longest = max(length, options.long_prompt * 21 // 20 + 64)
+    longest = max(length, options.long_prompt * 5 // 4 + 64)
     return {
         "device": options.device,
         "max_num_seqs": options.streams + bool(options.long_prompt),
