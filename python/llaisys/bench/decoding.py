@@ -1,7 +1,5 @@
 """Requests that run together, and the times of their decode steps."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Sequence

@@ -1,10 +1,9 @@
 """The HTTP client of `llaisys bench serve`: the URL of a server, and exchanges with it."""
 
-from __future__ import annotations
-
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Self
 
 from llaisys.common.http_client import Header, HttpClient, HttpError
 from llaisys.common.validation import check_url
@@ -22,7 +21,7 @@ class Endpoint:
     tls: ssl.SSLContext | None
 
     @classmethod
-    def of(cls, url: str, insecure: bool = False) -> Endpoint:
+    def of(cls, url: str, insecure: bool = False) -> Self:
         whole = url if "://" in url else f"http://{url}"
         is_tls, host, port, path = check_url("url", whole, label="--url")
         context = ssl.create_default_context() if is_tls else None

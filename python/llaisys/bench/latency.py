@@ -1,7 +1,5 @@
 """`llaisys bench latency`: load, first token, prefill and decode times of one sequence."""
 
-from __future__ import annotations
-
 import resource
 import time
 from pathlib import Path

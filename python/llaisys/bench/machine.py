@@ -1,7 +1,5 @@
 """Hardware limits of this machine, measured by the library's probes."""
 
-from __future__ import annotations
-
 import platform
 from dataclasses import dataclass, replace
 

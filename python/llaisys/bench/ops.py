@@ -7,8 +7,6 @@ Weights are read from memory, not from a cache: each case cycles over copies tha
 the last-level cache. Times are the best of several passes (`bench.target`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The text is split into chunks of `context` tokens, each computed from an empty c
 the second half are scored, as in llama.cpp's llama-perplexity, so that the results are comparable.
 """
 
-from __future__ import annotations
-
 import math
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace

@@ -1,12 +1,10 @@
 """Line charts of benchmark results as SVG files."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any
+from typing import Any, Self
 
 COLORS = ("#0b6bcb", "#1f9d6b", "#d98f00", "#a33bc2", "#c0392b", "#5b6472")
 WIDTH, HEIGHT = 760, 400
@@ -52,7 +50,7 @@ class _Axis:
     is_log: bool
 
     @classmethod
-    def of(cls, values: Iterable[float], begin: float, end: float, is_log: bool) -> _Axis:
+    def of(cls, values: Iterable[float], begin: float, end: float, is_log: bool) -> Self:
         found = [value for value in values if not is_log or value > 0] or [1.0]
         low, high = min(found), max(found)
         if is_log:

@@ -1,7 +1,5 @@
 """Score of a chat model on thirty plain questions: shows whether its answers are right and end."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

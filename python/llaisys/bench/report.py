@@ -3,8 +3,6 @@
 The name of a value ends in its unit: `decode_tok_s`, `ttft_ms`, `weights_mb`, `hit_rate`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime

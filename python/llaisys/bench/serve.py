@@ -5,8 +5,6 @@ Closed loop (`concurrency`): a fixed number of clients, each with one request at
 on and from run to run, so that prefix caching helps with the chat template only.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -6,8 +6,6 @@ in steps with drafts: on a GPU, products of one row and of several rows round di
 random weights may give other tokens without drafts.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from contextlib import closing

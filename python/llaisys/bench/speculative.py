@@ -1,8 +1,6 @@
 """`llaisys bench speculative`: the same requests with and without speculative decoding, interleaved
 in one process, and the acceptance."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from statistics import median
 from typing import Any

@@ -1,8 +1,6 @@
 """`llaisys bench structured`: the same requests with and without a JSON schema, interleaved: cost
 of a mask per step, and time until a grammar is compiled."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from statistics import median

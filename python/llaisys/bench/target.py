@@ -4,8 +4,6 @@ On a CPU a call is complete when it returns: its time is the wall time minus the
 from Python. On a GPU the calls of a pass are captured as a graph, replayed, and timed by events.
 """
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """`llaisys bench throughput`: the engine with many concurrent requests, and the effect of prefix
 caching."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from typing import Any

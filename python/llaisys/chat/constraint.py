@@ -1,8 +1,6 @@
 """Structured output constraints for tool calls: a grammar when a call is required, a structural tag
 when a tool is strict."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Converts messages for a chat template: tool calls and results in the template's format, or as
 text for a template without tools."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

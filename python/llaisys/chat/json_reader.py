@@ -4,8 +4,6 @@ Corrects common mistakes of models (raw line breaks in strings, Python's True an
 invalid JSON raises Mismatch.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """`AnswerReader`: splits a streamed answer into reasoning, content and tool calls."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Splits reasoning (<think> .. </think>) from a streamed answer."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Protocol-independent records: tools, tool calls, answers and their streaming events."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

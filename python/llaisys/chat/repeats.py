@@ -1,7 +1,5 @@
 """`RepeatFilter`: ends an answer at a tool call that repeats an earlier one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from llaisys.chat.records import AnswerEvent, CallArguments, CallStart

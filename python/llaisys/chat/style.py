@@ -1,10 +1,8 @@
 """`ChatStyle`: tool-call and reasoning formats of a model, detected from its chat template."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from llaisys.chat import reasoning, tool_formats
 from llaisys.chat.history import (
@@ -58,7 +56,7 @@ class ChatStyle:
     variables: frozenset[str] = frozenset()  # read by the template
 
     @classmethod
-    def of(cls, tokenizer: Any, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> ChatStyle:
+    def of(cls, tokenizer: Any, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> Self:
         """Detect the formats from the tokenizer's template, unless a parser is named. Raises
         InvalidInputError for an unknown name."""
         check_choice("tool_call_parser", tool_parser, TOOL_PARSERS)

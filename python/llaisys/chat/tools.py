@@ -1,12 +1,10 @@
 """`ToolSet`: the validated tools of a request, independent of the API protocol."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
 from llaisys.chat.records import Tool
 from llaisys.chat.tool_formats.base import MAX_CALLS, NAME
@@ -45,7 +43,7 @@ class ToolSet:
         named: str | None = None,
         parallel: bool = True,
         path: str = "tools[{}].function",
-    ) -> ToolSet | None:
+    ) -> Self | None:
         """None without tools or with choice `none`. `path`: of a tool in error messages. Raises
         InvalidInputError."""
         num_chars = check_tools(tools, path)

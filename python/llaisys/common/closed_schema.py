@@ -1,8 +1,6 @@
 """Close the objects of a JSON schema: small models invent properties until the token limit where
 `additionalProperties` is left out, which means `true` in JSON Schema."""
 
-from __future__ import annotations
-
 from typing import Any
 
 # Keywords whose values are closed too: lists of schemas, and objects of schemas. Closing a part of

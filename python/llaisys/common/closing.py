@@ -1,7 +1,5 @@
 """Objects with `close()`."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,18 +1,17 @@
 """Embeddings: request parameters, and the embedding of a pooled hidden state."""
 
-from __future__ import annotations
-
 import math
 from array import array
 from dataclasses import dataclass
 from operator import mul
+from typing import TypeAlias
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.types import ModelInfo, RequestOutput
 from llaisys.common.validation import check_int
 
-Vector = array  # of "f"; the server process does not import numpy
+Vector: TypeAlias = "array[float]"  # the server process does not import numpy
 
 
 def pooling_params(pooling: str, second_text: int | None = None) -> SamplingParams:
@@ -36,7 +35,7 @@ class EmbeddingFormat:
             return info.hidden_size
         return check_int("dimensions", self.dimensions, 1, info.hidden_size)
 
-    def embedding(self, output: RequestOutput) -> Vector[float]:
+    def embedding(self, output: RequestOutput) -> Vector:
         if output.pooled is None:
             raise RuntimeError(f"request {output.request_id} has no embedding")
         values = array("f", output.pooled)[: self.dimensions]
@@ -53,7 +52,7 @@ def score_of(output: RequestOutput) -> float:
     return array("f", output.pooled)[0]
 
 
-def cosine(one: Vector[float], other: Vector[float]) -> float:
+def cosine(one: Vector, other: Vector) -> float:
     """Return the cosine similarity of two normalized vectors."""
     return max(-1.0, min(1.0, math.fsum(map(mul, one, other))))
 

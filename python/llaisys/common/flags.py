@@ -5,8 +5,6 @@ unknown flag is an error that names the nearest known one. `--help` shows the co
 `--help-all` every option.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys

@@ -2,8 +2,6 @@
 another name here, or none. A refusal of an unknown name says so.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from llaisys.common.validation import unknown_name

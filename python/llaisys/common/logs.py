@@ -3,8 +3,6 @@
 Events contain ids, names, counts, times and statuses, never the content of requests.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

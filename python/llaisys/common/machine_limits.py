@@ -5,8 +5,6 @@ it, so the groups of this process up to the root of the mount are read.
 `src/device/cpu/usable_cores.cpp` reads the CPU quota in the same way.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import resource

@@ -4,8 +4,6 @@ Only the affinity is set: threads inherit it, and Linux allocates memory on the 
 write.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

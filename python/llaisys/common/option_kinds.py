@@ -4,8 +4,6 @@ A kind checks a value (`check`), reads one from a command line (`parse`), descri
 clients (`json_schema`) and to readers of help and reference pages (`metavar`, `limits`, `shown`).
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

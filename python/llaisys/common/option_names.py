@@ -4,8 +4,6 @@ The same names work as keywords of `LLM`, as keys of a configuration file and, w
 flags. A deprecated name works until REMOVAL and gives a warning.
 """
 
-from __future__ import annotations
-
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping

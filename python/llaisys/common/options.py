@@ -7,8 +7,6 @@ the reference page.
 None is allowed where it is the field's default.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Mapping

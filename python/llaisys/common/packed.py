@@ -1,7 +1,5 @@
 """Converts long lists of integers to arrays, three times faster than numpy."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from struct import pack
 

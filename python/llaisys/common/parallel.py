@@ -1,7 +1,5 @@
 """Distribution of the ranks of a model over devices and processes (002 section 5)."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial

@@ -3,8 +3,6 @@
 `done` and `total` have a unit of their stage; a total of 0 is unknown.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

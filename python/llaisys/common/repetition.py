@@ -1,7 +1,5 @@
 """Detection of loops: an answer that ends in a token pattern repeated many times is ended."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llaisys.common.options import Integer, check_options, option

@@ -1,7 +1,5 @@
 """A request: the tokens and the status of one sequence, and the allowed status transitions."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass, field
 from enum import Enum

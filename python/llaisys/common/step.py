@@ -4,8 +4,6 @@ The arrays may be views of buffers that the next step overwrites; a model copies
 Every array is C-contiguous. `n`: tokens of the step, `s`: sequences, `r`: rows to sample.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

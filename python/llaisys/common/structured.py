@@ -7,8 +7,6 @@ The names are those of vLLM. Only sizes, nesting and the number of constraints a
 `llaisys.engine.structured` compiles the constraint in another process.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

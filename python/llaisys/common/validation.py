@@ -7,8 +7,6 @@ A check returns the normalized value (an `int` for a numpy integer, a tuple for 
 InvalidInputError, which has the same values as fields.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches

@@ -1,7 +1,5 @@
 """`llaisys pull`, `models`, `rm` and `env`: models of this machine, environment report."""
 
-from __future__ import annotations
-
 import platform
 from importlib import metadata
 from pathlib import Path

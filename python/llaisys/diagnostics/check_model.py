@@ -1,8 +1,6 @@
 """`llaisys check-model`: load a model, run a short prompt and compare the residual stream of every
 layer and the logits with transformers, if it is installed."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ read into host memory, its KV blocks are received from another engine, its gramm
 it is queued. The choices of a prompt are admitted and rejected together.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,6 @@
 Requests start and are preempted through `RequestQueues`; `FairQueue` decides their order.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing

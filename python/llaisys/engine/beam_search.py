@@ -5,8 +5,6 @@ cache makes its tokens cheap. The score of a beam is the sum of its tokens' logp
 `length ** length_penalty`, where the length counts generated tokens without the stop token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 

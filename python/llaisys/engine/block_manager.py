@@ -21,8 +21,6 @@ executed in order before the step.
 Bookkeeping only: no tensors, no numpy, no clock.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from dataclasses import dataclass
 

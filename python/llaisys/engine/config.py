@@ -5,11 +5,9 @@ the configuration file and the wire form. `EngineConfig.of` takes the options of
 name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 from llaisys.common.foreign_names import unknown_option
 from llaisys.common.lora import LoraModule, LoraModules
@@ -390,7 +388,7 @@ class EngineConfig:
         return replace(config, disable_by_batch_size=batch)
 
     @classmethod
-    def of(cls, **values: Any) -> EngineConfig:
+    def of(cls, **values: Any) -> Self:
         """From the options of all sections by their names; an unknown one is a TypeError."""
         values = with_field_names(values, engine_rows())
         own = {name: values.pop(name) for name in OBJECTS if name in values}
@@ -410,7 +408,7 @@ class EngineConfig:
         return changed(self) | {name: changed(getattr(self, name)) for name in SECTIONS}
 
     @classmethod
-    def from_wire(cls, values: Mapping[str, Any]) -> EngineConfig:
+    def from_wire(cls, values: Mapping[str, Any]) -> Self:
         """Everything is checked again; raises InvalidInputError."""
         parts = {name: rebuilt(kind, values.get(name, {})) for name, kind in SECTIONS.items()}
         own = {name: value for name, value in values.items() if name not in SECTIONS}

@@ -9,8 +9,6 @@ sizes. A preempted request is recomputed and shifts at the same positions, so it
 unchanged.
 """
 
-from __future__ import annotations
-
 import sys
 
 from llaisys.common.request import Request

@@ -4,8 +4,6 @@ Requests are added all or none, expire at their deadline and end at their timeou
 raises ends its own requests and is counted.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections import deque

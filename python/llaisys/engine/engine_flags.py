@@ -1,7 +1,5 @@
 """The engine options as keywords of `LLM` and as flags of the commands."""
 
-from __future__ import annotations
-
 import inspect
 from argparse import SUPPRESS
 from typing import Any

@@ -8,8 +8,6 @@ are planned in order; see `SchedulerOutputs.block_copies`.
 Bookkeeping only: the block manager decides what is evicted.
 """
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 

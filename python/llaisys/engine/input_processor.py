@@ -1,7 +1,5 @@
 """Turns user input into requests: chat template, tokenization, checks of the model's limits."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence

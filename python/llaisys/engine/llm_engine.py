@@ -1,7 +1,5 @@
 """LLMEngine: the engine core with text on both sides, in one process."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Sequence

@@ -9,8 +9,6 @@ for an adapter that is not in host memory are pending until it is; files are rea
 while steps go on.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

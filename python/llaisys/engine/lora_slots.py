@@ -7,8 +7,6 @@ adapters MAX_PASSES times; then no request with an adapter starts before it.
 Bookkeeping only: the plan carries the loads to the workers.
 """
 
-from __future__ import annotations
-
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 

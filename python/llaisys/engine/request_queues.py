@@ -1,8 +1,6 @@
 """The running and the waiting queue: start, preemption and end of requests. Requests change queues
 here and nowhere else."""
 
-from __future__ import annotations
-
 import time
 
 from llaisys.common.request import Request, RequestStatus

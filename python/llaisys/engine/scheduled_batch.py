@@ -1,7 +1,5 @@
 """The requests of a step, from scheduling until its result is applied."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 

@@ -22,8 +22,6 @@ to discard, the block manager updates the blocks, and the plan carries the shift
 No numpy, no text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED, InvalidInputError

@@ -1,7 +1,5 @@
 """Bounds the time of a step: how many prefill tokens fit into it, by the steps measured so far."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ in the first `index + 1` characters of string `number`. A character shifts the s
 The highest bit is the longest prefix of a stop string, which is not output yet.
 """
 
-from __future__ import annotations
-
 MAX_MASKS = 64  # cached per set of strings; up to 8 KiB each
 
 

@@ -4,8 +4,6 @@ The wire types are derived from the dataclasses. Frames are validated: `msgspec.
 another type, InvalidInputError for invalid sampling parameters.
 """
 
-from __future__ import annotations
-
 from dataclasses import fields
 from types import GenericAlias
 from typing import Any, get_type_hints

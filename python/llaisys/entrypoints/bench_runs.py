@@ -1,7 +1,5 @@
 """Runs the benchmarks of `llaisys bench` and prints, saves, compares and plots their results."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

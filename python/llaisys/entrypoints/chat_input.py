@@ -1,7 +1,5 @@
 """Input of `llaisys chat`: line editing, a history file, completion, several lines."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from collections.abc import Sequence

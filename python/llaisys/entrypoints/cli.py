@@ -1,7 +1,5 @@
 """`llaisys`: the command line. A command imports the heavy modules that it needs."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """`llaisys bench`: the options of each benchmark. `bench_runs` runs them."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

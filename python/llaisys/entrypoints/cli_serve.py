@@ -1,7 +1,5 @@
 """`llaisys serve`: the HTTP server. `llaisys route`: a router in front of several."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

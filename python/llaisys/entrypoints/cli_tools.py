@@ -1,8 +1,6 @@
 """`llaisys pull`, `models`, `rm`, `check-model` and `env`: the models of this machine, their
 comparison with transformers, and the machine itself."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The base of `LLM`: prompts and parameters, beam search, embeddings and scores."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from abc import ABC, abstractmethod
@@ -214,7 +212,7 @@ class PromptCalls(ABC):
         form: EmbeddingFormat,
         cache_salt: str | None,
         use_tqdm: bool,
-    ) -> list[tuple[RequestOutput, Vector[float]]]:
+    ) -> list[tuple[RequestOutput, Vector]]:
         form.check(self.model_info)
         params = pooling_params(self.model_info.pooling if pooling is None else pooling)
         work: list[Work] = [(p, params) for p in as_batch(prompts)]

@@ -5,8 +5,6 @@ run of backticks is held back. Styles end with their line. Markup that is not kn
 formulas) is shown as it is. Control characters of the text are removed: a terminal would obey them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

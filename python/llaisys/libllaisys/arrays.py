@@ -1,7 +1,5 @@
 """Copies between native memory and Python buffers, and pointers between ctypes structs."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Whether this process can use CUDA, and what is missing if it cannot."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The headers are part of the package, so a declaration stands in one place. Only 
 headers is understood; a type that is not is a KeyError.
 """
 
-from __future__ import annotations
-
 import re
 from ctypes import (
     POINTER,

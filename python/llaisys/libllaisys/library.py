@@ -1,7 +1,5 @@
 """Finds and loads the native library, and converts its status codes to exceptions."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import sys

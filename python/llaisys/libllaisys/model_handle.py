@@ -1,7 +1,5 @@
 """`Model`: owner of a native model and wrapper of models/model.h."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from typing import Any

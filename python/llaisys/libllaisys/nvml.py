@@ -4,8 +4,6 @@ Wraps the few calls of nvml.h that are used. The library is optional: without it
 metric is missing, and `cuda_support` asks libcuda.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from typing import Any

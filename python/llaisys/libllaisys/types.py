@@ -1,7 +1,5 @@
 """The structs and constants of the C API; `headers` reads both from `include/`."""
 
-from __future__ import annotations
-
 from ctypes import Structure, sizeof
 
 from llaisys.libllaisys.headers import CONSTANTS, members, mirror

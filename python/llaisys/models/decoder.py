@@ -1,7 +1,5 @@
 """The adapter of decoder models: creates the native model and loads its weights."""
 
-from __future__ import annotations
-
 import logging
 from collections import deque
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The hyper-parameters of a decoder for the native library."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from llaisys.common.errors import ModelLoadError

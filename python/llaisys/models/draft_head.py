@@ -5,8 +5,6 @@ A head without an embedding or output matrix uses the model's, with the rows tha
 tensors determine the kind of a head.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial

@@ -5,8 +5,6 @@ instructions of the main thread: also between a native call that takes ownership
 the Python statement that records it. Other threads are never interrupted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextvars import copy_context
 from threading import Lock, Thread

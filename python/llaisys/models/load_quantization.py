@@ -1,7 +1,5 @@
 """`--quantization`: dtypes of weights that are quantized at load."""
 
-from __future__ import annotations
-
 from llaisys.common.closing import closed_on_error
 from llaisys.libllaisys.handles import Stream, Tensor
 from llaisys.libllaisys.library import check, lib

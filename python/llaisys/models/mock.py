@@ -1,7 +1,5 @@
 """A tiny model without files for tests and benchmarks: one attention layer, random embedding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self

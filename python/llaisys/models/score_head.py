@@ -1,7 +1,5 @@
 """The score of a pair of texts from a pooled hidden state of a reranker."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Protocol
 

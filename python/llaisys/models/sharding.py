@@ -7,8 +7,6 @@ there are more ranks than heads, and the rows of the output matrix can be sharde
 shard may be shorter.
 """
 
-from __future__ import annotations
-
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.validation import invalid_value
 from llaisys.models.base import AdapterOptions

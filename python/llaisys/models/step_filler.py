@@ -1,7 +1,5 @@
 """Fills the arrays of a step from the rows of the engine's sequences (LlaisysStepBuffers)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numpy.typing import NDArray

@@ -4,8 +4,6 @@ They run at the speed of the real model, so that speed can be measured without a
 and peak memory are those of making the weights.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

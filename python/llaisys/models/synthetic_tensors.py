@@ -1,7 +1,5 @@
 """Random weights made in the memory of the device, in the dtype in which the model keeps them."""
 
-from __future__ import annotations
-
 from threading import Lock
 
 import numpy as np

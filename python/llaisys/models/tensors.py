@@ -1,7 +1,5 @@
 """Native tensors from numpy arrays."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

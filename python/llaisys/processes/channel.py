@@ -4,8 +4,6 @@ The sender connects, so its messages are queued until the receiver binds. Queues
 here; admission bounds the work.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -6,8 +6,6 @@ exited, and the child removes the socket directory and exits. The directory has 
 Few imports, so that the child starts before its parent has imported its other modules.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

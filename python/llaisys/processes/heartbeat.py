@@ -1,7 +1,5 @@
 """Heartbeats of a child process: a thread reports the age of the last loop iteration."""
 
-from __future__ import annotations
-
 import contextlib
 import resource
 import threading

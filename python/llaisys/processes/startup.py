@@ -1,7 +1,5 @@
 """Start-up of a child process: setup, logging, exit with the parent."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from typing import Protocol, TypeVar

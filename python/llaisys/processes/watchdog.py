@@ -1,7 +1,5 @@
 """Decides from heartbeats whether a child process is healthy. No process, no socket, no clock."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llaisys.common.options import Number, check_options, option

@@ -7,8 +7,6 @@ A line of the file is a key, or a JSON object with the fields of `ApiKey`. Empty
 that start with # are ignored. Error messages name the line, never the key.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The ASGI application: routes and the middleware around them."""
 
-from __future__ import annotations
-
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.middleware.cors import CORSMiddleware

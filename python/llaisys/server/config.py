@@ -1,15 +1,13 @@
 """The server's configuration and the declaration of its options; `options` fills it from the
 command line and a file."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from llaisys.chat import reasoning, tool_formats
 from llaisys.chat.reasoning import REASONING_FORMATS
@@ -376,7 +374,7 @@ class ServerConfig:
     def keys(self) -> tuple[ApiKey, ...]:
         return tuple(self.api_keys)  # type: ignore[arg-type]  # checked and named
 
-    def with_reloaded_keys(self) -> ServerConfig:
+    def with_reloaded_keys(self) -> Self:
         """A copy with the keys of the file read again. Raises InvalidInputError for a bad file."""
         kept = [key for key in self.keys if not key.from_file]
         read = [] if self.api_key_file is None else read_key_file(self.api_key_file)

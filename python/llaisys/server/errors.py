@@ -1,7 +1,5 @@
 """Errors of the HTTP API, in OpenAI's format."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -4,8 +4,6 @@
 imported after the engine process has started, so that the model loads in the meantime.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import gc

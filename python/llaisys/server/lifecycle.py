@@ -1,7 +1,5 @@
 """The life of the server: start, readiness, drain, exit status."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gc
@@ -11,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -43,7 +41,7 @@ class Server(uvicorn.Server):
     """uvicorn without its signal handlers: `Lifecycle` decides when to stop."""
 
     @classmethod
-    def of(cls, app: ASGIApp, limits: Limits, **options: Any) -> Server:
+    def of(cls, app: ASGIApp, limits: Limits, **options: Any) -> Self:
         """`options`: further ones of uvicorn.Config."""
         config = uvicorn.Config(
             app,

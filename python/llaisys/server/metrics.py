@@ -4,8 +4,6 @@ Request metrics are counted here, per model (`ModelMetrics`); engine metrics com
 latest reports (`collectors.EngineCollector`).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

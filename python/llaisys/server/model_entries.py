@@ -6,8 +6,6 @@ aliases = ["default"]
 max_model_len = 2048                # any engine option (default: that of the command line)
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The options of `llaisys serve`, on the command line and in a file: they fill a ServerConfig."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Mapping, Sequence

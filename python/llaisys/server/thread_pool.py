@@ -7,8 +7,6 @@ Python code in a pool releases the GIL every few milliseconds. A call into a C l
 throughout, so callers bound the size of its input.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Coroutine

@@ -1,7 +1,5 @@
 """Builds `tokenizers` objects from the files of a model directory or GGUF metadata."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Collection, Iterable
 from functools import partial

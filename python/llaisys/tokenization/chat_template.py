@@ -4,8 +4,6 @@ The output equals that of transformers' `apply_chat_template` for every template
 and limits of `sandbox`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime

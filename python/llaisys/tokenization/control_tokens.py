@@ -10,8 +10,6 @@ differs from the ordinary one, and a lighter marking is tried that marks only th
 characters of control tokens. If that differs too, the caller must reject the messages.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

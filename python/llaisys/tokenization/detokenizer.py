@@ -4,8 +4,6 @@ The texts of `add` and `finish` join to `Tokenizer.decode_tokens` of the whole s
 SentencePiece vocabulary, with the leading space that `decode_tokens` removes.
 """
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Callable, Iterable, Mapping
 

@@ -1,8 +1,6 @@
 """Tokenizers of encoders without tokenizer.json: vocab.txt (WordPiece, BERT) and
 sentencepiece.bpe.model (unigram, XLM-RoBERTa)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ expansion of every rule is bounded from its definition; a tokenizer whose produc
 `MAX_EXPANSION` is rejected.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

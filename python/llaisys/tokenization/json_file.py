@@ -1,8 +1,6 @@
 """Reads small JSON files of a model directory with a size limit, and checks the links of its
 files; errors are `ModelLoadError`."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,9 +1,8 @@
 """The input of a reranker: two texts with special tokens, or a chat that asks about them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import tokenizers
 
@@ -41,7 +40,7 @@ class PairAffixes:
     has_types: bool  # the second text and the suffix have type 1 (BERT)
 
     @classmethod
-    def of(cls, tokenizer: tokenizers.Tokenizer) -> PairAffixes:
+    def of(cls, tokenizer: tokenizers.Tokenizer) -> Self:
         """Found with a pair of short texts."""
         found = tokenizer.encode("a", "a", add_special_tokens=True)
         texts, ids = found.sequence_ids, found.ids

@@ -1,7 +1,5 @@
 """Limits of a chat template render: steps, CPU time, value sizes, output size."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -11,8 +11,6 @@ from the left. The space before a text is added again after every control or use
 in llama.cpp.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """tokenizer_config.json, special_tokens_map.json and chat_template.jinja of a model directory."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

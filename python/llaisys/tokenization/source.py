@@ -1,12 +1,10 @@
 """`TokenizerSource`: plain data from which `Tokenizer` is built, created by model loaders."""
 
-from __future__ import annotations
-
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import overload
+from typing import Self, overload
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +16,7 @@ class PackedStrings(Sequence[str]):
     ends: bytes = b""  # end offset of each string in `data`: u32, native order
 
     @classmethod
-    def of(cls, texts: Iterable[str]) -> PackedStrings:
+    def of(cls, texts: Iterable[str]) -> Self:
         data, ends = bytearray(), array("I")
         for text in texts:
             data += text.encode()
@@ -80,7 +78,7 @@ class TokenizerSource:
     missing: str = "the model has no tokenizer"  # why neither is set
 
     @classmethod
-    def of_directory(cls, directory: Path, eos_token_ids: tuple[int, ...]) -> TokenizerSource:
+    def of_directory(cls, directory: Path, eos_token_ids: tuple[int, ...]) -> Self:
         """Missing without tokenizer files: token ids still work."""
         files = ("tokenizer.json", "vocab.json", "tokenizer.model", "tiktoken.model", "vocab.txt")
         names = (*files, "sentencepiece.bpe.model")

@@ -6,8 +6,6 @@ split of a token into two tokens is a merge, ordered by the rank of the token. A
 token is not divided.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 from collections.abc import Callable

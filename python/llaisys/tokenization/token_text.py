@@ -1,7 +1,5 @@
 """The bytes of the tokens of a vocabulary, if they do not depend on other tokens."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

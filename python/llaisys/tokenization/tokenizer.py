@@ -5,8 +5,6 @@ Control tokens such as <|im_start|> or end-of-text come only from the chat templ
 characters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime

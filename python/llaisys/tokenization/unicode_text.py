@@ -1,7 +1,5 @@
 """Python strings that are valid Unicode."""
 
-from __future__ import annotations
-
 
 def clean_text(text: str) -> str:
     """`text` as valid Unicode: surrogate pairs joined, lone surrogates become U+FFFD."""

@@ -1,8 +1,6 @@
 """Tool-call parsers by their `--tool-call-parser` names (vLLM's names are
 accepted)."""
 
-from __future__ import annotations
-
 from llaisys.chat.tool_formats.base import MAX_CALLS, ToolCallParser
 from llaisys.chat.tool_formats.deepseek import DeepSeekParser
 from llaisys.chat.tool_formats.gemma import FunctionGemmaParser

@@ -6,8 +6,6 @@ unchanged; after it, arguments are forwarded as they arrive, valid or not. White
 is removed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """DeepSeek format: kind, name and a fenced block (V3, R1), or name and arguments (V3.1)."""
 
-from __future__ import annotations
-
 from llaisys.chat.json_reader import skip_space
 from llaisys.chat.text_source import Delimiters, Mismatch, Parsing
 from llaisys.chat.tool_formats.base import NAME, ToolCallParser

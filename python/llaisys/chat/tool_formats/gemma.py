@@ -1,8 +1,6 @@
 """FunctionGemma format: <start_function_call>call:name{key:<escape>text<escape>,key:1}
 <end_function_call>."""
 
-from __future__ import annotations
-
 import json
 import re
 

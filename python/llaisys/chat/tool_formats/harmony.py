@@ -8,8 +8,6 @@ Text of the commentary channel without a recipient is content; messages to other
 functions are reasoning.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Formats whose calls are JSON objects: Hermes, Llama 3, Mistral and Phi-4-mini."""
 
-from __future__ import annotations
-
 from llaisys.chat.json_reader import skip_space
 from llaisys.chat.text_source import Delimiters, Mismatch, Parsing
 from llaisys.chat.tool_formats.base import NAME, ToolCallParser

@@ -1,8 +1,6 @@
 """Calls in Python syntax: [name(key="value"), ..] as the whole answer (Llama 3.2 and 4), or between
 <function_calls> tags, one per line (OLMo 3)."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -3,8 +3,6 @@
 Arguments are text. The tool's JSON schema tells strings from other values.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -3,8 +3,6 @@
 A failed worker closes its model and leaves the group, which ends the waits of the other ranks.
 """
 
-from __future__ import annotations
-
 import logging
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The device of an engine, before its native library is loaded."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 

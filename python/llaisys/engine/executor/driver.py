@@ -6,8 +6,6 @@ the last pipeline stage, of which this process is one, sample the same tokens; t
 stages are sent the tokens.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import time

@@ -1,7 +1,5 @@
 """Estimates the memory of a model before it is loaded."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from llaisys.engine.config import EngineConfig

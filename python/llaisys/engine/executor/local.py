@@ -1,11 +1,9 @@
 """A worker in this process, called directly or in its own thread, and the errors of workers."""
 
-from __future__ import annotations
-
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from contextvars import copy_context
-from typing import Any
+from typing import Any, Self
 
 from llaisys.common.errors import LlaisysError
 from llaisys.engine.worker import Worker
@@ -20,7 +18,7 @@ class WorkerError(LlaisysError, RuntimeError):
         self.local_rank = local_rank
 
     @classmethod
-    def of(cls, method: str, worker: Worker, cause: Exception) -> WorkerError:
+    def of(cls, method: str, worker: Worker, cause: Exception) -> Self:
         message = f"{method}: {type(cause).__name__}: {cause}"
         return cls(message, worker.rank, worker.local_rank)
 

@@ -1,7 +1,5 @@
 """Messages between the driver rank and the other ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

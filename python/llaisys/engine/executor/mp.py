@@ -1,8 +1,6 @@
 """One process per rank: the driver rank is this process, the others are its children. Ranks
 communicate in shared memory."""
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

@@ -3,8 +3,6 @@
 python -m llaisys.engine.executor.rank_process      (started by `mp`)
 """
 
-from __future__ import annotations
-
 import logging
 import os
 

@@ -8,8 +8,6 @@ Every node needs the package, and the model under the same name. Ray pickles dat
 trusted nodes; the payloads are encoded bytes that are decoded as typed messages.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import logging

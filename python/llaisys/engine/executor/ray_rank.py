@@ -1,8 +1,6 @@
 """The Ray actor of one rank: executes the calls of the driver. It ends within a second of the
 raylet of its node; Ray itself takes longer."""
 
-from __future__ import annotations
-
 import os
 import socket
 from dataclasses import dataclass, replace

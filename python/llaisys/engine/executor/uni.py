@@ -1,7 +1,5 @@
 """All ranks in this process: one is called directly, several run in a thread each."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future

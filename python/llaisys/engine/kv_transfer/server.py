@@ -4,8 +4,6 @@ A thread accepts connections and each has a thread of its own, so that a transfe
 the engine's step. They never touch the block manager.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hmac
 import logging

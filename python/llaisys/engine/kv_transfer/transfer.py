@@ -3,8 +3,6 @@
 Owned by the engine core and used in its thread only; `KvServer` and `KvClient` own the threads.
 """
 
-from __future__ import annotations
-
 import logging
 import sys
 from array import array

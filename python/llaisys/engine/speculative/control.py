@@ -8,8 +8,6 @@ Drafts follow the newest token, so a step with drafts is scheduled when no step 
 asynchronous scheduling `should_wait` decides whether to wait for that.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field

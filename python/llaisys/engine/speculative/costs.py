@@ -9,8 +9,6 @@ When steps with drafts become more expensive, or faster than a step without, the
 is timed again first.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field
 

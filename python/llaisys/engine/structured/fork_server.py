@@ -7,8 +7,6 @@ It exits when its socket is closed. A grammar process compiles one grammar, then
 until the engine closes the socket.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import mmap

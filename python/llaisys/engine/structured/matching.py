@@ -4,8 +4,6 @@ compilation within limits, and masks. Runs in a grammar process.
 `check_grammar` compiles and tries an untrusted grammar in a fork that may be killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,8 +1,6 @@
 """Messages between the engine and its grammar processes: length-prefixed msgpack frames on a stream
 socket."""
 
-from __future__ import annotations
-
 import socket
 import struct
 from typing import Any

@@ -2,8 +2,6 @@
 the same grammar, cached when idle. Owners share no grammar: the time to compile would tell whether
 another one uses it. Only `close` and `poll` with a timeout block."""
 
-from __future__ import annotations
-
 import logging
 import mmap
 import os

@@ -1,8 +1,6 @@
 """Applies a plan to the worker's state of its sequences: input batch, sampling, prompt logprobs and
 pooling."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """Steps in flight: launched, result not collected."""
 
-from __future__ import annotations
-
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any

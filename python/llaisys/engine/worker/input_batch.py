@@ -4,8 +4,6 @@ The arrays are allocated once. A row keeps its contents between steps, so a deco
 a step only its index in the gathers.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -4,8 +4,6 @@ Files are opened and read in a thread of their own, so that steps go on meanwhil
 memory and in which slot is decided by the engine core.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor

@@ -4,8 +4,6 @@ The native sampler reports logprobs of the sampled token and of the top tokens, 
 large bias forces it to sample the next token of the prompt.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -5,8 +5,6 @@ the row of the sampling batch, and the model replaces it. Nothing else of the ne
 on the token.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Sampling on the host: the tokens after the last forward pass and after accepted drafts."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -4,8 +4,6 @@ Parameters of every row are arrays and are gathered. Rare ones (bias, bans, mask
 penalties) are in dictionaries: only their rows cost Python time.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Time per stage of a worker's steps."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from typing import Any

@@ -6,8 +6,6 @@ preemption and with drafts.
     thinking_budget  the end marker, when the reasoning has used its tokens
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from functools import lru_cache

@@ -6,8 +6,6 @@ earlier graphs. A step with the whole token budget runs before them, so that the
 prompts are tuned.
 """
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Callable

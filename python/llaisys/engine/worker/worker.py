@@ -15,8 +15,6 @@ In a pipeline, the last stage computes a step when it is collected, because it s
 logits; the other stages compute it at once and get the sampled tokens by `store_tokens`.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections import deque

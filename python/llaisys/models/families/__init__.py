@@ -1,7 +1,5 @@
 """Registry of model families, by `model_type`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`DecoderFamily`: the differences between decoder families as data, and their config parsing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,8 +1,6 @@
 """Tensors of a decoder: their names in Hugging Face files, GGUF files and the native library. The
 config determines which of them a model has."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """DeepSeek and other families with latent attention."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """BERT, RoBERTa and XLM-RoBERTa encoders (bge, e5, gte and others) for embeddings, and their
 classifiers of one label, which score pairs of texts (rerankers)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 

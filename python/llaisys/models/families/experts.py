@@ -1,7 +1,5 @@
 """Mixture of experts: hyper-parameters and tensor names."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

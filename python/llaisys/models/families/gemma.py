@@ -1,7 +1,5 @@
 """Gemma 1, 2 and 3 (text) and VaultGemma."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from llaisys.models.families.decoder import DecoderFamily

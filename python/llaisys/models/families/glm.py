@@ -1,7 +1,5 @@
 """GLM-4 and GLM-4.5, and the families with the experts of GLM-4.5: dots.llm1 and Solar Open."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from llaisys.models.families.decoder import DecoderFamily

@@ -5,8 +5,6 @@ has the rows of both up-projections, head by head; the model has them apart: `k_
 for each head, and `v_b_proj`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llaisys.models.loading.fields import MAX_HEAD_DIM, MAX_HIDDEN, Fields

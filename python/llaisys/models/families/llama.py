@@ -1,7 +1,5 @@
 """Llama, Mistral, Mixtral, SmolLM3 and Code World Model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from llaisys.models.families.decoder import DecoderFamily

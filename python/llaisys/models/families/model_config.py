@@ -1,7 +1,5 @@
 """`ModelConfig`: hyper-parameters of a decoder, independent of the file format."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llaisys.common.errors import ModelLoadError

@@ -1,7 +1,5 @@
 """OLMo 2, OLMo 3 and OLMoE: norms of q and k over all heads of a token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from llaisys.models.families.decoder import DecoderFamily

@@ -1,8 +1,6 @@
 """Phi-3, StarCoder2, StableLM 2, Seed-OSS, Helium, gpt-oss, MiniMax-M2, Command R, Granite, EXAONE
 and ERNIE."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from llaisys.models.families.decoder import DecoderFamily

@@ -1,7 +1,5 @@
 """Qwen2, Qwen3, their mixtures of experts, and MiMo."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from llaisys.models.families.decoder import DecoderFamily

@@ -5,8 +5,6 @@ keys are multiplied by the square of that factor (transformers multiplies sines 
 with the same result).
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """How a decoder departs from the Llama architecture: variant, RoPE layout, sliding windows."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

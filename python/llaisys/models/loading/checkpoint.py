@@ -1,7 +1,5 @@
 """`Checkpoint`: format-independent access to the files of a model."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
@@ -9,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -80,7 +78,7 @@ class TensorRecord:
         self.read_into(values.reshape(-1).view(np.uint8).data)
         return values
 
-    def rows(self, shard: Shard) -> TensorRecord:
+    def rows(self, shard: Shard) -> Self:
         """The record of a range of rows (dimension 0)."""
         size = self.nbytes // self.shape[0] if self.shape[0] else 0  # per row
         return replace(

@@ -1,7 +1,5 @@
 """Dtype conversion in numpy. bf16 has no numpy type and is stored as uint16 bit patterns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Weights in FP8 (e4m3) with scales per tensor, row or block of 128 x 128 values."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

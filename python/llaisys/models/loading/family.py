@@ -1,8 +1,6 @@
 """`Family`: the loaders' interface to a model family. Loaders receive the registry of families as
 an argument."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Reading directly into the destination costs no more than mapping, and a file tha
 written during the load raises an error.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

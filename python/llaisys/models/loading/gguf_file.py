@@ -4,8 +4,6 @@ Files of some families store the rows of q and k in interleaved RoPE order. They
 rotate-half order when read, so such tensors have no record.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -7,8 +7,6 @@ user asks for.
 Projectors of images (mmproj) and importance matrices (imatrix) are no models.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

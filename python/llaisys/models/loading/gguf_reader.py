@@ -5,8 +5,6 @@ every value is read with its declared type, and every error is a `ModelLoadError
 or tensor.
 """
 
-from __future__ import annotations
-
 import struct
 from array import array
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ The first file has the metadata of the model. Every file has its own tensors and
 0), `split.count` and `split.tensors.count` (of all files).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,10 +1,9 @@
 """Weights of 4 or 8 bits with scales and zero points per group of a row, and their layouts in GPTQ,
 AWQ and compressed-tensors. Values are repacked, never requantized."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import Self
 
 import numpy as np
 
@@ -44,7 +43,7 @@ class GroupedWeight:
         groups = np.arange(k) // self.group if self.order is None else self.order
         return np.asarray((q - self.zeros[:, groups]) * self.scales[:, groups], np.float32)
 
-    def cut(self, shard: Shard) -> GroupedWeight:
+    def cut(self, shard: Shard) -> Self:
         """A range of rows or columns. A group that the range splits becomes several smaller groups
         with the same scale."""
         if shard.dim == 0:

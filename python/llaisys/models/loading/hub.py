@@ -1,7 +1,5 @@
 """Models of the Hugging Face hub: a repository with safetensors, or one GGUF model of it."""
 
-from __future__ import annotations
-
 import glob
 import logging
 from pathlib import Path

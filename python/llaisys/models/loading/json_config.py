@@ -1,7 +1,5 @@
 """config.json and generation_config.json: the fields common to all families."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Mapping
 from pathlib import Path

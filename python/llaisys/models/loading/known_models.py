@@ -1,7 +1,5 @@
 """Short names of models to download, as Ollama's: `qwen2.5:0.5b`."""
 
-from __future__ import annotations
-
 import re
 
 _QWEN25 = ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "72b")

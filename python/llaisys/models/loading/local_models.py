@@ -3,8 +3,6 @@
 The caches of other programs are read, never written.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

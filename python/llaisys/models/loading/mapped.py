@@ -1,8 +1,6 @@
 """A checkpoint whose tensors have other names or layouts than the model's: fused, renamed or
 reordered tensors are presented under the names that the adapter loads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod

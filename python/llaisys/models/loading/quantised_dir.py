@@ -7,8 +7,6 @@ Columns that do not lie in group order (GPTQ's act-order) have no block format o
 matrices become Q8_0, whose rounding error is far below that of 4 bits.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

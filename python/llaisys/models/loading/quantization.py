@@ -1,7 +1,5 @@
 """`quantization_config` of config.json."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -4,8 +4,6 @@ Every tensor of the config exists; the adapter makes its values in memory. For b
 that are larger than the disk.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

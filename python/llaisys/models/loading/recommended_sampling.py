@@ -1,7 +1,5 @@
 """Sampling defaults of a model: those in its files, else those that its publisher recommends."""
 
-from __future__ import annotations
-
 import re
 
 from llaisys.common.sampling import DEFAULT_SAMPLING

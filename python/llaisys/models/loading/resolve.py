@@ -5,8 +5,6 @@ optionally with `:QUANT` for one GGUF file of the repository, or a short name `n
 form of a hub id, `hf.co/org/name:QUANT`, is a hub id too.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -5,8 +5,6 @@ those of the safetensors reference implementation: 100 MB limit, no duplicate na
 equal to shape times element size, and data ranges that tile the file exactly.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping

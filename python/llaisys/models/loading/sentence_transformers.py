@@ -1,8 +1,6 @@
 """The pooling that a sentence-transformers model declares in modules.json and the config of its
 Pooling module."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

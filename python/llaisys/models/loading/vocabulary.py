@@ -1,7 +1,5 @@
 """Check that two models have the same vocabulary."""
 
-from __future__ import annotations
-
 from llaisys.common.errors import ModelLoadError
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.tokenization import Tokenizer

@@ -1,8 +1,6 @@
 """LoRA adapters: PEFT directories and GGUF files, checked against a base model and read into native
 tensors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from llaisys.common.errors import LlaisysError, ModelLoadError

@@ -1,7 +1,5 @@
 """`LoraFiles`: an adapter's matrices, checked against a base model. No tensor data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ Tensors are `<tensor of the model>.lora_a` [rank, inputs] and `.lora_b` [outputs
 q and k of some families are in interleaved RoPE order, as in GGUF models.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ The tensors say which modules are adapted. A list of target modules is compared 
 expression is not evaluated, because the file is untrusted.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

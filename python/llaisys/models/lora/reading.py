@@ -4,8 +4,6 @@ Column-parallel layers (q, k, v, gate, up) shard the rows of B, row-parallel one
 columns of A, as the base weights.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

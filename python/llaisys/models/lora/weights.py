@@ -1,7 +1,5 @@
 """`LoraWeights`: an adapter in host memory, as native tensors."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from llaisys.common.closing import Closing

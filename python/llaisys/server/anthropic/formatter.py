@@ -1,7 +1,5 @@
 """Formats answers as Anthropic's message, whole or as events."""
 
-from __future__ import annotations
-
 import uuid
 from typing import Any
 

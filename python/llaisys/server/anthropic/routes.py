@@ -1,7 +1,5 @@
 """Anthropic's routes: messages and count_tokens."""
 
-from __future__ import annotations
-
 from fastapi import Request
 from fastapi.responses import Response
 

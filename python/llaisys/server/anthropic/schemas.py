@@ -1,7 +1,5 @@
 """Request schemas of Anthropic's Messages API and their translation to a chat."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal

@@ -6,8 +6,6 @@
 request ends with one `EngineDeadError`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

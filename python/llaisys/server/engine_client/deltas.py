@@ -1,8 +1,6 @@
 """Join engine outputs that arrive together; merge stream deltas that a slow reader has not
 fetched."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import groupby

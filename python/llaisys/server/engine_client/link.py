@@ -1,7 +1,5 @@
 """The API process's connection to an engine process: messages and the watchdog."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """The LoRA adapters of a model as the API shows them. The engine has the weights."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -4,10 +4,8 @@ Every frame is one tagged message of the unions at the end. The receiver logs an
 frame (`msgspec.DecodeError`); nothing in a frame is ever executed.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from msgspec import Struct
 
@@ -54,7 +52,7 @@ class Submit(Struct, tag="submit", forbid_unknown_fields=True):
     kv_source: str
 
     @classmethod
-    def of(cls, group: str, requests: list[Request], queue_timeout: float | None) -> Submit:
+    def of(cls, group: str, requests: list[Request], queue_timeout: float | None) -> Self:
         first = requests[0]
         names = [request.request_id for request in requests]
         shared = {name: getattr(first, name) for name in SHARED_FIELDS}
@@ -161,7 +159,7 @@ class EngineStats(Struct, array_like=True):
         return self.kv_blocks_used / self.kv_blocks if self.kv_blocks else 0.0
 
     @classmethod
-    def at_start(cls, info: ModelInfo) -> EngineStats:
+    def at_start(cls, info: ModelInfo) -> Self:
         return cls(
             kv_blocks=info.num_blocks,
             kv_cache_bytes=info.kv_cache_bytes,
@@ -233,7 +231,7 @@ class Ready(Struct, tag="ready"):
     kv_address: str = ""  # where other engines fetch its KV blocks; empty: nowhere
 
     @classmethod
-    def of(cls, info: ModelInfo, kv_address: str = "") -> Ready:
+    def of(cls, info: ModelInfo, kv_address: str = "") -> Self:
         return cls(replace(info, tokenizer_source=None), info.tokenizer_source, kv_address)
 
     def model_info(self) -> ModelInfo:

@@ -5,8 +5,6 @@
 Three threads: the loop (main), the heartbeat, and the watcher of standard input.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

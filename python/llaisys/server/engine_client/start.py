@@ -1,8 +1,6 @@
 """Start of the engine process. Imports little, so that the model starts to load before the rest of
 the server is imported."""
 
-from __future__ import annotations
-
 import secrets
 
 from llaisys.processes.child import ChildProcess

@@ -1,7 +1,5 @@
 """CPU work on texts: tokenization, chat templates, long answers. Long work runs in thread pools."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar

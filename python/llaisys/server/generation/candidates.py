@@ -1,7 +1,5 @@
 """`best_of` and beam search: more candidates than the choices that are returned."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Sequence

@@ -3,12 +3,10 @@
 Each adapter translates its body to OpenAI's chat request and continues from there.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from fastapi.responses import Response
 from pydantic import PrivateAttr, ValidationError, ValidationInfo, model_validator
@@ -48,7 +46,7 @@ class ProtocolRequest(Schema):
     _chat: ChatCompletionRequest = PrivateAttr()
 
     @model_validator(mode="after")
-    def translate(self, info: ValidationInfo) -> ProtocolRequest:
+    def translate(self, info: ValidationInfo) -> Self:
         self.set_chat(info.context)
         return self
 
@@ -197,9 +195,7 @@ class ReasoningOptions:
     ignored: str | None = None  # the field, if it has no effect on this model
 
     @classmethod
-    def of(
-        cls, body: ChatCompletionRequest, style: ChatStyle, limits_reasoning: bool
-    ) -> ReasoningOptions:
+    def of(cls, body: ChatCompletionRequest, style: ChatStyle, limits_reasoning: bool) -> Self:
         """Map the effort or the switch to template variables; if the template has none, off becomes
         a budget of 0 tokens. `chat_template_kwargs` take precedence. `limits_reasoning`: the model
         supports a budget."""

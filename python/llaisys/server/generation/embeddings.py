@@ -1,7 +1,5 @@
 """Compute embeddings of texts for the embedding routes of all APIs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,7 +22,7 @@ Text = str | list[int | str]
 
 
 # Format a response body from the values of the texts or pairs of a request, in order.
-WriteEmbeddings = Callable[[list["Vector[float]"], Usage], Iterator[bytes]]
+WriteEmbeddings = Callable[[list[Vector], Usage], Iterator[bytes]]
 WriteScores = Callable[[list[float], Usage], Iterator[bytes]]
 
 
@@ -61,7 +59,7 @@ async def respond_with_scores(
     otherwise the cosine similarities of their embeddings."""
     if not job.service.info.scores_pairs:
 
-        def write_cosines(embeddings: list[Vector[float]], usage: Usage) -> Iterator[bytes]:
+        def write_cosines(embeddings: list[Vector], usage: Usage) -> Iterator[bytes]:
             left, right = embeddings[: len(first)], embeddings[len(first) :]
             left = left * (len(right) // len(left))
             return write([cosine(a, b) for a, b in zip(left, right, strict=True)], usage)

@@ -1,8 +1,6 @@
 """The interface of protocol adapters that formats the output of a generation, and the base of those
 with one choice and typed blocks: reasoning, text, tool calls."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum

@@ -6,8 +6,6 @@ on the context, not on the conversation. A few more turns than necessary are dro
 that the following prompts share a prefix for the prefix cache.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

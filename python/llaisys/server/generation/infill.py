@@ -1,8 +1,6 @@
 """Fill-in-the-middle (FIM) prompts with the model's special tokens, optionally after other files of
 the project."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,14 +1,12 @@
 """A generation request from its validated body to its response, for all protocol adapters."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, fields
 from functools import partial
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -79,7 +77,7 @@ class Job:
     _fault: BaseException | None = None  # of `_write_delta`, raised by `_events`
 
     @classmethod
-    async def of(cls, request: Request, body: SamplingFields, prompt_name: str) -> Job:
+    async def of(cls, request: Request, body: SamplingFields, prompt_name: str) -> Self:
         service = await service_for(request, body.model)
         state = request.scope["state"]
         name = service.check_model(body.model)

@@ -1,10 +1,8 @@
 """The result of a completion in the format of llama.cpp's server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from llaisys.common.sampling import BAN, DRY_BREAKERS, SamplingParams
 from llaisys.common.types import CompletionOutput
@@ -74,7 +72,7 @@ class FinalObject:
     @classmethod
     async def of_prompt(
         cls, job: Job, params: SamplingParams, prompt: list[int], shows_prompt: bool = True
-    ) -> FinalObject:
+    ) -> Self:
         text, engine = "", job.service.engine
         if shows_prompt:  # the engine rejects a request with ids outside the vocabulary
             valid = [token for token in prompt if token < job.service.info.vocab_size]

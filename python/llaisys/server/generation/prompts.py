@@ -1,7 +1,5 @@
 """Convert texts and chats to token ids within the prompt limit; long ones in a thread."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar

@@ -1,7 +1,5 @@
 """State that routes use: `SharedState` for the whole server, a `Service` for each model."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import time

@@ -6,8 +6,6 @@ A file has the header of llama.cpp's sequence state (magic, version, number of w
 accepted. KV blocks are not stored: `restore` computes the tokens.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import struct

@@ -1,7 +1,5 @@
 """Timings of an answer in the format of llama.cpp's server."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any

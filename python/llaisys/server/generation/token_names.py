@@ -1,7 +1,5 @@
 """Text of token ids for clients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

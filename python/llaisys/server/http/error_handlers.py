@@ -1,7 +1,5 @@
 """Convert exceptions to error responses: status, message, and no internals."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,8 +1,6 @@
 """Work that stops when the client disconnects: coroutines and streaming ASGI responses. `protocol`
 disconnects clients that do not read."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Coroutine

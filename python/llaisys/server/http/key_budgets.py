@@ -5,8 +5,6 @@ tokens are checked before a request runs. Generated tokens are counted as they a
 in flight may exceed the limit; the next request waits until the window allows it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import math

@@ -1,7 +1,5 @@
 """Admission: limits on open sequences, in total and per key, and on what open requests hold."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -6,8 +6,6 @@ Plain ASGI rather than Starlette's BaseHTTPMiddleware, which hides disconnects. 
 type http: the server runs without websockets and lifespan events.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ipaddress
 import logging

@@ -1,8 +1,6 @@
 """uvicorn's HTTP/1.1 protocol with limits per connection: size and time of a header, unread bodies,
 clients that do not read their response."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import socket

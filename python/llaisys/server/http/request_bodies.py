@@ -4,8 +4,6 @@ The cost of JSON is in its items, not its bytes: two million numbers fit into 4 
 to validate. So the items are counted first, with a few C passes over the bytes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Encode JSON bodies and server-sent events."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The web UI's files at `/`: read once, served with a strict Content-Security-Policy."""
 
-from __future__ import annotations
-
 import hashlib
 import mimetypes
 from collections.abc import Sequence

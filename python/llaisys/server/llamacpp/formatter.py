@@ -1,7 +1,5 @@
 """Formats answers of /completion as llama.cpp's object, or as events without [DONE]."""
 
-from __future__ import annotations
-
 import math
 import uuid
 from collections.abc import Iterator, Sequence

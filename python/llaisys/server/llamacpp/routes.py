@@ -1,7 +1,5 @@
 """llama.cpp's routes."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
@@ -116,7 +114,7 @@ async def embedding(request: Request, body: LlamaEmbeddingRequest) -> Response:
     name, texts = body.inputs()
     job = await Job.of(request, body.completion(), name)
 
-    def write(vectors: list[Vector[float]], usage: Usage) -> Iterator[bytes]:
+    def write(vectors: list[Vector], usage: Usage) -> Iterator[bytes]:
         for index, vector in enumerate(vectors):
             entry = {"index": index, "embedding": [list(vector)]}
             yield (b"," if index else b"[") + json_bytes(entry)

@@ -1,7 +1,5 @@
 """Request schemas of llama.cpp's server."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field

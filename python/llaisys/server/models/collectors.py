@@ -1,10 +1,9 @@
 """Prometheus collectors that read engines and API keys at scrape time; some metrics also have the
 names and types of llama.cpp's server."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Self
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -252,7 +251,7 @@ class CasedName(bytes):
     """A header name that is sent as written. uvicorn sends names in lower case, and scripts of
     llama.cpp compare them with case."""
 
-    def lower(self) -> CasedName:
+    def lower(self) -> Self:
         return self
 
 

@@ -11,8 +11,6 @@ others by at most half of the time, and a switch succeeds once the window exceed
 request. An unload never ends a request. A failed load fails only the requests for that model.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

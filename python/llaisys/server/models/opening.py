@@ -1,7 +1,5 @@
 """Create the models of a server and their metrics from the configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

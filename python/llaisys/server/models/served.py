@@ -1,7 +1,5 @@
 """A model of a server: the only one, or one of several with its state, users and memory."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from enum import Enum

@@ -1,7 +1,5 @@
 """Formats answers as Ollama's object, or as a line of JSON per delta."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Ollama's model objects."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 from pathlib import Path

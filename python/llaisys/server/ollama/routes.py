@@ -1,7 +1,5 @@
 """Ollama's routes: chat, generate, embed, models."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -88,7 +86,7 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
         return json_response({"model": body.model, "embeddings": []})
     job = await Job.of(request, body.completion(), "input")
 
-    def write(vectors: list[Vector[float]], usage: Usage) -> Iterator[bytes]:
+    def write(vectors: list[Vector], usage: Usage) -> Iterator[bytes]:
         yield b'{"embeddings":['
         for index, vector in enumerate(vectors):
             yield (b"," if index else b"") + json_bytes(list(vector))
@@ -111,7 +109,7 @@ async def old_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
         return json_response({"embedding": []})
     job = await Job.of(request, body.completion(), "prompt")
 
-    def write(vectors: list[Vector[float]], usage: Usage) -> Iterator[bytes]:
+    def write(vectors: list[Vector], usage: Usage) -> Iterator[bytes]:
         yield json_bytes({"embedding": list(vectors[0])})
 
     form = EmbeddingFormat(normalize=False)

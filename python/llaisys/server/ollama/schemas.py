@@ -1,7 +1,5 @@
 """Request schemas of Ollama's API and their translation to a chat or a completion."""
 
-from __future__ import annotations
-
 import json
 import uuid
 from collections.abc import Mapping

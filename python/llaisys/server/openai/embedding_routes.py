@@ -1,7 +1,5 @@
 """Embedding routes: OpenAI's embeddings, vLLM's score, Jina's rerank."""
 
-from __future__ import annotations
-
 import base64
 import sys
 import time
@@ -36,7 +34,7 @@ async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
     texts = body.inputs()
     job = await Job.of(request, body.completion(), "input")
 
-    def write(vectors: list[Vector[float]], usage: Usage) -> Iterator[bytes]:
+    def write(vectors: list[Vector], usage: Usage) -> Iterator[bytes]:
         yield b'{"object":"list","data":['
         for index, vector in enumerate(vectors):
             entry = {"object": "embedding", "index": index, "embedding": encode(vector)}
@@ -111,7 +109,7 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
     return await respond_with_scores(job, [body.query], texts, body.pooling, write)
 
 
-def base64_of(vector: Vector[float]) -> str:
+def base64_of(vector: Vector) -> str:
     """Encode as little-endian float32."""
     if sys.byteorder == "big":
         vector = array("f", vector)

@@ -1,7 +1,5 @@
 """Formats answers of chat and completions as OpenAI's objects or server-sent events."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """vLLM's routes that load and unload adapters, and llama.cpp's list of adapters."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """OpenAI's response objects, built as plain dictionaries."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

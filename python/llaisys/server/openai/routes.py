@@ -1,7 +1,5 @@
 """OpenAI routes: chat, completions, models; and tokenize, detokenize, cancel."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fastapi import Request

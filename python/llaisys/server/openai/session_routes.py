@@ -1,7 +1,5 @@
 """/v1/sessions: list, create or import, export, replace, rename and delete own sessions."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from fastapi import Path as PathParameter

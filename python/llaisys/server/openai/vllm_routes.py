@@ -1,7 +1,5 @@
 """vLLM's routes beyond OpenAI's: batches of chats, SageMaker's paths, load, tokenizer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 

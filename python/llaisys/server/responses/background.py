@@ -4,8 +4,6 @@ A response runs as a stream whose events are kept, so that a client can resume i
 end are stored like others; the last ones stay here too, with their events.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Formats answers as OpenAI's response object, whole or as events."""
 
-from __future__ import annotations
-
 import time
 import uuid
 from collections.abc import Iterator, Mapping

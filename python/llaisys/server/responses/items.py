@@ -1,7 +1,5 @@
 """Translate input items of the Responses API to chat messages."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """/v1/responses: OpenAI's Responses API with stored responses."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections import Counter

@@ -1,9 +1,7 @@
 """Request schemas of OpenAI's Responses API and their translation to a chat."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -137,7 +135,7 @@ class ResponsesRequest(ProtocolRequest):
             return self.previous_response_id is not None
         return self.truncation == "auto"
 
-    def with_items(self, found: list[dict[str, Any]]) -> ResponsesRequest:
+    def with_items(self, found: list[dict[str, Any]]) -> Self:
         """Return the request with other items. Raises InvalidInputError."""
         copy = self.model_copy(update={"input": found})
         copy.set_chat()

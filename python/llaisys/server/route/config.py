@@ -1,7 +1,5 @@
 """The configuration of `llaisys route`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from llaisys.common.logs import FORMATS, LEVELS

@@ -1,7 +1,5 @@
 """`route(config)`: run a router and return its exit status."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import math

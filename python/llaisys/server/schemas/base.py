@@ -1,7 +1,5 @@
 """The base class of all request schemas."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Annotated, Any, ClassVar
 

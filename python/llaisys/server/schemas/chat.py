@@ -1,9 +1,7 @@
 """Request schemas of OpenAI's API with extensions; `fields` handles unknown names."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationInfo, model_validator
 
@@ -181,7 +179,7 @@ class ChatCompletionRequest(SamplingFields):
     _own_names: Mapping[str, str] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
-    def check_tools(self) -> ChatCompletionRequest:
+    def check_tools(self) -> Self:
         """Build the tool set during validation, which runs in a thread for large bodies."""
         if not self.functions:
             self._tool_set = tool_set_of(self.tools, self.tool_choice, self.parallel_tool_calls)

@@ -1,7 +1,5 @@
 """Request bodies of the embedding, score and rerank routes of OpenAI, vLLM and Jina."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import Field

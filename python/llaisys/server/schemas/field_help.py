@@ -4,8 +4,6 @@
 another meaning there. Sampling fields are described by SamplingParams.
 """
 
-from __future__ import annotations
-
 from llaisys.common.sampling import FIELDS
 
 NO_EFFECT = "Accepted, no effect"

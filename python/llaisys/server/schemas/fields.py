@@ -14,8 +14,6 @@ In strict mode (`--strict-fields`, or `STRICT_HEADER` on a request) unknown fiel
 aliases are a 400, too.
 """
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections import Counter

@@ -1,8 +1,6 @@
 """Value kinds of request fields beyond those of `SamplingParams`, and the pydantic annotation that
 applies a kind."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass

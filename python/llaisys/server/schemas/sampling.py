@@ -1,7 +1,5 @@
 """Fields of all requests that generate: OpenAI's, vLLM's, llama.cpp's and extensions."""
 
-from __future__ import annotations
-
 import random
 from typing import Annotated, Any, ClassVar, Literal
 

@@ -1,8 +1,6 @@
 """Structured output fields: OpenAI's response_format, vLLM's guided_*, llama.cpp's grammar and
 json_schema. All of them become one StructuredOutputs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Tools and tool calls in OpenAI's requests."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

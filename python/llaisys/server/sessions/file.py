@@ -1,8 +1,6 @@
 """The SQLite file of the sessions. One process opens it and holds a `FileLock`; a `DiskReserve`
 lets it delete sessions on a full disk."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import functools

@@ -6,8 +6,6 @@ starts a new session with a copy of the history. OpenAI's clients store response
 when storage is full the oldest of these sessions are deleted.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ only, so an owner can neither detect nor access the sessions of another. Session
 engine's prefix cache finds their KV blocks.
 """
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import time

@@ -1,7 +1,5 @@
 """Draft models and draft heads, with their own KV caches."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from llaisys.common.closing import closed_on_error

@@ -4,8 +4,6 @@ The tokens that it has not computed of a sequence, prompt or not, are computed w
 computed tokens of rejected drafts are rolled back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -3,8 +3,6 @@
 No prefix caching, no preemption: a sequence without free blocks gets no drafts until others end.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

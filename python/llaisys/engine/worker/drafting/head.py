@@ -6,8 +6,6 @@ with hidden states of the head itself, and the next known rows overwrite them. A
 prefix, a context shift or a pause the rows start later than the prompt.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple

@@ -6,8 +6,6 @@ blocks; a decode replica fetches the blocks and generates the answer (`engine/kv
 replica can do both: without a decode replica the prefill replicas serve whole requests.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The Ray actor of a replica: an engine process on the actor's node and its two sockets."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

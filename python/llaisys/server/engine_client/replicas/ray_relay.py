@@ -9,8 +9,6 @@ Frames are not decoded. When the actor, its node or the engine dies, the relay e
 sees a dead replica. When the server dies, the relay exits, Ray ends the actor, and that its engine.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

@@ -1,7 +1,5 @@
 """A replica of a set, the adapters that all replicas share, and their added statistics."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

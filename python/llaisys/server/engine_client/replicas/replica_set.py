@@ -11,8 +11,6 @@ With `prefill_replicas`, a long prompt first runs on a prefill replica; its requ
 sent to its decode replica when the prefill ends, also when it fails. See `disaggregation`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable

@@ -11,8 +11,6 @@ it: one finds the conversations that another began.
 No process and no clock are involved. `scripts/simulate_router.py` runs it on synthetic traffic.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
