@@ -21,3 +21,12 @@
 //   quant_height(m): height of the first register tile for m rows, at most kQuantRows;
 //   quant_vectors(rows, is_split): its width
 #pragma once
+
+#include "device/cpu/simd.hpp"
+
+namespace llaisys::LLAISYS_CPU_NS {
+
+inline vf float_of_bits(vi sum) { return vf(sum); }
+template <typename V> void hold(V &) {} // an instruction set may overload it
+
+} // namespace llaisys::LLAISYS_CPU_NS

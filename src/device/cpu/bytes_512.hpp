@@ -40,14 +40,12 @@ template <int c> __m512i broadcast_quad(const ByteGroup &x) {
 // A sum is stored as the bits of 1.5 * 2^23 + sum, which a fused multiply-add can scale directly.
 constexpr int32_t kSumStart = 0x4b400000;
 constexpr float kSumBase = 0x1.8p23f;
-inline vf float_of_bits(vi sum) { return _mm512_castsi512_ps(sum); }
 inline vi start_sum(int32_t value) { return _mm512_set1_epi32(kSumStart + value); }
 inline vf sum_of(vi sum) { return sub(float_of_bits(sum), set1(kSumBase)); }
 inline vi broadcast_int(const int32_t *p) { return _mm512_set1_epi32(*p); }
 template <int n> vi start_sum_less(vi total) {
     return sub(start_sum(0), _mm512_mullo_epi32(total, _mm512_set1_epi32(n)));
 }
-template <typename V> void hold(V &) {}
 
 inline vf load_u8(const std::byte *p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));

@@ -65,14 +65,12 @@ inline vi add_words(vi sum, vw acc) {
 
 constexpr int32_t kSumStart = 0;
 constexpr float kSumBase = 0;
-inline vf float_of_bits(vi sum) { return _mm256_castsi256_ps(sum); }
 inline vi start_sum(int32_t value) { return _mm256_set1_epi32(value); }
 inline vf sum_of(vi sum) { return to_float(sum); }
 inline vi broadcast_int(const int32_t *p) { return _mm256_set1_epi32(*p); }
 template <int n> vi start_sum_less(vi total) {
     return _mm256_mullo_epi32(total, _mm256_set1_epi32(-n));
 }
-template <typename V> void hold(V &) {}
 
 inline vf load_u8(const std::byte *p) {
     const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p));

@@ -52,7 +52,6 @@ using vw = vi;
 // fast as the conversion instruction, and free where a fused multiply-add consumes it.
 constexpr int32_t kSumStart = 0x4b400000;
 constexpr float kSumBase = 0x1.8p23f;
-inline vf float_of_bits(vi sum) { return vreinterpretq_f32_s32(sum); }
 inline vi start_sum(int32_t value) { return vdupq_n_s32(kSumStart + value); }
 inline vf sum_of(vi sum) { return vsubq_f32(float_of_bits(sum), vdupq_n_f32(kSumBase)); }
 inline vi broadcast_int(const int32_t *p) { return vld1q_dup_s32(p); }

@@ -64,16 +64,10 @@ using vw = vi;
 
 constexpr int32_t kSumStart = 0;
 constexpr float kSumBase = 0;
-inline vf float_of_bits(vi sum) {
-    vf bits;
-    std::memcpy(&bits, &sum, sizeof bits);
-    return bits;
-}
 inline vi start_sum(int32_t value) { return vi{value, value, value, value}; }
 inline vf sum_of(vi sum) { return to_float(sum); }
 inline vi broadcast_int(const int32_t *p) { return start_sum(*p); }
 template <int n> vi start_sum_less(vi total) { return total * -n; }
-inline void hold(vi &) {}
 
 inline vf load_u8(const std::byte *p) {
     return vf{float(p[0]), float(p[1]), float(p[2]), float(p[3])};

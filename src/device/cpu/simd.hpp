@@ -8,7 +8,7 @@
 //   i8 are within 127 of zero after rounding)
 //   load_aside (default below): load through other execution units
 //   low_halves, high_halves: the first or second of the pairs of bf16 that fill a vector
-//   add sub mul div fma(a, b, c) = a * b + c; max_num(a, b): b where a is NaN; clamp keeps NaN
+//   fma(a, b, c) = a * b + c; max_num(a, b): b where a is NaN; clamp keeps NaN
 //   any_greater, any_equal; reduce_add, reduce_max: fixed order
 //   store_sums (default below): reduce_add of each vector, adjacent
 //   round_to_int, to_float, half_of, sub, power_of_2: for exp
@@ -35,6 +35,11 @@
 namespace llaisys::LLAISYS_CPU_NS {
 
 inline vf zero() { return set1(0.0f); }
+
+inline vf add(vf a, vf b) { return a + b; }
+inline vf sub(vf a, vf b) { return a - b; }
+inline vf mul(vf a, vf b) { return a * b; }
+inline vf div(vf a, vf b) { return a / b; }
 
 // Defaults that an instruction set may overload.
 template <typename T> inline vf load_aside(const T *p) { return load(p); }

@@ -66,10 +66,6 @@ template <int c> vf byte_of(vf quads) {
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(bytes, 24));
 }
 
-inline vf add(vf a, vf b) { return _mm256_add_ps(a, b); }
-inline vf sub(vf a, vf b) { return _mm256_sub_ps(a, b); }
-inline vf mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
-inline vf div(vf a, vf b) { return _mm256_div_ps(a, b); }
 inline vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 inline vf max_num(vf a, vf b) { return _mm256_max_ps(a, b); }
 inline vf clamp(vf low, vf high, vf x) { return _mm256_max_ps(low, _mm256_min_ps(high, x)); }

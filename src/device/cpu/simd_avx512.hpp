@@ -67,10 +67,6 @@ template <int c> vf byte_of(vf quads) {
     return _mm512_cvtepi32_ps(_mm512_srai_epi32(bytes, 24));
 }
 
-inline vf add(vf a, vf b) { return _mm512_add_ps(a, b); }
-inline vf sub(vf a, vf b) { return _mm512_sub_ps(a, b); }
-inline vf mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
-inline vf div(vf a, vf b) { return _mm512_div_ps(a, b); }
 inline vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 inline vf max_num(vf a, vf b) { return _mm512_max_ps(a, b); }
 inline vf clamp(vf low, vf high, vf x) { return _mm512_max_ps(low, _mm512_min_ps(high, x)); }

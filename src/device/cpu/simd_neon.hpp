@@ -69,10 +69,6 @@ inline vf high_halves(vf pairs) {
     return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs), vdupq_n_u32(0xffff0000u)));
 }
 
-inline vf add(vf a, vf b) { return vaddq_f32(a, b); }
-inline vf sub(vf a, vf b) { return vsubq_f32(a, b); }
-inline vf mul(vf a, vf b) { return vmulq_f32(a, b); }
-inline vf div(vf a, vf b) { return vdivq_f32(a, b); }
 inline vf fma(vf a, vf b, vf c) { return vfmaq_f32(c, a, b); }
 inline vf max_num(vf a, vf b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 inline vf clamp(vf low, vf high, vf x) { return vmaxq_f32(low, vminq_f32(high, x)); }

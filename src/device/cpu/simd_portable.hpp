@@ -44,26 +44,9 @@ inline void store(f16_t *p, vf value) {
     }
 }
 
-// The two bf16 of each lane's 32 bits, widened.
-inline vf low_halves(vf pairs) {
-    vi bits;
-    std::memcpy(&bits, &pairs, sizeof bits);
-    bits <<= 16;
-    std::memcpy(&pairs, &bits, sizeof pairs);
-    return pairs;
-}
-inline vf high_halves(vf pairs) {
-    vi bits;
-    std::memcpy(&bits, &pairs, sizeof bits);
-    bits &= int32_t(0xffff0000u);
-    std::memcpy(&pairs, &bits, sizeof pairs);
-    return pairs;
-}
+inline vf low_halves(vf pairs) { return vf(vi(pairs) << 16); }
+inline vf high_halves(vf pairs) { return vf(vi(pairs) & int32_t(0xffff0000u)); }
 
-inline vf add(vf a, vf b) { return a + b; }
-inline vf sub(vf a, vf b) { return a - b; }
-inline vf mul(vf a, vf b) { return a * b; }
-inline vf div(vf a, vf b) { return a / b; }
 inline vf fma(vf a, vf b, vf c) { return a * b + c; }
 inline vf max_num(vf a, vf b) { return a > b ? a : b; }
 inline vf clamp(vf low, vf high, vf x) {
@@ -88,12 +71,7 @@ inline float reduce_max(vf a) {
 
 inline vi round_to_int(vf a) {
     const vf magic = set1(12582912.0f); // 1.5 * 2^23: the last bit of the sum is one
-    const vf shifted = a + magic;
-    vi bits;
-    vi base;
-    std::memcpy(&bits, &shifted, sizeof bits);
-    std::memcpy(&base, &magic, sizeof base);
-    return bits - base;
+    return vi(a + magic) - vi(magic);
 }
 inline vf to_float(vi a) { return vf{float(a[0]), float(a[1]), float(a[2]), float(a[3])}; }
 inline void store(int8_t *p, vf value) {
@@ -104,12 +82,7 @@ inline void store(int8_t *p, vf value) {
 }
 inline vi half_of(vi a) { return a >> 1; }
 inline vi sub(vi a, vi b) { return a - b; }
-inline vf power_of_2(vi n) {
-    const vi bits = (n + 127) << 23;
-    vf value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
+inline vf power_of_2(vi n) { return vf((n + 127) << 23); }
 
 // Four values of one row of x, each multiplied with a vector of weights.
 using quad = const float *;
