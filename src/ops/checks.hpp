@@ -43,6 +43,13 @@ struct Checks {
     void vector(const char *argument, const Tensor &tensor, DType dtype_expected, int64_t n) const {
         dense(argument, tensor, dtype_expected, {n});
     }
+    // Likewise of a tensor that is not required: null or without storage.
+    void optional_vector(const char *argument, const Tensor *tensor, DType dtype_expected,
+                         int64_t n) const {
+        if (tensor != nullptr && tensor->defined()) {
+            vector(argument, *tensor, dtype_expected, n);
+        }
+    }
     void matrix(const char *argument, const Tensor &tensor, DType dtype_expected) const;
 
     // Every value of `index` (i64 or i32, dense) is in [0, limit).

@@ -63,9 +63,7 @@ void attention(const device::Stream &stream, const Tensor &out, const Tensor &q,
     require(lists.block_size >= 1, "attention: block_size: got ", lists.block_size,
             ", expected at least 1");
     require(soft_cap >= 0, "attention: soft_cap: got ", soft_cap, ", expected at least 0");
-    if (sinks != nullptr) {
-        check.vector("sinks", *sinks, LLAISYS_DTYPE_F32, q.size(1));
-    }
+    check.optional_vector("sinks", sinks, LLAISYS_DTYPE_F32, q.size(1));
     check.index_range("q_rows", lists.q_rows, lists.tables.size(0));
     check.dispatch(LLAISYS_KERNELS(attention), out, q, kv, lists, scale, soft_cap, sinks);
 }

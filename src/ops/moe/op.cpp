@@ -97,9 +97,7 @@ void moe_route(const device::Stream &stream, const Tensor &experts, const Tensor
     const int64_t n = logits.size(0);
     const int64_t n_experts = logits.size(1);
     const int64_t k = check_selected(check, experts, weights, n);
-    if (bias != nullptr) {
-        check.vector("bias", *bias, LLAISYS_DTYPE_F32, n_experts);
-    }
+    check.optional_vector("bias", bias, LLAISYS_DTYPE_F32, n_experts);
     check_routing(routing, n_experts, k);
     check.dispatch(LLAISYS_KERNELS(moe_route), experts, weights, logits, bias, routing);
 }
@@ -109,9 +107,7 @@ bool moe_norm_route(const device::Stream &stream, const Tensor &experts, const T
     const Checks check{"moe_norm_route", stream};
     const int64_t k = check_selected(check, experts, weights, input.residual.size(0));
     check_routing(routing, input.router->out_features, k);
-    if (bias != nullptr) {
-        check.vector("bias", *bias, LLAISYS_DTYPE_F32, input.router->out_features);
-    }
+    check.optional_vector("bias", bias, LLAISYS_DTYPE_F32, input.router->out_features);
 #if defined(LLAISYS_HAVE_CUDA)
     if (stream.type() == LLAISYS_DEVICE_NVIDIA) {
         return moe_norm_route_cuda(stream, experts, weights, input, bias, routing);
@@ -126,9 +122,7 @@ bool moe_token(const device::Stream &stream, const RouterInput &input, const Ten
     const int64_t hidden = input.residual.size(1), inner = mlp.gate->out_features;
     const int64_t count = input.router->out_features;
     check_routing(routing, count, k);
-    if (bias != nullptr) {
-        check.vector("bias", *bias, LLAISYS_DTYPE_F32, count);
-    }
+    check.optional_vector("bias", bias, LLAISYS_DTYPE_F32, count);
     check_mlp(check, mlp, count, hidden, inner);
 #if defined(LLAISYS_HAVE_CUDA)
     if (stream.type() == LLAISYS_DEVICE_NVIDIA) {

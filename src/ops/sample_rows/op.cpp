@@ -40,12 +40,8 @@ void weigh_rows(const device::Stream &stream, const Tensor &sums, const Tensor &
     const int64_t n = sums.size(0);
     check.vector("sums", sums, LLAISYS_DTYPE_I64, n);
     check.dense("best", best, LLAISYS_DTYPE_F32, {logits.size(0), best.size(1)});
-    if (rows.defined()) {
-        check.vector("rows", rows, LLAISYS_DTYPE_I32, n);
-    }
-    if (temperatures.defined()) {
-        check.vector("temperatures", temperatures, LLAISYS_DTYPE_F32, n);
-    }
+    check.optional_vector("rows", &rows, LLAISYS_DTYPE_I32, n);
+    check.optional_vector("temperatures", &temperatures, LLAISYS_DTYPE_F32, n);
     if (uniforms.defined()) {
         check.vector("uniforms", uniforms, LLAISYS_DTYPE_I64, n);
         check.vector("picks", picks, LLAISYS_DTYPE_I32, n);
@@ -67,9 +63,7 @@ void sample_rows(const device::Stream &stream, const Tensor &ids, const Tensor &
     check.dense("best_ids", best_ids, LLAISYS_DTYPE_I32, {best.size(0), k});
     check.vector("sums", sums, LLAISYS_DTYPE_I64, n);
     check.vector("picks", picks, LLAISYS_DTYPE_I32, n);
-    if (samples.rows.defined()) {
-        check.vector("rows", samples.rows, LLAISYS_DTYPE_I32, n);
-    }
+    check.optional_vector("rows", &samples.rows, LLAISYS_DTYPE_I32, n);
     check.vector("kinds", samples.kinds, LLAISYS_DTYPE_I32, n);
     check.vector("temperatures", samples.temperatures, LLAISYS_DTYPE_F32, n);
     check.vector("uniforms", samples.uniforms, LLAISYS_DTYPE_I64, n);
