@@ -23,8 +23,9 @@ from reference_models import (
 
 from llaisys import LLM, SamplingParams
 from llaisys.common.parallel import ParallelConfig
-from llaisys.models.families import load_config
+from llaisys.models.families import FAMILIES
 from llaisys.models.families.model_config import ModelConfig
+from llaisys.models.loading.json_config import read_config
 from llaisys.models.lora import open_lora, read_lora
 
 pytestmark = pytest.mark.parity
@@ -58,7 +59,7 @@ def lora_of(base: Path, number: int) -> Lora:
 def test_logits_equal_merged_weights(base: Path, tmp_path: Path, number: int) -> None:
     lora, tokens = lora_of(base, number), random_tokens(20, TINY.vocab, seed=4)
     expected = reference_logits(merged_reference(lora), tokens)
-    config = load_config(base)
+    config = read_config(base, FAMILIES)[1]
     assert isinstance(config, ModelConfig)
     files = open_lora(str(lora.write_peft(tmp_path / "adapter")), config)
     with opened(base, kv_cache_capacity_tokens=256, max_model_len=128) as adapter:

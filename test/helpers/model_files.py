@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from llaisys.models.families import expected_tensors, parse_config
+from llaisys.models.families import FAMILIES, parse_config
 from llaisys.models.loading.convert import Array, convert
 from llaisys.tokenization.token_text import byte_alphabet
 
@@ -54,7 +54,8 @@ def tiny_weights(config: Mapping[str, Any], seed: int = 0) -> dict[str, Array]:
     """Random f32 weights by Hugging Face name; norms around one."""
     rng = np.random.default_rng(seed)
     weights: dict[str, Array] = {}
-    for name, shape in expected_tensors(parse_config(config)):
+    parsed = parse_config(config)
+    for name, shape in FAMILIES[parsed.model_type].tensors(parsed):
         values = rng.standard_normal(shape, dtype=np.float32) * 0.05
         weights[name] = values + 1 if "norm" in name else values
     return weights

@@ -12,8 +12,9 @@ import pytest
 from error_helpers import naming
 
 from llaisys.common.errors import ModelLoadError
-from llaisys.models.families import load_config, open_checkpoint, parse_config
+from llaisys.models.families import FAMILIES, open_checkpoint, parse_config
 from llaisys.models.families.rope import LinearRopeScaling, Llama3RopeScaling
+from llaisys.models.loading.json_config import read_config
 
 LLAMA3 = {
     "factor": 8.0,
@@ -47,12 +48,12 @@ def test_transformers_configs_are_parsed(tmp_path: Path) -> None:
     Qwen2Config(
         **sizes, use_sliding_window=True, sliding_window=7, max_window_layers=1
     ).save_pretrained(tmp_path)
-    config = load_config(tmp_path)
+    config = read_config(tmp_path, FAMILIES)[1]
     assert config.model_type == "qwen2" and config.sliding_window == 7
     assert [config.layer_window(i) for i in range(3)] == [None, 7, 7]
     rope = {"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA3}
     LlamaConfig(**sizes, rope_parameters=rope, dtype="bfloat16").save_pretrained(tmp_path)
-    config = load_config(tmp_path)
+    config = read_config(tmp_path, FAMILIES)[1]
     assert config.rope_theta == 500000.0 and config.dtype == "bf16"
     assert config.rope_scaling == Llama3RopeScaling(8.0, 1.0, 4.0, 8192)
 

@@ -15,7 +15,7 @@ from llaisys.common.errors import InvalidInputError
 from llaisys.common.parallel import ParallelConfig
 from llaisys.models.base import AdapterOptions
 from llaisys.models.decoder import DecoderAdapter
-from llaisys.models.families import expected_tensors, open_checkpoint
+from llaisys.models.families import FAMILIES, open_checkpoint
 from llaisys.models.loading.shard import Shard
 from llaisys.models.sharding import SHARD_DIMENSIONS, check_divisibility, lm_head_shard, shard_of
 
@@ -43,7 +43,7 @@ def test_shard_shapes_follow_the_seed(tmp_path: Path) -> None:
     assert {slot for slot, _ in LOCAL_SHAPES.values()} == set(SHARD_DIMENSIONS) - own
     write_hf_model(tmp_path, tiny_config())
     with open_checkpoint(tmp_path) as checkpoint:
-        shapes = dict(expected_tensors(checkpoint.config))
+        shapes = dict(FAMILIES["qwen2"].tensors(checkpoint.config))
         for name, (slot, local) in LOCAL_SHAPES.items():
             for rank in range(2):
                 part = shard_of(name, slot, shapes[LAYER + name], 2, rank)
@@ -210,7 +210,7 @@ def test_memory_needs_of_a_rank_count_its_shards(
     with open_checkpoint(tmp_path) as checkpoint:
         layers, whole = 0, 0
         vectors = 0  # f32 whatever the dtype is
-        for name, shape in expected_tensors(checkpoint.config):
+        for name, shape in FAMILIES["qwen2"].tensors(checkpoint.config):
             size = int(np.prod(shape))
             is_local = name.startswith("model.layers.") and name.split(".", 3)[3] in LOCAL_SHAPES
             if len(shape) == 1:

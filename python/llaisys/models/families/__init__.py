@@ -60,11 +60,6 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     return open_files(path, FAMILIES)
 
 
-def load_config(directory: Path) -> CheckpointConfig:
-    """The config of a model directory, without reading weights; for tests and tools."""
-    return json_config.read_config(directory, FAMILIES)[1]
-
-
 def parse_config(
     config: Mapping[str, Any],
     generation: Mapping[str, Any] | None = None,
@@ -84,8 +79,3 @@ def file_tensors(config: CheckpointConfig) -> Iterator[tuple[str, tuple[int, ...
             yield part, (shape[0] // len(source.parts), *shape[1:])
         if not source.parts:
             yield source.name, shape
-
-
-def expected_tensors(config: CheckpointConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """(Hugging Face name, shape) of every tensor that the model needs, in forward order."""
-    return FAMILIES[config.model_type].tensors(config)
