@@ -93,9 +93,6 @@ int32_t llaisysModelReplaceWeight(LlaisysModel *model, const char *field, int32_
     });
 }
 
-// -- LoRA adapters
-// ---------------------------------------------------------------------------------
-
 int32_t llaisysModelReserveLora(LlaisysModel *model, int32_t max_loras, int32_t max_rank) {
     return guard([&] {
         not_null(model, "model");
@@ -138,9 +135,6 @@ int32_t llaisysModelClearLora(LlaisysModel *model, int32_t slot) {
         model->model->clear_lora(model->stream, slot);
     });
 }
-
-// -- Running
-// ---------------------------------------------------------------------------------------
 
 int32_t llaisysModelStep(LlaisysModel *model, const LlaisysStepInput *input) {
     return guard([&] {

@@ -22,8 +22,6 @@ int ProcessGroup::GetGroupRank(int global_rank) const {
     return group_rank_of(options_, global_rank);
 }
 
-// ---- checks of the arguments ---------------------------------------------------------------------
-
 WorkPtr ProcessGroup::AllReduce(const tensor_t &tensor, ReduceOpType op, bool is_async) const {
     const CallSite site{OpType::kAllReduce, options(), rank()};
     site.check_tensor("tensor", tensor);
@@ -101,8 +99,6 @@ WorkPtr ProcessGroup::Recv(const tensor_t &tensor, int src_rank, bool is_async) 
     return submit({site.type, tensor, {}, src_rank}, is_async);
 }
 
-// ---- a group of one ------------------------------------------------------------------------------
-
 ProcessGroupOne::ProcessGroupOne(const GroupOptions &options) : ProcessGroup(options) {
     require(size() == 1, "group ", name(), " has ", size(), " ranks, expected one");
 }
@@ -117,8 +113,6 @@ WorkPtr ProcessGroupOne::submit(const Collective &call, bool) const {
     }
     return done_;
 }
-
-// ---- the factory ---------------------------------------------------------------------------------
 
 ProcessGroupFactory &ProcessGroupFactory::Instance() {
     static ProcessGroupFactory factory;

@@ -41,8 +41,6 @@ void ProcessGroupNCCL::check(NcclResult result, const char *call) const {
     }
 }
 
-// ---- setup and teardown ----------------------------------------------------------------------------
-
 ProcessGroupNCCL::ProcessGroupNCCL(const GroupOptions &options)
     : ProcessGroupDevice(options), nccl_(nccl_library()) {
     if (size() == 1) {
@@ -98,8 +96,6 @@ void ProcessGroupNCCL::abort_device() const noexcept {
     }
     nccl_.CommAbort(comm_);
 }
-
-// ---- collectives ---------------------------------------------------------------------------------
 
 bool ProcessGroupNCCL::can_add(const tensor_t &terms) const {
     return peers_ != nullptr && terms.bytes() <= kPeerSumBytes;

@@ -2,7 +2,6 @@
 #include "parallel/process_group_host.hpp"
 #include "parallel/shared_memory_transport.hpp"
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -26,8 +25,6 @@ std::shared_ptr<void> map_memory(int fd, size_t bytes) {
     }
     return {memory, [bytes](void *mapped) { munmap(mapped, bytes); }};
 }
-
-// ---- threads -------------------------------------------------------------------------------------
 
 // The memory of a group of threads: created by its first rank, owned by all of them.
 std::shared_ptr<void> thread_group_memory(const GroupOptions &options) {
@@ -56,8 +53,6 @@ std::unique_ptr<SharedMemoryTransport> make_transport(std::shared_ptr<void> memo
 }
 
 bool starts_with(const std::string &text, const char *start) { return text.rfind(start, 0) == 0; }
-
-// ---- processes -----------------------------------------------------------------------------------
 
 // The open file behind the memory. Closing any descriptor of the file releases all record locks of
 // this process on it, so there is only one.

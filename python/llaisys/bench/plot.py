@@ -128,9 +128,6 @@ def _short(value: float) -> str:
     return f"{value:g}"
 
 
-# ---- the charts of each benchmark ----------------------------------------------------------------
-
-
 def throughput_charts(runs: Sequence[Mapping[str, Any]]) -> list[Chart]:
     ordered = sorted(runs, key=lambda run: run["concurrency"])
 

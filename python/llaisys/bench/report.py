@@ -101,9 +101,6 @@ def _aligned(lines: Sequence[Sequence[str]], are_left: Sequence[bool]) -> str:
     )
 
 
-# ---- saved results -------------------------------------------------------------------------------
-
-
 def save_result(path: Path, kind: str, document: Any) -> None:
     """Write a result for `compare_results`. Raises InvalidInputError."""
     content = {

@@ -55,9 +55,6 @@ class ChatAnswer:
         return message
 
 
-# ---- streaming events ---------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class ReasoningText:
     text: str

@@ -115,8 +115,6 @@ class Admission:
         self._pending.remove(pending)
         pending.stage.end(pending.ticket)
 
-    # ---- pending requests ----------------------------------------------------------------------
-
     @property
     def is_busy(self) -> bool:
         """Whether `poll` should be called soon."""
@@ -139,8 +137,6 @@ class Admission:
                         self._remove(pending)
                     return True
         return False
-
-    # ---- time ----------------------------------------------------------------------------------
 
     def expire(self) -> list[list[Request]]:
         """End and return the prompts of which no choice started before the deadline."""

@@ -91,8 +91,6 @@ class HostBlocks:
         slots = {copy.host_slot for copy in copies if copy.to_host}
         return [self._free_slot(slot) for slot in slots if slot in self._used]
 
-    # ---- transfers -----------------------------------------------------------------------------
-
     def lock(self, slot: int) -> None:
         """Keep a node's slot until `unlock`: another engine reads it."""
         self._readers[slot] += 1

@@ -120,8 +120,6 @@ class MarkdownWriter:
         self._is_bold = self._is_italic = False
         self._ticks = 0
 
-    # ---- within a line -------------------------------------------------------------------------
-
     def _inline_all(self, text: str) -> None:
         for char in text:
             self._inline(char)

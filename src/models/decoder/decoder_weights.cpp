@@ -78,8 +78,6 @@ void DecoderModel::register_slots() {
     mlp_.register_slots(&weights_, &table_, &packed_);
 }
 
-// -- LoRA ----------------------------------------------------------------------------------------
-
 LoraShapes DecoderModel::lora_shapes() const {
     const int64_t hidden = int64_t(meta_.hs);
     const int64_t q_size = int64_t(meta_.nh * meta_.dh);

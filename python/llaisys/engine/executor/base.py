@@ -183,8 +183,6 @@ class Executor(ABC):
         if self._closed:
             raise ClosedError("the executor is shut down")
 
-    # ---- KV transfer ---------------------------------------------------------------------------
-
     def host_files(self) -> list[int]:
         """Return the descriptor of each rank's host slots, which this process has."""
         return self.collective_rpc("host_file")

@@ -88,8 +88,6 @@ class AnthropicFormatter(BlockFormatter):
             content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
         return self._message(content, usage, self._end(output))
 
-    # ---- events --------------------------------------------------------------------------------
-
     def _sse_event(self, kind: str, **fields: Any) -> bytes:
         return named_event(kind, {"type": kind, **fields})
 

@@ -109,8 +109,6 @@ class EngineLink:
         self._context.term()
         await asyncio.to_thread(self.process.remove)
 
-    # ---- tasks --------------------------------------------------------------------------------
-
     async def _receive(self) -> None:
         resumed = time.monotonic()
         while True:

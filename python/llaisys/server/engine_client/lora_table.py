@@ -65,8 +65,6 @@ class LoraTable:
             raise invalid_value("lora", len(chosen), "one adapter with scale 1 at most")
         return chosen[0] if chosen else None
 
-    # ---- changes -------------------------------------------------------------------------------
-
     def begin_load(self, name: str, in_place: bool) -> None:
         """Reserve a name; `end_load` must follow. InvalidInputError: it is taken, or there are too
         many."""
