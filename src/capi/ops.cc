@@ -12,9 +12,6 @@
 #include "ops/self_attention_masked/op.hpp"
 #include "ops/topk/op.hpp"
 
-#include <algorithm>
-#include <vector>
-
 using namespace llaisys;
 using namespace llaisys::capi;
 

@@ -4,8 +4,6 @@
 
 #include <dlfcn.h>
 
-#include <string>
-
 namespace llaisys::parallel {
 
 namespace {

@@ -3,7 +3,6 @@
 #include "models/hyper_params.hpp"
 #include "ops/elementwise/op.hpp"
 #include "ops/embedding/op.hpp"
-#include "ops/norm/op.hpp"
 #include "ops/rearrange/op.hpp"
 #include "ops/rope/op.hpp"
 #include "parallel/tensor_parallel.hpp"

@@ -6,8 +6,6 @@
 
 #include "llaisys/models/draft_head.h"
 
-#include <vector>
-
 namespace llaisys::models {
 
 class DraftHead final : public SlotModel<LlaisysDraftHeadWeights> {

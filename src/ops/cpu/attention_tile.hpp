@@ -5,8 +5,6 @@
 #include "ops/cpu/row_kernels.hpp"
 #include "ops/cpu/tile.hpp"
 
-#include <type_traits>
-
 namespace llaisys::LLAISYS_CPU_NS {
 
 using ops::cpu::AttentionTask;

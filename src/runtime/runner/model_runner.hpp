@@ -21,7 +21,6 @@
 #include "runtime/runner/sampler.hpp"
 #include "runtime/runner/step_arena.hpp"
 
-#include <memory>
 #include <optional>
 
 namespace llaisys::runtime {
