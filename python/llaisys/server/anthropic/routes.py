@@ -1,7 +1,6 @@
 """Anthropic's routes: messages and count_tokens."""
 
-from fastapi import Request
-from fastapi.responses import Response
+from fastapi import Request, Response
 
 from llaisys.server.anthropic.formatter import AnthropicFormatter, error_body
 from llaisys.server.anthropic.schemas import CountTokensRequest, MessagesRequest

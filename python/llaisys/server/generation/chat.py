@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
-from fastapi.responses import Response
+from fastapi import Response
 from pydantic import PrivateAttr, ValidationError, ValidationInfo, model_validator
 
 from llaisys.chat.constraint import call_constraint, harmony_constraint

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fastapi.responses import Response
+from fastapi import Response
 
 from llaisys.common.embedding import EmbeddingFormat, Vector, cosine, pooling_params, score_of
 from llaisys.common.sampling import SCORE, SamplingParams

@@ -8,8 +8,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol, Self
 
-from fastapi import Request
-from fastapi.responses import Response
+from fastapi import Request, Response
 
 from llaisys.common.sampling import ALL_LOGPROBS, MAX_LOGPROBS, SamplingParams
 from llaisys.common.types import CompletionOutput, RequestOutput, StreamOutput, Usage

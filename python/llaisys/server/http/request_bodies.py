@@ -12,8 +12,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 

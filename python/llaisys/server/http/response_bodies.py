@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from fastapi.responses import Response
+from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
 _encode = msgspec.json.Encoder().encode

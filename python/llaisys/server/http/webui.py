@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastapi import Request
-from fastapi.responses import Response
+from fastapi import Request, Response
 
 CONNECT = "connect-src 'self'"
 CSP = "; ".join(

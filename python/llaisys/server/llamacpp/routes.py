@@ -5,8 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fastapi import Request
-from fastapi.responses import Response
+from fastapi import Request, Response
 
 from llaisys.common.embedding import EmbeddingFormat, Vector
 from llaisys.common.errors import CONTEXT_LENGTH_EXCEEDED

@@ -4,8 +4,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from fastapi import Request
-from fastapi.responses import Response
+from fastapi import Request, Response
 
 from llaisys.chat.reader import AnswerReader
 from llaisys.common.embedding import EmbeddingFormat, Vector

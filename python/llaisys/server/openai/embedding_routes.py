@@ -8,8 +8,7 @@ from array import array
 from collections.abc import Iterator
 from typing import Any
 
-from fastapi import Request
-from fastapi.responses import Response
+from fastapi import Request, Response
 
 from llaisys.common.embedding import Vector
 from llaisys.common.types import Usage

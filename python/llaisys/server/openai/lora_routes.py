@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import Request
-from fastapi.responses import Response
+from fastapi import Request, Response
 from pydantic import Field, RootModel
 
 from llaisys.common.errors import InvalidInputError

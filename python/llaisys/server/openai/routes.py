@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from fastapi import Request
-from fastapi.responses import Response
+from fastapi import Request, Response
 
 from llaisys.common.sampling import SamplingParams
 from llaisys.common.validation import check_count, check_token_ids

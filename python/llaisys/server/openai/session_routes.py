@@ -3,8 +3,7 @@
 from typing import Annotated, Any
 
 from fastapi import Path as PathParameter
-from fastapi import Request
-from fastapi.responses import Response
+from fastapi import Request, Response
 from pydantic import Field
 
 from llaisys.server.errors import ApiError

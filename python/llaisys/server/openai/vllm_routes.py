@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar
 
-from fastapi import Request
-from fastapi.responses import Response
+from fastapi import Request, Response
 from pydantic import Field
 
 from llaisys.common.validation import check_count

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import Path as PathParameter
-from fastapi import Query, Request
-from fastapi.responses import Response
+from fastapi import Query, Request, Response
 
 from llaisys.common.types import CompletionOutput
 from llaisys.common.validation import check_count
