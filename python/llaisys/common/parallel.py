@@ -4,15 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial
 
-from llaisys.common.options import (
-    Choice,
-    Integer,
-    Integers,
-    Switch,
-    Text,
-    check_options,
-    option,
-)
+from llaisys.common.options import Choice, Integer, Integers, Switch, Text, check_options, option
 from llaisys.common.validation import check_int, invalid_count, invalid_value
 
 MAX_RANKS = 64  # limit of the native library

@@ -12,12 +12,7 @@ from numpy.typing import NDArray
 
 from llaisys.common.closing import Closing
 from llaisys.common.parallel import ParallelConfig
-from llaisys.common.step import (
-    AttentionMetadata,
-    ForwardOutput,
-    ModelStepInput,
-    SamplingMetadata,
-)
+from llaisys.common.step import AttentionMetadata, ForwardOutput, ModelStepInput, SamplingMetadata
 from llaisys.common.types import TokenLogprobs
 from llaisys.common.validation import invalid_value
 from llaisys.models.device import MemoryNeeds

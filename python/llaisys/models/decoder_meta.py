@@ -5,12 +5,7 @@ import numpy as np
 from llaisys.common.errors import ModelLoadError
 from llaisys.libllaisys import arrays
 from llaisys.libllaisys.handles import dtype_code
-from llaisys.libllaisys.types import (
-    MLP_KINDS,
-    NORM_KINDS,
-    NORM_POSITIONS,
-    LlaisysDecoderMeta,
-)
+from llaisys.libllaisys.types import MLP_KINDS, NORM_KINDS, NORM_POSITIONS, LlaisysDecoderMeta
 from llaisys.models.families.experts import Experts
 from llaisys.models.families.latent import EPSILON
 from llaisys.models.families.model_config import ModelConfig

@@ -24,13 +24,7 @@ from llaisys.engine.config import EngineConfig
 from llaisys.engine.executor.driver import DriverExecutor, close_if_same
 from llaisys.engine.executor.local import WorkerLostError
 from llaisys.engine.executor.messages import Answer, Call, decode_answer
-from llaisys.engine.executor.ray_rank import (
-    Place,
-    RayRank,
-    init_method,
-    listen,
-    with_device_ids,
-)
+from llaisys.engine.executor.ray_rank import Place, RayRank, init_method, listen, with_device_ids
 from llaisys.processes.channel import encode
 
 logger = logging.getLogger("llaisys.engine")

@@ -16,12 +16,7 @@ from llaisys.common.request import Request
 from llaisys.common.types import SchedulerOutputs, StepOutput
 from llaisys.engine.config import SpeculativeConfig
 from llaisys.engine.speculative.costs import DraftCosts
-from llaisys.engine.speculative.proposer import (
-    Draft,
-    DraftModelProposer,
-    NgramProposer,
-    Proposer,
-)
+from llaisys.engine.speculative.proposer import Draft, DraftModelProposer, NgramProposer, Proposer
 
 FIRST_RATE = 0.7
 WEIGHT = 0.1  # of the newest draft token in the acceptance rate

@@ -11,13 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llaisys.common.sampling import (
-    BAN,
-    DEFAULT_SAMPLERS,
-    FIELDS,
-    MIROSTAT_SAMPLERS,
-    SamplerKind,
-)
+from llaisys.common.sampling import BAN, DEFAULT_SAMPLERS, FIELDS, MIROSTAT_SAMPLERS, SamplerKind
 from llaisys.common.step import ROW_NUMBERS, SamplingMetadata, TokenMasks
 from llaisys.common.types import NewSequence
 from llaisys.engine.worker.token_rules import (

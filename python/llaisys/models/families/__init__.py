@@ -6,16 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from llaisys.common.model_registry import register_model
-from llaisys.models.families import (
-    deepseek,
-    encoder,
-    gemma,
-    glm,
-    llama,
-    olmo,
-    other,
-    qwen,
-)
+from llaisys.models.families import deepseek, encoder, gemma, glm, llama, olmo, other, qwen
 from llaisys.models.loading import json_config
 from llaisys.models.loading.checkpoint import Checkpoint
 from llaisys.models.loading.family import CheckpointConfig, Family, UnknownFamilyError

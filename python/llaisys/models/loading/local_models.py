@@ -14,12 +14,7 @@ from typing import Any
 
 from llaisys.common.errors import InvalidInputError
 from llaisys.common.validation import unknown_name
-from llaisys.models.loading.gguf_names import (
-    gguf_files,
-    is_later_part,
-    matching_files,
-    names_of,
-)
+from llaisys.models.loading.gguf_names import gguf_files, is_later_part, matching_files, names_of
 from llaisys.models.loading.known_models import known_spec, split_short_name
 
 MAX_MANIFEST_BYTES = 1 << 20

@@ -26,11 +26,7 @@ from llaisys.models.loading.gguf_split import first_part
 from llaisys.models.loading.hub import fetch_from_hub
 from llaisys.models.loading.json_config import read_config
 from llaisys.models.loading.known_models import known_names, known_spec, split_short_name
-from llaisys.models.loading.local_models import (
-    cache_directory,
-    find_in_lm_studio,
-    find_in_ollama,
-)
+from llaisys.models.loading.local_models import cache_directory, find_in_lm_studio, find_in_ollama
 from llaisys.models.loading.mapped import mapped
 from llaisys.models.loading.mxfp4 import Mxfp4Checkpoint
 from llaisys.models.loading.quantised_dir import QuantisedCheckpoint

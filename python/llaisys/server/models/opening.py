@@ -12,11 +12,7 @@ from llaisys.server.engine_client.async_engine import AsyncLLMEngine
 from llaisys.server.engine_client.start import EngineProcess
 from llaisys.server.generation.service import Service, SharedState
 from llaisys.server.metrics import PREFIX
-from llaisys.server.models.collectors import (
-    EngineCollector,
-    KeyCollector,
-    LlamaCollector,
-)
+from llaisys.server.models.collectors import EngineCollector, KeyCollector, LlamaCollector
 from llaisys.server.models.manager import ModelManager, Models, check_model
 from llaisys.server.models.served import SingleModel, State
 

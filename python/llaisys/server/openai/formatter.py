@@ -12,11 +12,7 @@ from llaisys.server.errors import ApiError
 from llaisys.server.generation.formatter import PARSE_COST, AnswerFormatter, is_text
 from llaisys.server.generation.job import Job
 from llaisys.server.generation.llama_object import FinalObject
-from llaisys.server.generation.timings import (
-    PromptProgressReporter,
-    StreamTimings,
-    timings_object,
-)
+from llaisys.server.generation.timings import PromptProgressReporter, StreamTimings, timings_object
 from llaisys.server.generation.token_names import TokenNames
 from llaisys.server.http.response_bodies import json_bytes, sse
 from llaisys.server.openai.response_objects import (
