@@ -25,18 +25,18 @@ endif()
 
 set(LLAISYS_ISA_PATHS avx2 avx512 avx512vnni amx neon neon_dotprod) # in link order, see CMakeLists.txt
 set(_flags_avx2 -mavx2 -mfma -mf16c)
+if(LLAISYS_ARCH STREQUAL x86_64)
+  # Cores from Skylake to Cascade Lake do not cache decoded jumps that touch a 32-byte boundary (JCC
+  # erratum), which costs register tiles up to a quarter of their speed.
+  check_cxx_compiler_flag(-Wa,-mbranches-within-32B-boundaries LLAISYS_ASSEMBLER_PLACES_BRANCHES)
+  if(LLAISYS_ASSEMBLER_PLACES_BRANCHES)
+    list(APPEND _flags_avx2 -Wa,-mbranches-within-32B-boundaries)
+  endif()
+endif()
 set(_flags_avx512 ${_flags_avx2} -mavx512f -mavx512bw -mavx512vl -mavx512dq)
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # gcc warns about _mm512_undefined_*() inside its own intrinsics.
   list(APPEND _flags_avx512 -Wno-uninitialized -Wno-maybe-uninitialized)
-endif()
-if(LLAISYS_ARCH STREQUAL x86_64)
-  # Cores from Skylake to Cascade Lake do not cache decoded jumps that touch a 32-byte boundary (JCC
-  # erratum), which costs byte tiles up to a quarter of their speed.
-  check_cxx_compiler_flag(-Wa,-mbranches-within-32B-boundaries LLAISYS_ASSEMBLER_PLACES_BRANCHES)
-  if(LLAISYS_ASSEMBLER_PLACES_BRANCHES)
-    list(APPEND _flags_avx512 -Wa,-mbranches-within-32B-boundaries)
-  endif()
 endif()
 set(_flags_avx512vnni ${_flags_avx512} -mavx512vnni)
 set(_flags_amx ${_flags_avx512vnni} -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16)

@@ -15,7 +15,8 @@
 //   quad, load_quad, load_single, fma_lane<i>: products with the i-th of four x
 //   fma_broadcast<times, offset>(low_sum, high_sum, low, high, base, stride) (default below):
 //   low_sum += low * x and high_sum += high * x, where x is the float at base + times * stride +
-//   offset, in bytes; times is 0, 1 or 2. kBroadcastsRows: register tiles use it instead of quads
+//   offset, in bytes; times is 0, 1 or 2. broadcasts_rows(rows): register tiles of this height use it
+//   instead of quads
 //   load_transposed (where keys are transposed): lane j of transposed[c] is rows.row(j)[i + c], for
 //   kLanes x kLanes values; byte_of<c>: byte c of each lane's four, signed
 //   kTileRows: height of a register tile for many rows; kMaxTileRows: largest height; tile_height(m)

@@ -95,12 +95,6 @@ inline vf power_of_2(vi n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
 
-using quad = const float *;
-inline quad load_quad(const float *p) { return p; }
-inline quad load_single(const float *p) { return p; }
-template <int lane> vf fma_lane(vf w, quad x, vf acc) { return fma(w, set1(x[lane]), acc); }
-constexpr bool kBroadcastsRows = false;
-
 template <typename Rows>
 inline __attribute__((always_inline)) void load_transposed(const Rows &rows, int64_t i,
                                                            vf (&transposed)[kLanes]) {
@@ -130,8 +124,11 @@ constexpr int64_t tile_height(int64_t m) {
     return m <= 6 ? m : m % 6 == 0 || m % 6 == 2 || m % 6 == 5 ? 6 : 5;
 }
 constexpr int kDirectTiles = 6;
+constexpr bool broadcasts_rows(int rows) { return 3 <= rows && rows <= kTileRows; }
 constexpr int tile_vectors(int rows) { return rows <= 3 ? 4 : 2; }
 constexpr int64_t kBlockK = 256;
 constexpr int kStreamBytes = 4096;
 
 } // namespace llaisys::LLAISYS_CPU_NS
+
+#include "device/cpu/simd_x86.hpp"

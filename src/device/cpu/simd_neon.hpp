@@ -97,7 +97,7 @@ using quad = float32x4_t;
 inline quad load_quad(const float *p) { return vld1q_f32(p); }
 inline quad load_single(const float *p) { return vld1q_dup_f32(p); }
 template <int lane> vf fma_lane(vf w, quad x, vf acc) { return vfmaq_laneq_f32(acc, w, x, lane); }
-constexpr bool kBroadcastsRows = false;
+constexpr bool broadcasts_rows(int) { return false; }
 
 constexpr int kMaxTileRows = 8;
 constexpr int kTileRows = 8;

@@ -89,7 +89,7 @@ using quad = const float *;
 inline quad load_quad(const float *p) { return p; }
 inline quad load_single(const float *p) { return p; }
 template <int lane> vf fma_lane(vf w, quad x, vf acc) { return fma(w, set1(x[lane]), acc); }
-constexpr bool kBroadcastsRows = false;
+constexpr bool broadcasts_rows(int) { return false; }
 
 constexpr int kMaxTileRows = 4;
 constexpr int kTileRows = 4;

@@ -124,7 +124,7 @@ template <typename T> inline T *again(T *x) {
 }
 
 // The rows of x of a tile, at the values from k on: a quad of each.
-template <int rows, typename X, bool is_broadcast = kBroadcastsRows> struct TileInput {
+template <int rows, typename X, bool is_broadcast = broadcasts_rows(rows)> struct TileInput {
     X x;
     quad quads[rows];
     explicit TileInput(X from) : x(from) {}
@@ -195,7 +195,7 @@ inline __attribute__((always_inline)) void tile_step(Accumulators<rows, pairs> &
         const vf low = w.low(k, c);
         // One row is bound by conversion: part of it uses otherwise idle units.
         const vf high = rows == 1 && p == 0 ? w.high_aside(k, c) : w.high(k, c);
-        if constexpr (kBroadcastsRows) {
+        if constexpr (broadcasts_rows(rows)) {
             multiply_rows<lane, p>(sums, x, low, high);
         } else {
 #pragma GCC unroll 16
