@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import tempfile
 import traceback
 import warnings
 from collections.abc import Callable
@@ -39,6 +40,10 @@ class ForkedWorkers:
         self._workers: list[Worker] = []
         self._started = 0
 
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Choose the temporary folder before a test file sets another place for such folders."""
+        session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         if session.testsfailed or session.config.option.collectonly:
@@ -66,7 +71,6 @@ class ForkedWorkers:
     def _start(self, session: pytest.Session) -> None:
         capture = session.config.pluginmanager.getplugin("capturemanager")
         capture.read_global_capture()  # not once more in the fork
-        session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
         ours, theirs = Pipe()
         self._started += 1
         sys.stdout.flush()
@@ -170,7 +174,7 @@ def run_worker(
 
 
 def become_worker(config: pytest.Config, channel: Connection, number: int) -> None:
-    """Give this process its own capture and temporary folder, and no terminal."""
+    """Give this process its own capture and temporary folders, and no terminal."""
     plugins = config.pluginmanager
     plugins.unregister(name="terminalreporter")
     capture = plugins.getplugin("capturemanager")
@@ -183,6 +187,9 @@ def become_worker(config: pytest.Config, channel: Connection, number: int) -> No
     factory: Any = config._tmp_path_factory  # type: ignore[attr-defined]
     factory._basetemp = factory.getbasetemp() / f"worker{number}"
     factory._basetemp.mkdir()
+    if "LLAISYS_TEST_TMP" in os.environ:  # server_helpers: where this process has its sockets
+        own = tempfile.mkdtemp(prefix="w")
+        os.environ["LLAISYS_TEST_TMP"] = os.environ["TMPDIR"] = tempfile.tempdir = own
     sender = Sender(config, channel)
     plugins.register(sender)
     sender.is_registered = True
