@@ -119,11 +119,12 @@ $(TOOLS)/.pip: $(TOOLS)/.installed
 	@touch $@
 LATER_PIP := $(PYCACHE) $(TOOLS)/bin/python -m pip --disable-pip-version-check --no-input
 
-$(VENV)/.test: pyproject.toml $(VENV)/.base $(TOOLS)/.pip
+# The packages of .base too: resolving them apart from the others would take as long again.
+$(VENV)/.test: pyproject.toml $(VENV)/.created $(TOOLS)/.pip
 	@$(call requirements,base test) > build/requirements-test.txt
 	@$(STEP) $(NETWORK_HINT) "Installing what the tests need" $(LOGS)/test-packages.txt -- \
 	  $(LATER_PIP) --python $(PY) install --progress-bar off --no-compile -r build/requirements-test.txt
-	@touch $@
+	@touch $(VENV)/.base $@
 
 # Clients that are tested pin other versions than we do: an environment of their own.
 $(CLIENTS)/.installed: pyproject.toml $(TOOLS)/.pip

@@ -178,9 +178,7 @@ def main(arguments: list[str]) -> int:
         ).returncode
 
     # A worker takes whole files, in the order given: the slow suites first.
-    parallel = ["-n", str(options.workers), "--dist", "loadfile", "--no-loadscope-reorder"]
-    if options.workers == 0:
-        parallel = []
+    parallel = [f"--workers={options.workers}"]
     if not options.again:
         return run(*parallel)
     FAILED.unlink(missing_ok=True)

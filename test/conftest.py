@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import gc
 import os
 import sys
@@ -42,6 +40,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="a real model (config.json, tokenizer.json, *.safetensors) for the `hf` tests",
     )
     parser.addoption(
+        "--workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run N test files at a time, each in a fork of this process",
+    )
+    parser.addoption(
         "--cpu-by-file",
         type=int,
         default=0,
@@ -62,21 +67,13 @@ def pytest_collection() -> Any:
         gc.freeze()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Any:
-    """Import a test file in one process of a run at a time: without bytecode, the first one
-    compiles the file and what it imports, and the others find that done."""
-    if not isinstance(collector, pytest.Module):
-        return (yield)
-    with collector.path.open() as file:
-        with contextlib.suppress(OSError):  # NFS locks only files that are open for writing
-            fcntl.flock(file, fcntl.LOCK_EX)
-        return (yield)
-
-
 def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
+    if count := config.getoption("--workers"):
+        from forked_workers import ForkedWorkers
+
+        config.pluginmanager.register(ForkedWorkers(count, library_error))
 
 
 _cpu_seconds = [0.0]  # when the last test began
@@ -109,15 +106,22 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.write_line(f"{spent:8.1f} s of CPU  {path}")
 
 
-def pytest_sessionfinish(session: pytest.Session) -> None:
+def library_error() -> str | None:
     """LLAISYS_LIBRARY names the library under test (make sanitize): make sure it was that one."""
     library = os.environ.get("LLAISYS_LIBRARY")
     maps = Path("/proc/self/maps")
     if not library or "llaisys.libllaisys" not in sys.modules or not maps.exists():
-        return
-    if str(Path(library).resolve()) not in maps.read_text():
+        return None
+    if str(Path(library).resolve()) in maps.read_text():
+        return None
+    return f"error: LLAISYS_LIBRARY={library} was not loaded"
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    error = None if session.config.getoption("--workers") else library_error()
+    if error:
         session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
-        print(f"\nerror: LLAISYS_LIBRARY={library} was not loaded", file=sys.stderr)
+        print(f"\n{error}", file=sys.stderr)
 
 
 @pytest.fixture(scope="session")

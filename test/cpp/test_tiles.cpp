@@ -106,7 +106,7 @@ template <size_t format> void check_format() {
         task.out.out = outs[0].data();
         tiles::quant_linear<Format>(task);
         task.out.out = outs[1].data();
-        tiles::quant_linear_tiles<tiles::EmulatedTiles, Format>(task);
+        tiles::quant_linear_tiles<tiles::EmulatedTiles, Format>(task, tiles::quant_linear<Format>);
         CHECK(same_bits(outs[0], outs[1]));
         CHECK(!tiles::EmulatedTiles::is_configured);
     }

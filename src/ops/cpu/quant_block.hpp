@@ -22,6 +22,7 @@ using ops::cpu::QuantTask;
 // local to the file, and the compiler inlines those with one caller.
 namespace {
 template <size_t format> struct LayoutFormat {
+    static constexpr size_t index = format;
     static constexpr QuantLayout layout = ops::cpu::kQuantFormats[format].layout;
 };
 } // namespace

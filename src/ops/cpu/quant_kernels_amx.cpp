@@ -1,4 +1,4 @@
-// Products with quantised weights for AMX: tiles for many rows, VNNI for few.
+// Products with quantised weights for AMX: tiles for many rows, the kernels of VNNI for few.
 #define LLAISYS_CPU_NS cpu_amx
 #include "device/cpu/simd_avx512.hpp"
 
@@ -7,11 +7,17 @@
 
 #include "ops/cpu/quant_tiles.hpp"
 
-namespace llaisys::LLAISYS_CPU_NS {
-template <typename Format> void quant_product(const QuantTask &task) {
-    quant_linear_tiles<AmxTiles, Format>(task);
+namespace llaisys {
+namespace cpu_avx512vnni {
+extern const ops::cpu::QuantKernels quant_kernels;
 }
-} // namespace llaisys::LLAISYS_CPU_NS
+namespace LLAISYS_CPU_NS {
+template <typename Format> void quant_product(const QuantTask &task) {
+    quant_linear_tiles<AmxTiles, Format>(task,
+                                         cpu_avx512vnni::quant_kernels.products[Format::index]);
+}
+} // namespace LLAISYS_CPU_NS
+} // namespace llaisys
 
 #define LLAISYS_QUANT_PRODUCT quant_product
 #include "ops/cpu/quant_table.hpp"

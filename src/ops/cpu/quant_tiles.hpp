@@ -162,14 +162,15 @@ void quant_tiles(const QuantTask &task, int64_t group, int64_t n_groups, const s
     }
 }
 
-// quant_linear with tiles for min_tile_rows() rows and more. All 16 rows of the last block of x are
-// read.
-template <typename Tiles, typename Format> void quant_linear_tiles(const QuantTask &task) {
+// quant_linear with tiles for min_tile_rows() rows and more; `few_rows` is called for fewer. All 16
+// rows of the last block of x are read.
+template <typename Tiles, typename Format>
+void quant_linear_tiles(const QuantTask &task, void (*few_rows)(const QuantTask &)) {
     constexpr QuantLayout layout = Format::layout;
     // To signed bytes without the zero point; 128 is -128 in a byte.
     constexpr int kTaken = layout.bits == 8 ? -kByteOffset : layout.zero;
     if (task.out.m < min_tile_rows(layout)) {
-        return quant_linear<Format>(task);
+        return few_rows(task);
     }
     alignas(64) float acc[ops::cpu::kLinearRows * kQuantPanel];
     alignas(64) std::byte bytes[kBlockGroups * kGroupBytes];
