@@ -5,12 +5,13 @@
 #   *_avx2.cpp         x86-64        -mavx2 -mfma -mf16c
 #   *_avx512.cpp       x86-64        the above, AVX-512 F BW VL DQ; jumps within 32 bytes where the assembler can
 #   *_avx512vnni.cpp   x86-64        the above, AVX-512 VNNI
-#   *_amx.cpp          x86-64        those of *_avx512vnni.cpp, AVX-512 BF16, AMX tile, int8 and bf16
+#   *_avx512bf16.cpp   x86-64        the above, AVX-512 BF16
+#   *_amx.cpp          x86-64        the above, AMX tile, int8 and bf16
 #   *_neon.cpp         aarch64       the baseline (armv8-a)
 #   *_neon_dotprod.cpp aarch64       -march=armv8.2-a+dotprod+fp16
 #
-# Each path of the build defines LLAISYS_HAVE_<AVX2|AVX512|AVX512VNNI|AMX|NEON|NEON_DOTPROD> for all
-# sources. Files of the other architecture, and of paths that the compiler does not support, are excluded.
+# Each path of the build defines LLAISYS_HAVE_<AVX2|AVX512|AVX512VNNI|AVX512BF16|AMX|NEON|NEON_DOTPROD>
+# for all sources. Files of the other architecture, and of paths that the compiler does not support, are excluded.
 
 include(CheckCXXCompilerFlag)
 
@@ -23,7 +24,7 @@ else()
   set(LLAISYS_ARCH generic)
 endif()
 
-set(LLAISYS_ISA_PATHS avx2 avx512 avx512vnni amx neon neon_dotprod) # in link order, see CMakeLists.txt
+set(LLAISYS_ISA_PATHS avx2 avx512 avx512vnni avx512bf16 amx neon neon_dotprod) # in link order, see CMakeLists.txt
 set(_flags_avx2 -mavx2 -mfma -mf16c)
 if(LLAISYS_ARCH STREQUAL x86_64)
   # Cores from Skylake to Cascade Lake do not cache decoded jumps that touch a 32-byte boundary (JCC
@@ -39,12 +40,14 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND _flags_avx512 -Wno-uninitialized -Wno-maybe-uninitialized)
 endif()
 set(_flags_avx512vnni ${_flags_avx512} -mavx512vnni)
-set(_flags_amx ${_flags_avx512vnni} -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16)
+set(_flags_avx512bf16 ${_flags_avx512vnni} -mavx512bf16)
+set(_flags_amx ${_flags_avx512bf16} -mamx-tile -mamx-int8 -mamx-bf16)
 set(_flags_neon "")
 set(_flags_neon_dotprod -march=armv8.2-a+dotprod+fp16)
 set(_arch_avx2 x86_64)
 set(_arch_avx512 x86_64)
 set(_arch_avx512vnni x86_64)
+set(_arch_avx512bf16 x86_64)
 set(_arch_amx x86_64)
 set(_arch_neon aarch64)
 set(_arch_neon_dotprod aarch64)

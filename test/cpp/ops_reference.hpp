@@ -6,6 +6,7 @@
 
 #include "device/cpu/amx.hpp"
 #include "device/cpu/probes.hpp"
+#include "ops/cpu/bf16_kernels.hpp"
 #include "ops/cpu/kernels.hpp"
 #include "ops/cpu/quant_kernels.hpp"
 #include "ops/rearrange/op.hpp"
@@ -57,25 +58,35 @@ inline Stream *const *all_streams() {
     return streams;
 }
 
-inline bool has_tiles(Isa isa) { return isa == Isa::avx512 && device::has_amx(); }
-
-// Runs body once for each instruction set that this machine has, with and without tiles.
+// Runs body once for each instruction set that this machine has, with and without the bf16 products
+// of AVX-512: tile registers, dot products.
 template <typename Body> void for_each_isa(const Body &body) {
-    for (Isa isa : {Isa::portable, Isa::neon, Isa::avx2, Isa::avx512}) {
-        for (bool tiles : {true, false}) {
-            device::allow_amx(tiles);
-            if (!ops::cpu::use_kernels_of(isa) || (tiles && !has_tiles(isa))) {
-                continue;
-            }
-            const int before = check::failures();
-            body();
-            if (check::failures() != before) {
-                std::fprintf(stderr, "  ... with the kernels for %s%s\n", device::name_of(isa),
-                             tiles ? " and AMX" : "");
-            }
+    struct Variant {
+        Isa isa;
+        bool tiles;
+        bool bf16_dot;
+        const char *name;
+    };
+    for (const Variant &v :
+         {Variant{Isa::portable, false, false, "portable"},
+          Variant{Isa::neon, false, false, "NEON"}, Variant{Isa::avx2, false, false, "AVX2"},
+          Variant{Isa::avx512, false, false, "AVX-512"},
+          Variant{Isa::avx512, false, true, "AVX-512 with BF16"},
+          Variant{Isa::avx512, true, true, "AMX"}}) {
+        device::allow_amx(v.tiles);
+        ops::cpu::allow_bf16_dot(v.bf16_dot);
+        if (!ops::cpu::use_kernels_of(v.isa) || (v.tiles && !device::has_amx()) ||
+            (v.bf16_dot && !v.tiles && !device::probes::has_bf16())) {
+            continue;
+        }
+        const int before = check::failures();
+        body();
+        if (check::failures() != before) {
+            std::fprintf(stderr, "  ... with the kernels for %s\n", v.name);
         }
     }
     device::allow_amx(true);
+    ops::cpu::allow_bf16_dot(true);
     ops::cpu::use_kernels_of(device::cpu_isa());
 }
 

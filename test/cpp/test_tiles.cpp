@@ -28,7 +28,7 @@ void load_transposed(const Rows &rows, int64_t i, vf (&transposed)[kLanes]) {
 } // namespace llaisys::LLAISYS_CPU_NS
 
 #include "ops/cpu/attention_tile_keys.hpp"
-#include "ops/cpu/linear_tiles.hpp"
+#include "ops/cpu/bf16_tiles.hpp"
 #include "ops/cpu/quant_tiles.hpp"
 
 #include "ops_reference.hpp"

@@ -116,19 +116,20 @@ Rounds rounds_of(Probe probe) {
         return f32_rounds;
     case Probe::f16:
         return probes::has_f16() ? probes::f16_rounds : nullptr;
-#if defined(LLAISYS_HAVE_AMX)
     case Probe::i8:
+#if defined(LLAISYS_HAVE_AMX)
         if (uses_amx()) {
             return probes::tile_i8_rounds;
         }
-        return probes::has_i8() ? probes::i8_rounds : nullptr;
-    case Probe::bf16:
-        return uses_amx() ? probes::tile_bf16_rounds : nullptr;
-#else
-    case Probe::i8:
-        return probes::has_i8() ? probes::i8_rounds : nullptr;
-    case Probe::bf16:
 #endif
+        return probes::has_i8() ? probes::i8_rounds : nullptr;
+    case Probe::bf16:
+#if defined(LLAISYS_HAVE_AMX)
+        if (uses_amx()) {
+            return probes::tile_bf16_rounds;
+        }
+#endif
+        return probes::has_bf16() ? probes::bf16_rounds : nullptr;
     case Probe::read_bandwidth:
         break;
     }

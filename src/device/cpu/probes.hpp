@@ -25,12 +25,14 @@ namespace probes {
 constexpr int64_t kRoundChains = 16;
 float f16_rounds(int64_t rounds, int64_t *operations_per_round);
 float i8_rounds(int64_t rounds, int64_t *operations_per_round);
+float bf16_rounds(int64_t rounds, int64_t *operations_per_round);
 #if defined(LLAISYS_HAVE_AMX)
 float tile_bf16_rounds(int64_t rounds, int64_t *operations_per_round);
 float tile_i8_rounds(int64_t rounds, int64_t *operations_per_round);
 #endif
 bool has_f16();
 bool has_i8();
+bool has_bf16(); // dot products of pairs, which the kernels of *_avx512bf16.cpp need
 } // namespace probes
 
 } // namespace llaisys::device

@@ -17,6 +17,7 @@ namespace llaisys::device::probes {
 
 bool has_f16() { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512fp16"); }
 bool has_i8() { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni"); }
+bool has_bf16() { return has_i8() && __builtin_cpu_supports("avx512bf16"); }
 
 __attribute__((target("avx512fp16"))) float f16_rounds(int64_t rounds, int64_t *operations) {
     *operations = 2 * 32 * kRoundChains;
@@ -64,12 +65,37 @@ __attribute__((target("avx512f,avx512vnni"))) float i8_rounds(int64_t rounds, in
     return float(_mm512_reduce_add_epi32(total));
 }
 
+__attribute__((target("avx512f,avx512bf16"))) float bf16_rounds(int64_t rounds,
+                                                                int64_t *operations) {
+    *operations = 2 * 32 * kRoundChains;
+    const __m512i ones = _mm512_set1_epi16(0x3f80);
+    __m512 chain[kRoundChains];
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < kRoundChains; ++i) {
+        chain[i] = _mm512_set1_ps(float(i));
+    }
+    for (int64_t round = 0; round < rounds; ++round) {
+#pragma GCC unroll 16
+        for (int64_t i = 0; i < kRoundChains; ++i) {
+            asm("vdpbf16ps %1, %1, %0" : "+v"(chain[i]) : "v"(ones)); // in place, as above
+        }
+    }
+    __m512 total = chain[0];
+#pragma GCC unroll 16
+    for (int64_t i = 1; i < kRoundChains; ++i) {
+        total = _mm512_add_ps(total, chain[i]);
+    }
+    return _mm512_reduce_add_ps(total);
+}
+
 #else
 
 bool has_f16() { return false; }
 bool has_i8() { return false; }
+bool has_bf16() { return false; }
 float f16_rounds(int64_t, int64_t *operations) { return float(*operations = 0); }
 float i8_rounds(int64_t, int64_t *operations) { return float(*operations = 0); }
+float bf16_rounds(int64_t, int64_t *operations) { return float(*operations = 0); }
 
 #endif
 

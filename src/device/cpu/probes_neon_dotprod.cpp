@@ -46,6 +46,7 @@ auto run_chains(int64_t rounds, const First &first, const Step &step, const Add 
 
 bool has_f16() { return machine_has(kHalfPrecision); }
 bool has_i8() { return machine_has(kDotProduct); }
+bool has_bf16() { return false; } // no kernel uses them
 
 float f16_rounds(int64_t rounds, int64_t *operations) {
     *operations = 2 * 8 * kRoundChains;
@@ -66,5 +67,7 @@ float i8_rounds(int64_t rounds, int64_t *operations) {
         [](int32x4_t a, int32x4_t b) { return vaddq_s32(a, b); });
     return float(vaddvq_s32(total));
 }
+
+float bf16_rounds(int64_t, int64_t *operations) { return float(*operations = 0); }
 
 } // namespace llaisys::device::probes

@@ -10,8 +10,6 @@ namespace llaisys::LLAISYS_CPU_NS {
 using ops::cpu::AttentionTask;
 using ops::cpu::kTile;
 
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t bytes_of(DType dtype) { return traits_of(dtype).block_bytes; }
 
 // Offsets of a tile's entries, in elements from slot 0, for entries [first, last).

@@ -4,9 +4,9 @@
 
 #include "device/cpu/amx.hpp"
 #include "device/cpu/probes.hpp"
+#include "ops/cpu/bf16_kernels.hpp"
 #include "ops/cpu/prepared_attention.hpp"
 #include "ops/cpu/quant_kernels.hpp"
-#include "ops/cpu/tile_kernels.hpp"
 
 #include <atomic>
 
@@ -29,9 +29,12 @@ namespace cpu_avx512vnni {
 extern const ops::cpu::QuantKernels quant_kernels;
 extern const ops::cpu::PreparedAttention prepared_attention;
 } // namespace cpu_avx512vnni
+namespace cpu_avx512bf16 {
+extern const ops::cpu::Bf16Kernels bf16_kernels;
+} // namespace cpu_avx512bf16
 namespace cpu_amx {
 extern const ops::cpu::QuantKernels quant_kernels;
-extern const ops::cpu::TileKernels tile_kernels;
+extern const ops::cpu::Bf16Kernels bf16_kernels;
 extern const ops::cpu::PreparedAttention prepared_attention;
 } // namespace cpu_amx
 namespace cpu_neon {
@@ -64,9 +67,14 @@ constexpr const Kernels *kTables[] = {
 std::atomic<const Kernels *> chosen{nullptr};
 std::atomic<bool> is_prepared_attention_allowed{true};
 std::atomic<bool> is_byte_dot_allowed{true};
+std::atomic<bool> is_bf16_dot_allowed{true};
 
 [[maybe_unused]] bool uses_byte_dot() {
     return is_byte_dot_allowed.load(std::memory_order_relaxed) && device::probes::has_i8();
+}
+
+[[maybe_unused]] bool uses_bf16_dot() {
+    return is_bf16_dot_allowed.load(std::memory_order_relaxed) && device::probes::has_bf16();
 }
 
 } // namespace
@@ -138,10 +146,18 @@ const QuantKernels *quant_kernels_of(device::Isa isa) {
 
 const QuantKernels &quant_kernels() { return *quant_kernels_of(kernels().isa); }
 
-const TileKernels *tile_kernels() {
+const Bf16Kernels *bf16_kernels() {
+    if (kernels().isa != device::Isa::avx512) {
+        return nullptr;
+    }
 #if defined(LLAISYS_HAVE_AMX)
-    if (kernels().isa == device::Isa::avx512 && device::uses_amx()) {
-        return &cpu_amx::tile_kernels;
+    if (device::uses_amx()) {
+        return &cpu_amx::bf16_kernels;
+    }
+#endif
+#if defined(LLAISYS_HAVE_AVX512BF16)
+    if (uses_bf16_dot()) {
+        return &cpu_avx512bf16::bf16_kernels;
     }
 #endif
     return nullptr;
@@ -168,6 +184,8 @@ const PreparedAttention *prepared_attention([[maybe_unused]] DType keys,
 }
 
 void allow_byte_dot(bool allowed) { is_byte_dot_allowed.store(allowed, std::memory_order_relaxed); }
+
+void allow_bf16_dot(bool allowed) { is_bf16_dot_allowed.store(allowed, std::memory_order_relaxed); }
 
 void allow_prepared_attention(bool allowed) {
     is_prepared_attention_allowed.store(allowed, std::memory_order_relaxed);

@@ -94,7 +94,7 @@ struct FarFetch {
     void step() {
         due += pace;
         for (; next < due && next < end; next += 64) {
-            __builtin_prefetch(next, 0, 2);
+            __builtin_prefetch(next, 0, 3);
         }
     }
     FarFetch after(int64_t steps) const {
@@ -110,7 +110,7 @@ template <int lines> struct LineFetch {
     int64_t stride;
     void step() {
         for (int i = 0; i < lines; ++i) {
-            __builtin_prefetch(next + i * 64, 0, 2);
+            __builtin_prefetch(next + i * 64, 0, 3);
         }
         next += stride;
     }

@@ -1,8 +1,8 @@
 #include "ops/linear/cpu.hpp"
 
+#include "ops/cpu/bf16_kernels.hpp"
 #include "ops/cpu/quant_panels.hpp"
 #include "ops/cpu/rows.hpp"
-#include "ops/cpu/tile_kernels.hpp"
 #include "ops/linear/groups.hpp"
 
 #include <iterator>
@@ -135,8 +135,8 @@ void rows_of_panels(const device::Stream &stream, const Tensor &out, const Tenso
     });
 }
 
-constexpr LinearFormat kBf16Tiles = {
-    LLAISYS_DTYPE_BF16, nullptr, pack_bf16_tiles, nullptr, run_bf16_tiles, rows_of_bf16_tiles};
+constexpr LinearFormat kBf16Strips = {
+    LLAISYS_DTYPE_BF16, nullptr, pack_bf16_strips, nullptr, run_bf16_strips, rows_of_bf16_strips};
 
 constexpr LinearFormat plain(DType dtype) {
     return {dtype, nullptr, pack_panels, nullptr, run_panels, rows_of_panels};
@@ -149,8 +149,8 @@ constexpr LinearFormat quantised(DType dtype) {
 } // namespace
 
 int64_t linear_bytes_cpu(DType dtype, int64_t out_features, int64_t in_features) {
-    if (dtype == LLAISYS_DTYPE_BF16 && cpu::tile_kernels() != nullptr) {
-        return bf16_tile_bytes(out_features, in_features);
+    if (dtype == LLAISYS_DTYPE_BF16 && cpu::bf16_kernels() != nullptr) {
+        return bf16_strip_bytes(out_features, in_features);
     }
     const int64_t panels = (out_features + kPanel - 1) / kPanel;
     return panels * (is_quantised(dtype) ? cpu::quant_layout_of(dtype).panel_bytes(in_features)
@@ -160,7 +160,7 @@ int64_t linear_bytes_cpu(DType dtype, int64_t out_features, int64_t in_features)
 LinearFormats linear_formats_cpu() {
     static constexpr LinearFormat kFormats[] = {
         // Before the other row of its dtype; absent without tile registers.
-        kBf16Tiles,
+        kBf16Strips,
         plain(LLAISYS_DTYPE_F32),
         plain(LLAISYS_DTYPE_F16),
         plain(LLAISYS_DTYPE_BF16),
@@ -180,7 +180,7 @@ LinearFormats linear_formats_cpu() {
         quantised(LLAISYS_DTYPE_I8_G32),
         quantised(LLAISYS_DTYPE_I8_G128),
     };
-    const int left_out = cpu::tile_kernels() != nullptr ? 0 : 1;
+    const int left_out = cpu::bf16_kernels() != nullptr ? 0 : 1;
     return {kFormats + left_out, int(std::size(kFormats)) - left_out};
 }
 

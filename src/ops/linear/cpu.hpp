@@ -12,11 +12,11 @@ LinearFormats linear_formats_cpu();
 // Bytes of the panels of a weight [out, in]; the dtype must have a format.
 int64_t linear_bytes_cpu(DType dtype, int64_t out_features, int64_t in_features);
 
-// bf16 in tile registers (ops/cpu/tile_kernels.hpp): bf16 [strips, padded in / 2, 16, 2].
-LinearFormat::Pack pack_bf16_tiles;
-LinearFormat::RunGroups run_bf16_tiles;
-LinearFormat::Rows rows_of_bf16_tiles;
-int64_t bf16_tile_bytes(int64_t out_features, int64_t in_features);
+// bf16 in tile registers (ops/cpu/bf16_kernels.hpp): bf16 [strips, padded in / 2, 16, 2].
+LinearFormat::Pack pack_bf16_strips;
+LinearFormat::RunGroups run_bf16_strips;
+LinearFormat::Rows rows_of_bf16_strips;
+int64_t bf16_strip_bytes(int64_t out_features, int64_t in_features);
 
 // Quantised (ops/cpu/quant_panels.hpp): u8 [panels, bytes of a panel]. Packing throws when
 // in_features is not a multiple of the format's block: 32, 128, or 256. Dequantised rows are exactly

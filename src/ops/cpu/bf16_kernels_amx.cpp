@@ -4,11 +4,11 @@
 
 #include "device/cpu/tiles_amx.hpp"
 
-#include "ops/cpu/linear_tiles.hpp"
+#include "ops/cpu/bf16_tiles.hpp"
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-extern const ops::cpu::TileKernels tile_kernels;
-constexpr ops::cpu::TileKernels tile_kernels = {place_row, linear_tiles<AmxTiles>};
+extern const ops::cpu::Bf16Kernels bf16_kernels;
+constexpr ops::cpu::Bf16Kernels bf16_kernels = {place_row, linear_tiles<AmxTiles>, kStrip};
 
 } // namespace llaisys::LLAISYS_CPU_NS

@@ -12,16 +12,16 @@
 #pragma once
 
 #include "device/cpu/tiles.hpp"
+#include "ops/cpu/bf16_rows.hpp"
 #include "ops/cpu/linear_kernel.hpp"
-#include "ops/cpu/tile_kernels.hpp"
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-using ops::cpu::kStrip;
 using ops::cpu::kTileK;
 using ops::cpu::TileRows;
 using ops::cpu::TileTask;
 
+constexpr int64_t kStrip = 16;       // outputs per tile product
 constexpr int64_t kTileBlockK = 256; // K block for many rows
 constexpr int64_t kTilePair = 2 * kTileHeight;
 constexpr int64_t kTileRowBytes = 64;
@@ -135,21 +135,6 @@ template <typename Tiles> void linear_tiles(const TileTask &task) {
         block_strips<Tiles>(task);
     }
     Tiles::release();
-}
-
-// Values [i, i + kLanes) of n, zero from n on.
-inline vf load_padded(const float *values, int64_t i, int64_t n) {
-    return n - i >= kLanes ? load(values + i) : n - i > 0 ? load_up_to(values + i, n - i) : zero();
-}
-
-// values [n] as bf16 into row number `row` of x, zero from n on.
-inline void place_row(const TileRows &x, int64_t row, const float *values, int64_t n) {
-    bf16_t *to = x.tile(row, 0) + row % kTileHeight * kTileK;
-    for (int64_t k = 0; k < x.k; k += kTileK, to += x.height * kTileK) {
-        for (int64_t i = 0; i < kTileK; i += kLanes) {
-            store(to + i, load_padded(values, k + i, n));
-        }
-    }
 }
 
 } // namespace llaisys::LLAISYS_CPU_NS

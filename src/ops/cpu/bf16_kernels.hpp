@@ -1,10 +1,10 @@
-// Linear with bf16 weights in tile registers, where the machine has them (device::has_amx): a
-// separate layout, selected when a weight is packed. Activations are rounded to bf16. Kernels take
-// plain pointers.
+// Linear with bf16 weights where the machine multiplies bf16: tile registers (device::has_amx) or dot
+// products of pairs (AVX-512 BF16). A separate layout, selected when a weight is packed. Activations
+// are rounded to bf16. Kernels take plain pointers.
 //
-// A weight is strips [2 * ceil(out / 32)][in / 2][16][2]: for the 16 outputs of a strip two
-// adjacent values along k, `in` padded with zeros to a multiple of kTileK. Outputs past the last
-// one are zero.
+// A weight is strips [outputs / strip][in / 2][strip][2] of Bf16Kernels::strip outputs: for each of
+// them two adjacent values along k. Outputs are padded with zeros to a multiple of 32, `in` to a
+// multiple of kTileK.
 #pragma once
 
 #include "ops/cpu/kernels.hpp"
@@ -12,7 +12,6 @@
 namespace llaisys::ops::cpu {
 
 constexpr int64_t kTileK = 32;         // values of k per tile product
-constexpr int64_t kStrip = 16;         // outputs per tile product
 constexpr int64_t kTileTaskRows = 128; // largest number of rows of a TileTask
 constexpr int64_t kTaskPanels = 6;     // largest number of panels of a task with more than 32 rows
 
@@ -39,13 +38,17 @@ struct TileTask {
     LinearTask out;
 };
 
-struct TileKernels {
+struct Bf16Kernels {
     // values [n] rounded to bf16 into row `row` of x.
     void (*place_row)(const TileRows &x, int64_t row, const float *values, int64_t n);
     void (*linear)(const TileTask &task);
+    int64_t strip; // outputs of a strip of a weight: 16 or 32
 };
 
-// Null where there are no tiles, or where they are disabled.
-const TileKernels *tile_kernels();
+// Null where the machine has no such products, or where they are disabled.
+const Bf16Kernels *bf16_kernels();
+
+// For tests: enable or disable the dot product of pairs of bf16.
+void allow_bf16_dot(bool allowed);
 
 } // namespace llaisys::ops::cpu
