@@ -52,11 +52,11 @@ inline Tensor to_host(const Stream &stream, const Tensor &tensor) {
     return host;
 }
 
-// Within `roundings` of the dtype, relative to the largest expected value. expected: in the order of
-// the elements of `got`, [rows, columns].
+// Within `roundings` of the dtype, relative to the largest expected value, or to `largest` if that is
+// above it. expected: in the order of the elements of `got`, [rows, columns].
 inline void check_all_close(const char *what, const Tensor &got,
-                            const std::vector<double> &expected, double roundings) {
-    double largest = 1e-3;
+                            const std::vector<double> &expected, double roundings,
+                            double largest = 1e-3) {
     for (const double x : expected) {
         largest = std::isfinite(x) ? std::max(largest, std::abs(x)) : largest;
     }

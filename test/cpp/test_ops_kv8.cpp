@@ -83,7 +83,7 @@ AttentionCase in_eight_bits(const AttentionCase &c, AttentionCase *reference = n
 template <typename Body> void for_each_way(const Body &body) {
     for_each_isa([&] {
         body();
-        if (ops::cpu::prepared_attention(LLAISYS_DTYPE_I8, 64) != nullptr) {
+        if (ops::cpu::prepared_attention(LLAISYS_DTYPE_I8, LLAISYS_DTYPE_I8, 64) != nullptr) {
             ops::cpu::allow_prepared_attention(false);
             body();
             ops::cpu::allow_prepared_attention(true);
@@ -155,8 +155,9 @@ TEST(attention_over_eight_bits_matches_reference) {
         for (const AttentionSizes &sizes : kAttentionSizes) {
             AttentionCase reference;
             const AttentionCase c = in_eight_bits(attention_case(sizes, kF32, kF32), &reference);
-            const bool is_rounded = ops::cpu::prepared_attention(LLAISYS_DTYPE_I8, 64) !=
-                                    nullptr; // queries, to 16 bits
+            const bool is_rounded =
+                ops::cpu::prepared_attention(LLAISYS_DTYPE_I8, LLAISYS_DTYPE_I8, 64) !=
+                nullptr; // queries, to 16 bits
             check_attention(reference, run_attention(two_threads(), c), is_rounded ? 1e-4 : 2e-5);
         }
     });

@@ -354,7 +354,7 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
                  1,
                  kv.head_stride(),
                  kv_heads * kv.head_stride(),
-                 cpu::prepared_attention(kv.k.dtype(), q.size(2))};
+                 cpu::prepared_attention(kv.k.dtype(), kv.values().dtype(), q.size(2))};
     make_blocks(call, blocks);
 
     device::ThreadPool &pool = device::pool_of(stream);

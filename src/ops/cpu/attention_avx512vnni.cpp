@@ -5,6 +5,8 @@
 #include "device/cpu/bytes_avx512vnni.hpp"
 
 #include "ops/cpu/attention_byte_keys.hpp"
+#include "ops/cpu/attention_real_values.hpp"
+
 #include "ops/cpu/attention_kernel.hpp"
 
 namespace llaisys::LLAISYS_CPU_NS {

@@ -1,54 +1,18 @@
 // Attention of some rows over one span of entries, tile by tile, with an online softmax (running
 // maximum per row). A few rows at a time go from scores to sums while a tile is in L1. Included
-// after one attention_*_keys.hpp, which defines load_keys, score_rows and kScoresAreScaled;
-// weighted sums are register tiles that add along the entries in order. Compiled per instruction
-// set.
+// after one attention_*_keys.hpp, which defines load_keys, score_rows and kScoresAreScaled, and one
+// attention_*_values.hpp, which defines load_values, store_weight and add_values. Compiled per
+// instruction set.
 #pragma once
 
 #include "ops/cpu/attention_tile.hpp"
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-using ops::cpu::AttentionState;
-
-// Buffers of a call, in the scratch of the task.
-struct AttentionScratch {
-    float *keys;     // as written by load_keys: at most kTile keys of f32
-    float *values;   // [kTile, ldo]
-    float *scores;   // [kMaxTileRows, kTile]
-    float *k_scales; // [kTile], 8-bit keys only, where keys are floats
-    float *v_scales; // [kTile]
-    float *weights;  // [rows of all heads, kLanes]: each row's l so far, one partial sum per lane
-
-    explicit AttentionScratch(const AttentionTask &task) {
-        static_assert(kMaxTileRows <= ops::cpu::kMaxRowTile && kLanes <= 16);
-        keys = task.scratch;
-        values = keys + ops::cpu::attention_key_floats(task.d);
-        scores = values + kTile * task.ldo;
-        k_scales = scores + ops::cpu::kMaxRowTile * kTile;
-        v_scales = k_scales + kTile;
-        weights = v_scales + kTile;
-    }
-};
-
-struct Range {
-    int64_t begin;
-    int64_t end;
-    bool empty() const { return begin >= end; }
-};
-
-// Entries of the tile that a token attends to, relative to the tile's start.
-inline Range seen_by(const AttentionTask &task, int64_t token, int64_t tile) {
-    return {larger(task.begin[token] - tile, 0), smaller(task.end[token] - tile, kTile)};
-}
-
 inline void load_tile(const AttentionTask &task, const TilePlaces &places,
                       const AttentionScratch &scratch, TileFetch &fetch) {
     load_keys(task, places, scratch.keys, fetch);
-    if (!is_direct(task)) {
-        widen_entries(task.v_cache, task.v_dtype, places, places.first - places.tile,
-                      places.last - places.tile, task.value_dim, task.ldo, scratch.values);
-    }
+    load_values(task, places, scratch);
     if (has_scales(task)) {
         if constexpr (!kScoresAreScaled) {
             load_scales(task.k_cache, places, task.d, scratch.k_scales);
@@ -56,31 +20,6 @@ inline void load_tile(const AttentionTask &task, const TilePlaces &places,
         load_scales(task.v_cache, places, task.d, scratch.v_scales);
     }
 }
-
-// Rows [first, first + n) of the task, one register tile high; each of their tokens attends to some
-// entry of the tile.
-struct RowTile {
-    int64_t first;
-    int64_t n;
-    int64_t tile;
-    Range common; // entries visible to all rows; may be empty
-    bool is_same; // all rows see the same entries
-
-    RowTile(const AttentionTask &task, int64_t tile, int64_t first, int64_t n)
-        : first(first), n(n), tile(tile), common({0, kTile}), is_same(true) {
-        const int64_t last_token = (first + n - 1) / task.group;
-        const Range last = seen_by(task, last_token, tile);
-        for (int64_t t = first / task.group; t <= last_token; ++t) {
-            const Range seen = seen_by(task, t, tile);
-            is_same = is_same && seen.begin == last.begin && seen.end == last.end;
-            common = {larger(common.begin, seen.begin), smaller(common.end, seen.end)};
-        }
-    }
-
-    Range seen_by_row(const AttentionTask &task, int64_t r) const {
-        return is_same ? common : seen_by(task, (first + r) / task.group, tile);
-    }
-};
 
 // Maximum of m and the row's visible scores, ignoring NaN.
 inline float largest_score(float *scores, Range seen, float m) {
@@ -97,14 +36,14 @@ inline float largest_score(float *scores, Range seen, float m) {
     return reduce_max(best);
 }
 
-// scores = exp(scores - m) * v_scales (if any); weights [kLanes] = weights * factor + the sum of
-// the exponentials.
+// In place of scores: exp(scores - m) * v_scales (if any), as store_weight stores them; weights
+// [kLanes] = weights * factor + the sum of the exponentials.
 template <bool is_scaled>
 inline void weigh_row(float *scores, float m, float factor, const float *v_scales, float *weights) {
     vf sum = zero();
     for (int i = 0; i < kTile; i += kLanes) {
         const vf weight = exp_below_zero(sub(load(scores + i), set1(m)));
-        store(scores + i, is_scaled ? mul(weight, load(v_scales + i)) : weight);
+        store_weight(scores, i, is_scaled ? mul(weight, load(v_scales + i)) : weight);
         sum = add(sum, weight);
     }
     store(weights, fma(load(weights), set1(factor), sum));
@@ -139,44 +78,17 @@ inline void weigh_rows(const AttentionTask &task, const AttentionScratch &scratc
     }
 }
 
-// o[row, c...] += weights[row, e] * values[e, c...] for rows [first, first + n) of the row tile
-// over the entries of `range`, a panel of columns.
-template <typename W>
-inline void add_panel(const AttentionTask &task, const AttentionScratch &scratch,
-                      const AttentionState &state, const RowTile &rows, int64_t first, int64_t n,
-                      Range range, int64_t c, const W &values, TileFetch &fetch) {
-    const FixedRows<kTile> weights = {scratch.scores + first * kTile + range.begin};
-    panel_rows<Start::sums>(n, weights, values, state.o + (rows.first + first) * task.ldo + c,
-                            task.ldo, range.end - range.begin, SharedFetch{&fetch});
-}
-
-inline void add_values(const AttentionTask &task, const AttentionScratch &scratch,
-                       const AttentionState &state, const TilePlaces &places, const RowTile &rows,
-                       int64_t first, int64_t n, Range range, TileFetch &fetch) {
-    if (range.empty()) {
-        return;
-    }
-    for (int64_t c = 0; c < task.ldo; c += kPanel) {
-        const auto add = [&](const auto &values) {
-            add_panel(task, scratch, state, rows, first, n, range, c, values, fetch);
-        };
-        if (is_direct(task)) {
-            visit_cache(task.v_cache, task.v_dtype, [&](auto *cache) {
-                using T = std::remove_const_t<std::remove_pointer_t<decltype(cache)>>;
-                add(ListedRows<T>{cache + c, places.offset + range.begin});
-            });
-        } else {
-            add(DenseRows<float>{scratch.values + range.begin * task.ldo + c, task.ldo});
-        }
-    }
-}
-
 // Weighted sums of the values. Entries visible to all rows are processed for all rows at once, the
 // others row by row, so that no row reads a masked value.
 inline void sum_rows(const AttentionTask &task, const AttentionScratch &scratch,
                      const AttentionState &state, const TilePlaces &places, const RowTile &rows,
                      TileFetch &fetch) {
-    const Range common = rows.common.empty() ? Range{kTile, kTile} : rows.common;
+    Range common = rows.common;
+    if (!rows.is_same) { // whole steps
+        common = {ops::cpu::round_up(common.begin, kValueStep),
+                  common.end / kValueStep * kValueStep};
+    }
+    common = common.empty() ? Range{kTile, kTile} : common;
     for (int64_t r = 0; !rows.is_same && r < rows.n; ++r) {
         const Range seen = rows.seen_by_row(task, r);
         add_values(task, scratch, state, places, rows, r, 1,
@@ -203,9 +115,8 @@ inline int64_t fetch_steps(const AttentionTask &task) {
     const int64_t rows = task.n_tokens * task.group;
     const int64_t height = rows <= kMaxTileRows ? rows : tile_height(rows);
     const int64_t tiles = (rows + height - 1) / height;
-    const int64_t sum_steps = task.ldo / kPanel * tiles_across(height) * (kTile / 4);
-    return task.n_heads *
-           (load_steps() + tiles * (score_steps(height, task.d) + sum_steps) + rows * kWeighSteps);
+    const int64_t of_tile = score_steps(height, task.d) + value_steps(height, task.ldo);
+    return task.n_heads * (load_steps() + tiles * of_tile + rows * kWeighSteps);
 }
 
 // Adds one tile to the state.

@@ -7,6 +7,7 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
+using ops::cpu::AttentionState;
 using ops::cpu::AttentionTask;
 using ops::cpu::kTile;
 
@@ -172,5 +173,61 @@ inline void widen_entries(const void *cache, DType dtype, const TilePlaces &plac
         }
     });
 }
+
+// Buffers of a call, in the scratch of the task.
+struct AttentionScratch {
+    float *keys;     // as written by load_keys: at most kTile keys of f32
+    float *values;   // [kTile, ldo]
+    float *scores;   // [kMaxTileRows, kTile]
+    float *k_scales; // [kTile], 8-bit keys only, where keys are floats
+    float *v_scales; // [kTile]
+    float *weights;  // [rows of all heads, kLanes]: each row's l so far, one partial sum per lane
+
+    explicit AttentionScratch(const AttentionTask &task) {
+        static_assert(kMaxTileRows <= ops::cpu::kMaxRowTile && kLanes <= 16);
+        keys = task.scratch;
+        values = keys + ops::cpu::attention_key_floats(task.d);
+        scores = values + kTile * task.ldo;
+        k_scales = scores + ops::cpu::kMaxRowTile * kTile;
+        v_scales = k_scales + kTile;
+        weights = v_scales + kTile;
+    }
+};
+
+struct Range {
+    int64_t begin;
+    int64_t end;
+    bool empty() const { return begin >= end; }
+};
+
+// Entries of the tile that a token attends to, relative to the tile's start.
+inline Range seen_by(const AttentionTask &task, int64_t token, int64_t tile) {
+    return {larger(task.begin[token] - tile, 0), smaller(task.end[token] - tile, kTile)};
+}
+
+// Rows [first, first + n) of the task, one register tile high; each of their tokens attends to some
+// entry of the tile.
+struct RowTile {
+    int64_t first;
+    int64_t n;
+    int64_t tile;
+    Range common; // entries visible to all rows; may be empty
+    bool is_same; // all rows see the same entries
+
+    RowTile(const AttentionTask &task, int64_t tile, int64_t first, int64_t n)
+        : first(first), n(n), tile(tile), common({0, kTile}), is_same(true) {
+        const int64_t last_token = (first + n - 1) / task.group;
+        const Range last = seen_by(task, last_token, tile);
+        for (int64_t t = first / task.group; t <= last_token; ++t) {
+            const Range seen = seen_by(task, t, tile);
+            is_same = is_same && seen.begin == last.begin && seen.end == last.end;
+            common = {larger(common.begin, seen.begin), smaller(common.end, seen.end)};
+        }
+    }
+
+    Range seen_by_row(const AttentionTask &task, int64_t r) const {
+        return is_same ? common : seen_by(task, (first + r) / task.group, tile);
+    }
+};
 
 } // namespace llaisys::LLAISYS_CPU_NS

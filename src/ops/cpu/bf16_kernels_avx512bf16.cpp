@@ -9,6 +9,7 @@
 
 #include "ops/cpu/bf16_rows.hpp"
 #include "ops/cpu/linear_kernel.hpp"
+#include "ops/cpu/pair_tile.hpp"
 
 namespace llaisys::LLAISYS_CPU_NS {
 
@@ -22,25 +23,8 @@ constexpr int kHeight = 8;           // rows of a register tile
 constexpr int64_t kRowBlock = 16;    // rows of a block of TileRows
 constexpr int64_t kPairBlockK = 256; // K block for more than one register tile
 constexpr int64_t kPairBytes = 2 * kPanel * int64_t(sizeof(bf16_t)); // two values of k of a panel
+constexpr int64_t kRowBytes = kTileK * int64_t(sizeof(bf16_t));
 constexpr int64_t kStepBytes = kTileK / 2 * kPairBytes;
-
-inline __m512bh pairs_at(const char *p) { return __m512bh(_mm512_loadu_si512(p)); }
-
-// low and high[r] += the pair at `x` of each row r times those of the 32 outputs at w.
-template <int rows>
-inline __attribute__((always_inline)) void add_pair(vf (&low)[rows], vf (&high)[rows],
-                                                    const bf16_t *x, const char *w) {
-    const __m512bh first = pairs_at(w);
-    const __m512bh second = pairs_at(w + 64);
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; ++r) {
-        int32_t pair;
-        __builtin_memcpy(&pair, x + r * kTileK, sizeof pair);
-        const __m512bh both = __m512bh(_mm512_set1_epi32(pair));
-        low[r] = _mm512_dpbf16_ps(low[r], first, both);
-        high[r] = _mm512_dpbf16_ps(high[r], second, both);
-    }
-}
 
 // acc [rows, 32] += rows from x on, n values of k, times a panel from w on. x: at this k; its next
 // kTileK values are x_step further. is_first: acc is uninitialised.
@@ -56,11 +40,12 @@ void pair_tile(const bf16_t *x, int64_t x_step, int64_t n, const char *w, bool i
     }
     for (; n > 0; n -= kTileK, x += x_step) {
         fetch.step();
-        for (const bf16_t *pair = x; pair < x + kTileK; pair += 8, w += 4 * kPairBytes) {
-            add_pair(low, high, pair, w);
-            add_pair(low, high, pair + 2, w + kPairBytes);
-            add_pair(low, high, pair + 4, w + 2 * kPairBytes);
-            add_pair(low, high, pair + 6, w + 3 * kPairBytes);
+        const char *pair = reinterpret_cast<const char *>(x);
+        for (const char *end = pair + kRowBytes; pair < end; pair += 16, w += 4 * kPairBytes) {
+            add_pair(low, high, pair, kRowBytes, w);
+            add_pair(low, high, pair + 4, kRowBytes, w + kPairBytes);
+            add_pair(low, high, pair + 8, kRowBytes, w + 2 * kPairBytes);
+            add_pair(low, high, pair + 12, kRowBytes, w + 3 * kPairBytes);
         }
     }
 #pragma GCC unroll 16

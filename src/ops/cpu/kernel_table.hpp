@@ -2,6 +2,8 @@
 #pragma once
 
 #include "device/cpu/simd.hpp"
+#include "ops/cpu/attention_real_values.hpp"
+
 #include "ops/cpu/attention_kernel.hpp"
 #include "ops/cpu/kernels.hpp"
 #include "ops/cpu/linear_kernel.hpp"

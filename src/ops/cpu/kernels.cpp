@@ -31,6 +31,7 @@ extern const ops::cpu::PreparedAttention prepared_attention;
 } // namespace cpu_avx512vnni
 namespace cpu_avx512bf16 {
 extern const ops::cpu::Bf16Kernels bf16_kernels;
+extern const ops::cpu::PreparedAttention prepared_attention;
 } // namespace cpu_avx512bf16
 namespace cpu_amx {
 extern const ops::cpu::QuantKernels quant_kernels;
@@ -164,6 +165,7 @@ const Bf16Kernels *bf16_kernels() {
 }
 
 const PreparedAttention *prepared_attention([[maybe_unused]] DType keys,
+                                            [[maybe_unused]] DType values,
                                             [[maybe_unused]] int64_t d) {
     if (!is_prepared_attention_allowed.load(std::memory_order_relaxed) ||
         kernels().isa != device::Isa::avx512) {
@@ -174,10 +176,19 @@ const PreparedAttention *prepared_attention([[maybe_unused]] DType keys,
         return &cpu_avx512vnni::prepared_attention;
     }
 #endif
+    constexpr int64_t kStep = 32; // values of d per tile product, or per transposed block
+    if (keys != LLAISYS_DTYPE_BF16 || values != LLAISYS_DTYPE_BF16 || d % kStep != 0 ||
+        d > kMaxTileHead) {
+        return nullptr;
+    }
 #if defined(LLAISYS_HAVE_AMX)
-    constexpr int64_t kStep = 32; // values of d per tile product
-    if (keys == LLAISYS_DTYPE_BF16 && d % kStep == 0 && d <= kMaxTileHead && device::uses_amx()) {
+    if (device::uses_amx()) {
         return &cpu_amx::prepared_attention;
+    }
+#endif
+#if defined(LLAISYS_HAVE_AVX512BF16)
+    if (uses_bf16_dot()) {
+        return &cpu_avx512bf16::prepared_attention;
     }
 #endif
     return nullptr;
