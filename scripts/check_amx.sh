@@ -9,19 +9,20 @@ threads=$(nproc)
 step() { echo "@@ $SECONDS s: $*"; }
 step "$(grep -o -w 'amx_[a-z0-9]*' /proc/cpuinfo | sort -u | tr '\n' ' '), $threads threads, $(uname -r)"
 native=build/amx-native
-tests=(test_tiles test_ops test_ops_linear test_ops_quant test_packed_weights test_decoder test_runner test_parallel_linear)
+tests=(test_tiles test_ops test_ops_attention test_ops_kv8 test_ops_linear test_ops_quant test_ops_variants
+  test_packed_weights test_decoder test_runner test_parallel_linear)
 if [ -z "${PREBUILT:-}" ]; then
   step build
   mkdir -p "$native"
   cmake -S . -B "$native" -DCMAKE_BUILD_TYPE=Release -DLLAISYS_BUILD_TESTS=ON -DLLAISYS_CUDA=OFF >"$native/cmake.log"
-  cmake --build "$native" -j "$threads" --target llaisys "${tests[@]}" >"$native/build.log"
+  cmake --build "$native" -j "$threads" --target llaisys cpp_tests >"$native/build.log"
 fi
 export PYTHONPATH=$PWD/python${PYTHONPATH:+:$PYTHONPATH} LLAISYS_LIBRARY=$PWD/$native/libllaisys.so
 time_it() { LLAISYS_CPU_AMX=$1 python3 scripts/bench_amx.py "${@:2}"; }
 step tests
 for amx in on off; do
   for test in "${tests[@]}"; do
-    LLAISYS_CPU_AMX=$amx "$native/test/cpp/$test" >"$native/test.log" 2>&1 ||
+    LLAISYS_CPU_AMX=$amx "$native/test/cpp/cpp_tests" "$test/" >"$native/test.log" 2>&1 ||
       { tail -40 "$native/test.log"; echo "$test with AMX $amx: failed"; exit 1; }
   done
   step "tests with AMX $amx: pass"

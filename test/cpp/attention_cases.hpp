@@ -24,24 +24,18 @@ inline int64_t slot_of(const ops::AttentionLists &lists, int64_t row, int64_t e)
     return table[e / size] * size + e % size;
 }
 
-// What the kernels of this machine round to bf16.
-struct AttentionRounding {
-    bool weights = false;
-    bool queries = false; // after they are scaled
-
-    explicit AttentionRounding(const AttentionCase &c) {
-        weights = c.k.dtype() == kBf16 &&
-                  ops::cpu::prepared_attention(kBf16, c.v.dtype(), c.q.size(2)) != nullptr;
-        queries = weights && !device::uses_amx();
-    }
-    double query(double value, float scale) const {
-        const float scaled = float(value) * scale;
-        return queries ? double(to_f32(from_f32<bf16_t>(scaled))) : value * double(scale);
-    }
-};
+// Whether kernels that add pairs of bf16 round scaled queries and weights.
+inline bool rounds_to_bf16(const AttentionCase &c) {
+    return c.k.dtype() == kBf16 && !device::uses_amx() &&
+           ops::cpu::prepared_attention(kBf16, c.v.dtype(), c.q.size(2)) != nullptr;
+}
 
 inline void check_attention(const AttentionCase &c, const Tensor &out, double tolerance = 2e-5) {
-    const AttentionRounding rounding(c);
+    const bool is_rounded = rounds_to_bf16(c);
+    const auto scaled = [&](double value) {
+        const double exact = value * double(c.scale);
+        return is_rounded ? double(to_f32(from_f32<bf16_t>(float(exact)))) : exact;
+    };
     const int64_t heads = c.q.size(1);
     const int64_t d = c.q.size(2);
     const int64_t value_dim = out.size(2);
@@ -59,7 +53,7 @@ inline void check_attention(const AttentionCase &c, const Tensor &out, double to
             for (int64_t e = begin; e < end; ++e) {
                 double dot = 0;
                 for (int64_t x = 0; x < d; ++x) {
-                    dot += rounding.query(get3(c.q, i, h, x), c.scale) *
+                    dot += scaled(get3(c.q, i, h, x)) *
                            get3(c.k, slot_of(c.lists, row, e), h / group, x);
                 }
                 weights.push_back(dot);
@@ -76,7 +70,7 @@ inline void check_attention(const AttentionCase &c, const Tensor &out, double to
             }
             for (int64_t x = 0; x < value_dim; ++x) {
                 const double expected = end > begin ? sums[size_t(x)] / total : 0.0;
-                const double rounded = rounding.weights && total > 0 ? sizes[size_t(x)] / total : 0;
+                const double rounded = is_rounded && total > 0 ? sizes[size_t(x)] / total : 0;
                 check_close("attention", get3(out, i, h, x), expected,
                             tolerance + 0x1p-8 * rounded +
                                 unit_of(out.dtype()) * std::abs(expected));

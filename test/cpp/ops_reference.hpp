@@ -74,7 +74,7 @@ template <typename Body> void for_each_isa(const Body &body) {
           Variant{Isa::avx512, false, true, "AVX-512 with BF16"},
           Variant{Isa::avx512, true, true, "AMX"}}) {
         device::allow_amx(v.tiles);
-        ops::cpu::allow_bf16_dot(v.bf16_dot);
+        ops::cpu::use_bf16_dot(v.bf16_dot);
         if (!ops::cpu::use_kernels_of(v.isa) || (v.tiles && !device::has_amx()) ||
             (v.bf16_dot && !v.tiles && !device::probes::has_bf16())) {
             continue;
@@ -86,7 +86,7 @@ template <typename Body> void for_each_isa(const Body &body) {
         }
     }
     device::allow_amx(true);
-    ops::cpu::allow_bf16_dot(true);
+    ops::cpu::use_bf16_dot(device::probes::has_fast_bf16());
     ops::cpu::use_kernels_of(device::cpu_isa());
 }
 

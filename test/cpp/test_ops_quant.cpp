@@ -182,6 +182,25 @@ Tensor product(const Stream &stream, const Tensor &in, const Tensor &weight,
     return out;
 }
 
+// What the zero point of value k adds: it is subtracted from the sum of a block, not from each value.
+float zero_part(const Tensor &weight, int64_t row, int64_t k) {
+    switch (weight.dtype()) {
+    case LLAISYS_DTYPE_I4_G32:
+    case LLAISYS_DTYPE_I4_G128:
+    case LLAISYS_DTYPE_I8_G32:
+    case LLAISYS_DTYPE_I8_G128: {
+        const auto traits = traits_of(weight.dtype());
+        const int64_t block = (row * weight.size(1) + k) / traits.block_elements;
+        const uint8_t *p = weight.as<uint8_t>() + block * traits.block_bytes;
+        float s;
+        std::memcpy(&s, p, sizeof s);
+        return s * half_at(p + 4);
+    }
+    default:
+        return 0;
+    }
+}
+
 void check_product(const Tensor &in, const Tensor &weight, const Tensor &bias, const Tensor &out) {
     for (int64_t i = 0; i < out.size(0); ++i) {
         const std::vector<double> x = rounded(in, i);
@@ -191,7 +210,7 @@ void check_product(const Tensor &in, const Tensor &weight, const Tensor &bias, c
             for (int64_t k = 0; k < in.size(1); ++k) {
                 const double term = x[size_t(k)] * double(weight_value(weight, j, k));
                 sum += term;
-                size += std::abs(term);
+                size += std::abs(term) + std::abs(x[size_t(k)] * double(zero_part(weight, j, k)));
             }
             check_close(name_of(weight.dtype()), get2(out, i, j), sum + get(bias, j),
                         3e-6 * size + 1e-5);

@@ -129,7 +129,7 @@ Rounds rounds_of(Probe probe) {
             return probes::tile_bf16_rounds;
         }
 #endif
-        return probes::has_bf16() ? probes::bf16_rounds : nullptr;
+        return probes::has_fast_bf16() ? probes::bf16_rounds : nullptr;
     case Probe::read_bandwidth:
         break;
     }

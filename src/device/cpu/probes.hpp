@@ -33,6 +33,9 @@ float tile_i8_rounds(int64_t rounds, int64_t *operations_per_round);
 bool has_f16();
 bool has_i8();
 bool has_bf16(); // dot products of pairs, which the kernels of *_avx512bf16.cpp need
+// Whether these are faster than products in f32. AMD's cores (Zen 4, Zen 5) take two pairs in the
+// time of one multiply-add, Intel's take half a pair.
+bool has_fast_bf16();
 } // namespace probes
 
 } // namespace llaisys::device

@@ -18,6 +18,7 @@ namespace llaisys::device::probes {
 bool has_f16() { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512fp16"); }
 bool has_i8() { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni"); }
 bool has_bf16() { return has_i8() && __builtin_cpu_supports("avx512bf16"); }
+bool has_fast_bf16() { return has_bf16() && __builtin_cpu_is("amd"); }
 
 __attribute__((target("avx512fp16"))) float f16_rounds(int64_t rounds, int64_t *operations) {
     *operations = 2 * 32 * kRoundChains;
@@ -93,6 +94,7 @@ __attribute__((target("avx512f,avx512bf16"))) float bf16_rounds(int64_t rounds,
 bool has_f16() { return false; }
 bool has_i8() { return false; }
 bool has_bf16() { return false; }
+bool has_fast_bf16() { return false; }
 float f16_rounds(int64_t, int64_t *operations) { return float(*operations = 0); }
 float i8_rounds(int64_t, int64_t *operations) { return float(*operations = 0); }
 float bf16_rounds(int64_t, int64_t *operations) { return float(*operations = 0); }

@@ -47,6 +47,7 @@ auto run_chains(int64_t rounds, const First &first, const Step &step, const Add 
 bool has_f16() { return machine_has(kHalfPrecision); }
 bool has_i8() { return machine_has(kDotProduct); }
 bool has_bf16() { return false; } // no kernel uses them
+bool has_fast_bf16() { return false; }
 
 float f16_rounds(int64_t rounds, int64_t *operations) {
     *operations = 2 * 8 * kRoundChains;

@@ -9,7 +9,7 @@ namespace llaisys::LLAISYS_CPU_NS {
 using KeyTiles = AmxTiles;
 }
 
-#include "ops/cpu/attention_pair_values.hpp"
+#include "ops/cpu/attention_real_values.hpp"
 #include "ops/cpu/attention_tile_keys.hpp"
 
 #include "ops/cpu/attention_kernel.hpp"

@@ -48,7 +48,8 @@ struct Bf16Kernels {
 // Null where the machine has no such products, or where they are disabled.
 const Bf16Kernels *bf16_kernels();
 
-// For tests: enable or disable the dot product of pairs of bf16.
-void allow_bf16_dot(bool allowed);
+// For tests: use the dot product of pairs of bf16 where the machine has it, even if it is slower than
+// f32, or do not.
+void use_bf16_dot(bool used);
 
 } // namespace llaisys::ops::cpu

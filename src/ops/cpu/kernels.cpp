@@ -68,15 +68,17 @@ constexpr const Kernels *kTables[] = {
 std::atomic<const Kernels *> chosen{nullptr};
 std::atomic<bool> is_prepared_attention_allowed{true};
 std::atomic<bool> is_byte_dot_allowed{true};
-std::atomic<bool> is_bf16_dot_allowed{true};
 
 [[maybe_unused]] bool uses_byte_dot() {
     return is_byte_dot_allowed.load(std::memory_order_relaxed) && device::probes::has_i8();
 }
 
-[[maybe_unused]] bool uses_bf16_dot() {
-    return is_bf16_dot_allowed.load(std::memory_order_relaxed) && device::probes::has_bf16();
+std::atomic<bool> &bf16_dot() {
+    static std::atomic<bool> is_used{device::probes::has_fast_bf16()};
+    return is_used;
 }
+
+[[maybe_unused]] bool uses_bf16_dot() { return bf16_dot().load(std::memory_order_relaxed); }
 
 } // namespace
 
@@ -196,7 +198,9 @@ const PreparedAttention *prepared_attention([[maybe_unused]] DType keys,
 
 void allow_byte_dot(bool allowed) { is_byte_dot_allowed.store(allowed, std::memory_order_relaxed); }
 
-void allow_bf16_dot(bool allowed) { is_bf16_dot_allowed.store(allowed, std::memory_order_relaxed); }
+void use_bf16_dot(bool used) {
+    bf16_dot().store(used && device::probes::has_bf16(), std::memory_order_relaxed);
+}
 
 void allow_prepared_attention(bool allowed) {
     is_prepared_attention_allowed.store(allowed, std::memory_order_relaxed);

@@ -1,6 +1,6 @@
 // Attention with queries in another form than f32, for machines with instructions for it: byte
-// products with an 8-bit cache; tile registers or dot products of pairs with a bf16 cache, where
-// weights are rounded to bf16. Elsewhere Kernels::attention_span widens the keys.
+// products with an 8-bit cache; tile registers or dot products of pairs with a bf16 cache (the latter
+// round weights to bf16). Elsewhere Kernels::attention_span widens the keys.
 #pragma once
 
 #include "ops/cpu/kernels.hpp"
