@@ -26,7 +26,7 @@ inline int64_t slot_of(const ops::AttentionLists &lists, int64_t row, int64_t e)
 
 // Whether kernels that add pairs of bf16 round scaled queries and weights.
 inline bool rounds_to_bf16(const AttentionCase &c) {
-    return c.k.dtype() == kBf16 && !device::uses_amx() &&
+    return c.k.dtype() == kBf16 &&
            ops::cpu::prepared_attention(kBf16, c.v.dtype(), c.q.size(2)) != nullptr;
 }
 

@@ -33,32 +33,37 @@ TEST(attention_takes_every_dtype_of_every_argument) {
 
 TEST(attention_sees_windows_and_nothing) {
     for_each_isa([] {
-        AttentionCase c = attention_case(1, 700, 40, 4, 2, 16, 16, kF32, kF32);
-        for (int64_t i = 0; i < 40; ++i) {
-            int32_t *end = c.lists.end.as<int32_t>();
-            c.lists.begin.as<int32_t>()[i] = i % 7 == 3 ? end[i] : int32_t(random_int(0, end[i]));
+        for (DType kv : {kF32, kBf16}) {
+            AttentionCase c = attention_case(1, 700, 40, 4, 2, 32, 16, kF32, kv);
+            for (int64_t i = 0; i < 40; ++i) {
+                int32_t *end = c.lists.end.as<int32_t>();
+                c.lists.begin.as<int32_t>()[i] =
+                    i % 7 == 3 ? end[i] : int32_t(random_int(0, end[i]));
+            }
+            check_attention(c, run_attention(two_threads(), c));
+            for (int64_t i = 0; i < 40; ++i) {
+                c.lists.end.as<int32_t>()[i] = 0;
+            }
+            const Tensor nothing = run_attention(two_threads(), c);
+            CHECK(same_bits(nothing, Tensor::create(nothing.shape(), kF32)));
         }
-        check_attention(c, run_attention(two_threads(), c));
-        for (int64_t i = 0; i < 40; ++i) {
-            c.lists.end.as<int32_t>()[i] = 0;
-        }
-        const Tensor nothing = run_attention(two_threads(), c);
-        CHECK(same_bits(nothing, Tensor::create(nothing.shape(), kF32)));
     });
 }
 
 TEST(attention_never_reads_what_a_token_does_not_see) {
     for_each_isa([] {
-        AttentionCase c = attention_case(1, 100, 30, 4, 2, 16, 16, kF32, kF32);
-        const Tensor out = run_attention(one_thread(), c);
-        for (int64_t e = 85; e < 100; ++e) { // entries from 85 on: seen by tokens 15.. only
-            for (int64_t x = 0; x < 2 * 16; ++x) {
-                set(c.k, slot_of(c.lists, 0, e) * 32 + x, kNan);
-                set(c.v, slot_of(c.lists, 0, e) * 32 + x, kInf);
+        for (DType kv : {kF32, kBf16}) {
+            AttentionCase c = attention_case(1, 100, 30, 4, 2, 32, 16, kF32, kv);
+            const Tensor out = run_attention(one_thread(), c);
+            for (int64_t e = 85; e < 100; ++e) { // entries from 85 on: seen by tokens 15.. only
+                for (int64_t x = 0; x < 2 * 32; ++x) {
+                    set(c.k, slot_of(c.lists, 0, e) * 64 + x, kNan);
+                    set(c.v, slot_of(c.lists, 0, e) * 64 + x, kInf);
+                }
             }
+            const Tensor again = run_attention(one_thread(), c);
+            CHECK(same_bits(out.slice(0, 0, 15), again.slice(0, 0, 15)));
         }
-        const Tensor again = run_attention(one_thread(), c);
-        CHECK(same_bits(out.slice(0, 0, 15), again.slice(0, 0, 15)));
     });
 }
 

@@ -1,5 +1,5 @@
 // Kernels for tile registers on emulated tiles, so that they are checked on machines without them:
-// quantised products bit for bit against the kernels without tiles, bf16 products and attention scores
+// quantised products bit for bit against the kernels without tiles, bf16 products and those of attention
 // against a reference in double. On a machine with tiles the tests of the operators meet the real ones.
 #define LLAISYS_CPU_NS cpu_test_tiles
 #include "device/cpu/simd_portable.hpp"
@@ -11,23 +11,11 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-using KeyTiles = EmulatedTiles;
-
-// Of simd.hpp; portable kernels do without.
-template <typename Rows>
-void load_transposed(const Rows &rows, int64_t i, vf (&transposed)[kLanes]) {
-    for (int c = 0; c < kLanes; ++c) {
-        float column[kLanes];
-        for (int j = 0; j < kLanes; ++j) {
-            column[j] = rows.row(j)[i + c];
-        }
-        transposed[c] = load(column);
-    }
-}
+using PairTiles = EmulatedTiles;
 
 } // namespace llaisys::LLAISYS_CPU_NS
 
-#include "ops/cpu/attention_tile_keys.hpp"
+#include "ops/cpu/attention_pair_tiles.hpp"
 #include "ops/cpu/bf16_tiles.hpp"
 #include "ops/cpu/quant_tiles.hpp"
 
@@ -185,80 +173,62 @@ TEST(rows_are_rounded_to_bf16_and_padded_with_zeros) {
     }
 }
 
-TEST(attention_scores_over_tiles_match_the_reference_in_any_row_tile) {
-    constexpr int64_t kTile = ops::cpu::kTile;
-    struct Case {
-        int64_t rows, d, block_size, first, last; // entries of the tile that exist
-    };
-    for (const Case &c : {Case{6, 128, 16, 0, 64}, Case{1, 32, 32, 3, 61}, Case{8, 64, 5, 0, 64},
-                          Case{29, 96, 16, 16, 48}, Case{16, 576, 64, 0, 17}}) {
-        const int64_t heads = 2;
-        const int64_t blocks = kTile / c.block_size + 1;
-        const Tensor keys = random_tensor({(blocks + 1) * c.block_size, heads, c.d}, kBf16);
-        std::vector<int32_t> table;
-        for (int64_t b = 0; b < blocks; ++b) {
-            table.push_back(int32_t(blocks - b));
-        }
-        const int64_t ldq = c.d + 16;
-        const Tensor queries = random_tensor({c.rows, ldq}, kF32);
-        std::vector<float> q(queries.as<float>(), queries.as<float>() + c.rows * ldq);
-        tiles::prepare_queries(q.data(), c.rows, ldq, c.d);
-        ops::cpu::AttentionTask task{};
-        task.q = q.data();
-        task.ldq = ldq;
-        task.n_heads = 1;
-        task.n_tokens = c.rows;
-        task.group = 1;
-        task.d = c.d;
-        task.head_stride = c.d;
-        task.k_cache = keys.as<bf16_t>() + c.d; // head 1
-        task.v_cache = task.k_cache;
-        task.k_dtype = task.v_dtype = kBf16;
-        task.slot_stride = heads * c.d;
-        task.table = table.data();
-        task.limit = c.last;
-        task.block_size = c.block_size;
-        tiles::TilePlaces places;
-        places.find(task, 0, c.first, c.last);
-        tiles::TileFetch fetch(task, places, 1);
-        std::vector<float> memory(size_t(ops::cpu::attention_key_floats(c.d)));
-        tiles::load_keys(task, places, memory.data(), fetch);
-        const auto scores = [&](int64_t first, int64_t n) {
-            const Tensor out = random_tensor({n, kTile}, kF32);
-            tiles::score_rows(task, places, memory.data(), first, n, out.as<float>(), fetch);
-            return out;
-        };
-        const Tensor all = scores(0, c.rows);
-        for (int64_t r = 0; r < c.rows; ++r) {
-            for (int64_t e = c.first; e < c.last; ++e) {
-                const int64_t slot =
-                    table[size_t(e / c.block_size)] * c.block_size + e % c.block_size;
-                double sum = 0;
-                double size = 0;
-                for (int64_t i = 0; i < c.d; ++i) {
-                    const double term =
-                        double(get2(queries, r, i)) * get(keys, (slot * heads + 1) * c.d + i);
-                    sum += term;
-                    size += std::abs(term);
+TEST(products_of_pairs_over_tiles_match_the_reference_in_any_row_tile) {
+    ops::cpu::AttentionTask task{};
+    task.k_dtype = task.v_dtype = kBf16;
+    tiles::TilePlaces places{};
+    tiles::TileFetch fetch(task, places, 1);
+    for (int64_t columns : {32, 64, 96, 160}) {
+        for (int64_t pairs : {16, 48}) {
+            const int64_t k = 2 * pairs;
+            const Tensor x = random_tensor({16, k + 6}, kBf16);
+            const Tensor weight = random_tensor({columns, k}, kBf16);
+            std::vector<bf16_t> w(size_t(columns * k)); // [pairs, columns, 2]
+            for (int64_t c = 0; c < columns; ++c) {
+                for (int64_t i = 0; i < k; ++i) {
+                    w[size_t((i / 2 * columns + c) * 2 + i % 2)] = weight.as<bf16_t>()[c * k + i];
                 }
-                check_close("score", get2(all, r, e), sum, 0x1p-17 * size);
             }
+            const tiles::PairOperands from = {reinterpret_cast<const char *>(x.as<bf16_t>()),
+                                              2 * (k + 6), reinterpret_cast<const char *>(w.data()),
+                                              4 * columns};
+            const int64_t lda = columns + 16;
+            const Tensor before = random_tensor({16, lda}, kF32);
+            const auto product = [&](int64_t n, bool is_sum) {
+                std::vector<float> acc(before.as<float>(), before.as<float>() + 16 * lda);
+                tiles::RowTiles height;
+                height.begin(n);
+                if (is_sum) {
+                    tiles::dot_pair_rows<tiles::Start::sums, 0>(n, from, pairs, acc.data(), lda,
+                                                                columns, fetch);
+                } else {
+                    tiles::dot_pair_rows<tiles::Start::zero, 0>(n, from, pairs, acc.data(), lda,
+                                                                columns, fetch);
+                }
+                return acc;
+            };
+            for (bool is_sum : {false, true}) {
+                const std::vector<float> all = product(16, is_sum);
+                for (int64_t r = 0; r < 16; ++r) {
+                    for (int64_t c = 0; c < columns; ++c) {
+                        double sum = is_sum ? get2(before, r, c) : 0;
+                        double size = std::abs(sum);
+                        for (int64_t i = 0; i < k; ++i) {
+                            const double term = double(get2(x, r, i)) * get2(weight, c, i);
+                            sum += term;
+                            size += std::abs(term);
+                        }
+                        check_close("pairs", all[size_t(r * lda + c)], sum, 1e-6 * size);
+                    }
+                }
+                for (int64_t n : {1, 7, 15}) { // other rows are unchanged
+                    const std::vector<float> some = product(n, is_sum);
+                    CHECK(std::memcmp(some.data(), all.data(), size_t(n * lda) * 4) == 0);
+                    CHECK(std::memcmp(some.data() + n * lda, before.as<float>() + n * lda,
+                                      size_t((16 - n) * lda) * 4) == 0);
+                }
+            }
+            CHECK(!tiles::EmulatedTiles::is_configured);
         }
-        for (int64_t first = 0; first < c.rows; first += 5) {
-            const int64_t n = std::min<int64_t>(12, c.rows - first);
-            CHECK(same_bits(scores(first, n).slice(1, c.first, c.last),
-                            all.slice(0, first, first + n).slice(1, c.first, c.last)));
-        }
-    }
-}
-
-TEST(a_query_that_is_not_finite_has_nan_scores) {
-    for (float value : {kNan, kInf, -kInf}) {
-        std::vector<float> q(32, 1.0f);
-        q[7] = value;
-        tiles::prepare_queries(q.data(), 1, 32, 32);
-        bf16_t parts[4]; // of values 6 and 7
-        std::memcpy(parts, q.data() + 6, sizeof parts);
-        CHECK(std::isnan(to_f32(parts[3])) && to_f32(parts[2]) == 0.0f);
     }
 }

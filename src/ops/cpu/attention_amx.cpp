@@ -1,4 +1,4 @@
-// Attention over bf16 keys for AMX.
+// Attention over bf16 keys and values for AMX.
 #define LLAISYS_CPU_NS cpu_amx
 #include "device/cpu/simd_avx512.hpp"
 
@@ -6,11 +6,13 @@
 #include "device/cpu/tiles_amx.hpp"
 
 namespace llaisys::LLAISYS_CPU_NS {
-using KeyTiles = AmxTiles;
+using PairTiles = AmxTiles;
 }
 
-#include "ops/cpu/attention_real_values.hpp"
-#include "ops/cpu/attention_tile_keys.hpp"
+#include "ops/cpu/attention_pair_tiles.hpp"
+
+#include "ops/cpu/attention_pair_keys.hpp"
+#include "ops/cpu/attention_pair_values.hpp"
 
 #include "ops/cpu/attention_kernel.hpp"
 #include "ops/cpu/prepared_attention.hpp"

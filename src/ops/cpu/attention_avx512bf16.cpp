@@ -2,6 +2,8 @@
 #define LLAISYS_CPU_NS cpu_avx512bf16
 #include "device/cpu/simd_avx512.hpp"
 
+#include "ops/cpu/attention_pair_vectors.hpp"
+
 #include "ops/cpu/attention_pair_keys.hpp"
 #include "ops/cpu/attention_pair_values.hpp"
 

@@ -1,8 +1,8 @@
 // Attention of some rows over one span of entries, tile by tile, with an online softmax (running
 // maximum per row). A few rows at a time go from scores to sums while a tile is in L1. Included
 // after one attention_*_keys.hpp, which defines load_keys, score_rows and kScoresAreScaled, and one
-// attention_*_values.hpp, which defines load_values, store_weight and add_values. Compiled per
-// instruction set.
+// attention_*_values.hpp, which defines load_values, store_weight, sum_rows and (itself or
+// by what it includes before) RowTiles and keep_awake. Compiled per instruction set.
 #pragma once
 
 #include "ops/cpu/attention_tile.hpp"
@@ -10,7 +10,7 @@
 namespace llaisys::LLAISYS_CPU_NS {
 
 inline void load_tile(const AttentionTask &task, const TilePlaces &places,
-                      const AttentionScratch &scratch, TileFetch &fetch) {
+                      AttentionScratch &scratch, TileFetch &fetch) {
     load_keys(task, places, scratch.keys, fetch);
     load_values(task, places, scratch);
     if (has_scales(task)) {
@@ -69,36 +69,13 @@ inline void weigh_rows(const AttentionTask &task, const AttentionScratch &scratc
     for (int64_t r = 0; r < rows.n; ++r) {
         const int64_t row = rows.first + r;
         fetch.step(kWeighSteps);
+        keep_awake();
         const auto weigh = has_scales(task) ? weigh_row<true> : weigh_row<false>;
         weigh(scratch.scores + r * kTile, new_m[r], factor[r], scratch.v_scales,
               scratch.weights + row * kLanes);
         if (factor[r] != 1.0f) {
             scale_in_place(state.o + row * task.ldo, factor[r], task.ldo);
         }
-    }
-}
-
-// Weighted sums of the values. Entries visible to all rows are processed for all rows at once, the
-// others row by row, so that no row reads a masked value.
-inline void sum_rows(const AttentionTask &task, const AttentionScratch &scratch,
-                     const AttentionState &state, const TilePlaces &places, const RowTile &rows,
-                     TileFetch &fetch) {
-    Range common = rows.common;
-    if (!rows.is_same) { // whole steps
-        common = {ops::cpu::round_up(common.begin, kValueStep),
-                  common.end / kValueStep * kValueStep};
-    }
-    common = common.empty() ? Range{kTile, kTile} : common;
-    for (int64_t r = 0; !rows.is_same && r < rows.n; ++r) {
-        const Range seen = rows.seen_by_row(task, r);
-        add_values(task, scratch, state, places, rows, r, 1,
-                   {seen.begin, smaller(seen.end, common.begin)}, fetch);
-    }
-    add_values(task, scratch, state, places, rows, 0, rows.n, common, fetch);
-    for (int64_t r = 0; !rows.is_same && r < rows.n; ++r) {
-        const Range seen = rows.seen_by_row(task, r);
-        add_values(task, scratch, state, places, rows, r, 1,
-                   {larger(seen.begin, common.end), seen.end}, fetch);
     }
 }
 
@@ -113,23 +90,25 @@ inline int64_t next_token(const AttentionTask &task, int64_t tile, int64_t t, bo
 // Prefetch steps of a tile, all heads together.
 inline int64_t fetch_steps(const AttentionTask &task) {
     const int64_t rows = task.n_tokens * task.group;
-    const int64_t height = rows <= kMaxTileRows ? rows : tile_height(rows);
+    const int64_t height = RowTiles::height(rows);
     const int64_t tiles = (rows + height - 1) / height;
     const int64_t of_tile = score_steps(height, task.d) + value_steps(height, task.ldo);
     return task.n_heads * (load_steps() + tiles * of_tile + rows * kWeighSteps);
 }
 
 // Adds one tile to the state.
-inline void attention_tile(const AttentionTask &task, const AttentionScratch &scratch,
-                           const AttentionState &state, const TilePlaces &places,
+inline void attention_tile(const AttentionTask &task, AttentionScratch &scratch,
+                           const AttentionState &state, const TilePlaces &places, RowTiles &tiles,
                            TileFetch &fetch) {
     load_tile(task, places, scratch, fetch);
     int64_t token = next_token(task, places.tile, 0, true);
     while (token < task.n_tokens) {
         const int64_t end = next_token(task, places.tile, token, false);
-        const auto add_rows = [&](int64_t first, int64_t n) {
-            const RowTile rows(task, places.tile, token * task.group + first, n);
-            score_rows(task, places, scratch.keys, rows.first, n, scratch.scores, fetch);
+        for (int64_t row = token * task.group; row < end * task.group;) {
+            const int64_t n = RowTiles::height(end * task.group - row);
+            const RowTile rows(task, places.tile, row, n);
+            tiles.begin(n);
+            score_rows(task, places, scratch.keys, row, n, scratch.scores, fetch);
             if (!kScoresAreScaled && has_scales(task)) {
                 scale_rows(scratch.scores, n, scratch.k_scales);
             }
@@ -137,13 +116,8 @@ inline void attention_tile(const AttentionTask &task, const AttentionScratch &sc
                 soft_cap_row(scratch.scores, task.soft_cap, n * kTile);
             }
             weigh_rows(task, scratch, state, rows, fetch);
-            sum_rows(task, scratch, state, places, rows, fetch);
-        };
-        const int64_t n = (end - token) * task.group;
-        if (n <= kMaxTileRows) { // x is in L1 at known offsets: one tile suffices
-            add_rows(0, n);
-        } else {
-            for_row_tiles(n, add_rows);
+            sum_rows(task, scratch, state, places, rows, tiles, fetch);
+            row += n;
         }
         token = next_token(task, places.tile, end, true);
     }
@@ -180,6 +154,7 @@ inline void attention_span(const AttentionTask &task, const AttentionState &stat
     }
     fill(weights, task.n_heads * rows * kLanes, 0.0f);
     TilePlaces places[2];
+    RowTiles tiles;
     int64_t tile = first / kTile * kTile;
     places[0].find(task, tile, first, smaller(last, tile + kTile));
     for (int turn = 0; tile < last; tile += kTile, turn = 1 - turn) {
@@ -190,7 +165,7 @@ inline void attention_span(const AttentionTask &task, const AttentionState &stat
         for (int64_t h = 0; h < task.n_heads; ++h) {
             scratch.weights = weights + h * rows * kLanes;
             attention_tile(head_of(task, h), scratch, state.after(h * task.state_stride),
-                           places[turn], fetch);
+                           places[turn], tiles, fetch);
         }
         next.last = smaller(next.last, last);
     }

@@ -1,10 +1,9 @@
-// Attention scores of bf16 keys as dot products of pairs, with keys transposed to [d / 2][entry][2]
-// and queries rounded to bf16. An entry is one lane that adds pair after pair. Included after
-// simd_avx512.hpp; compiled for AVX-512 BF16.
+// Attention scores of bf16 keys as products of pairs, with keys transposed to [d / 2][entry][2] and
+// queries rounded to bf16. Included after simd_avx512.hpp and one attention_pair_{vectors,tiles}.hpp;
+// compiled per instruction set.
 #pragma once
 
 #include "ops/cpu/attention_tile.hpp"
-#include "ops/cpu/pair_tile.hpp"
 
 namespace llaisys::LLAISYS_CPU_NS {
 
@@ -30,6 +29,7 @@ inline void load_keys(const AttentionTask &task, const TilePlaces &places, float
                       TileFetch &fetch) {
     for (int64_t e = 0; e < kTile; e += kLanes) {
         fetch.step(kTransposeSteps);
+        keep_awake();
         const ListedKeys<bf16_t> some = {static_cast<const bf16_t *>(task.k_cache),
                                          places.offset + e};
         for (int64_t i = 0; i < task.d / 2; i += kLanes) {
@@ -48,17 +48,13 @@ inline void score_rows(const AttentionTask &task, const TilePlaces &, const floa
                        int64_t first, int64_t n, float *scores, TileFetch &fetch) {
     constexpr int kFloat = int(sizeof(float));
     constexpr int kQueryBytes = int(ops::cpu::kQueryStride) * kFloat;
-    for (int64_t c = 0; c < kTile; c += kPanel) {
-        const PairOperands from = {reinterpret_cast<const char *>(task.q + first * task.ldq),
-                                   task.ldq * kFloat, reinterpret_cast<const char *>(keys + c),
-                                   kTile * kFloat};
-        if (task.ldq == ops::cpu::kQueryStride) {
-            dot_pair_rows<Start::zero, kQueryBytes>(n, from, task.d / 2, scores + c, kTile,
-                                                    SharedFetch{&fetch});
-        } else {
-            dot_pair_rows<Start::zero, 0>(n, from, task.d / 2, scores + c, kTile,
-                                          SharedFetch{&fetch});
-        }
+    const PairOperands from = {reinterpret_cast<const char *>(task.q + first * task.ldq),
+                               task.ldq * kFloat, reinterpret_cast<const char *>(keys),
+                               kTile * kFloat};
+    if (task.ldq == ops::cpu::kQueryStride) {
+        dot_pair_rows<Start::zero, kQueryBytes>(n, from, task.d / 2, scores, kTile, kTile, fetch);
+    } else {
+        dot_pair_rows<Start::zero, 0>(n, from, task.d / 2, scores, kTile, kTile, fetch);
     }
 }
 

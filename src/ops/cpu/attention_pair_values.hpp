@@ -1,18 +1,18 @@
-// Weighted sums of bf16 values as dot products of pairs: weights are rounded to bf16, and a lane adds
-// two entries after the other two. Included after simd_avx512.hpp; compiled for AVX-512 BF16.
+// Weighted sums of bf16 values as products of pairs: weights are rounded to bf16. Included after
+// simd_avx512.hpp and one attention_pair_{vectors,tiles}.hpp; compiled per instruction set.
 //
-// The weight of an entry that a row does not see is zero; its value in a pair is replaced by zero too,
-// since it may be infinite or NaN.
+// The weight of an entry that a row does not see is zero. Where a value is infinite or NaN, the
+// values that a row does not see are replaced by zero too.
 #pragma once
 
 #include "ops/cpu/attention_tile.hpp"
-#include "ops/cpu/pair_tile.hpp"
+#include "ops/cpu/prepared_attention.hpp"
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-constexpr int64_t kValueStep = 2; // entries that are added together
+constexpr int64_t kValueStep = 2 * kPairStep; // entries that are added together
 
-// Prefetch steps of add_values for n rows.
+// Prefetch steps of sum_rows for n rows.
 inline int64_t value_steps(int64_t, int64_t ldo) { return ldo / kPanel * (kTile / 8); }
 
 // A row of weights takes half of its row of scores, which was read before.
@@ -21,79 +21,105 @@ inline void store_weight(float *row, int64_t e, vf weight) {
                         __m256i(_mm512_cvtneps_pbh(weight)));
 }
 
-// Values [c, c + kPanel) of an entry, zero from n on.
-inline __m512i load_entry(const bf16_t *p, int64_t c, int64_t n) {
-    const int64_t rest = n - c;
-    const __mmask32 mask = rest >= kPanel ? ~__mmask32(0) : (__mmask32(1) << rest) - 1;
-    return _mm512_maskz_loadu_epi16(mask, p + c);
+// Interleaves 32 values of two entries: both of column c are the pair c.
+struct PairOrder {
+    int16_t lanes[2][kPanel]; // of the columns 0 to 15 and 16 to 31
+};
+constexpr PairOrder pair_order() {
+    PairOrder order{};
+    for (int16_t c = 0; c < kPanel; ++c) {
+        order.lanes[c / 16][c % 16 * 2] = c;
+        order.lanes[c / 16][c % 16 * 2 + 1] = int16_t(c + kPanel);
+    }
+    return order;
 }
 
-// scratch.values[i, c] = values c of the entries 2i and 2i + 1 of the tile; absent ones are zero.
+// scratch.values[i, c] = values c of the entries 2i and 2i + 1 of the tile; absent ones are zero, for
+// whole steps.
 inline void load_values(const AttentionTask &task, const TilePlaces &places,
-                        const AttentionScratch &scratch) {
-    alignas(64)
-        int16_t order[2][kPanel]; // of the columns of two entries: c, c + 32 (the second's c)
-    for (int16_t c = 0; c < kPanel; ++c) {
-        order[c / 16][c % 16 * 2] = c;
-        order[c / 16][c % 16 * 2 + 1] = int16_t(c + kPanel);
-    }
-    const __m512i low = _mm512_load_si512(order[0]);
-    const __m512i high = _mm512_load_si512(order[1]);
+                        AttentionScratch &scratch) {
+    alignas(64) static constexpr PairOrder kOrder = pair_order();
+    alignas(64) static constexpr uint16_t kAbsent[ops::cpu::kMaxTileHead] = {};
+    const __m512i low = _mm512_load_si512(kOrder.lanes[0]);
+    const __m512i high = _mm512_load_si512(kOrder.lanes[1]);
+    const __m512i magnitude = _mm512_set1_epi16(0x7fff);
     const bf16_t *cache = static_cast<const bf16_t *>(task.v_cache);
     const int64_t first = places.first - places.tile;
     const int64_t last = places.last - places.tile;
-    const auto values_of = [&](int64_t e, int64_t c) {
-        return first <= e && e < last ? load_entry(cache + places.offset[e], c, task.value_dim)
-                                      : _mm512_setzero_si512();
+    const auto entry = [&](int64_t e) -> const void * {
+        return first <= e && e < last ? static_cast<const void *>(cache + places.offset[e])
+                                      : kAbsent;
     };
-    for (int64_t e = first / 2 * 2; e < last; e += 2) {
+    const int64_t rest = task.value_dim % kPanel;
+    const __mmask32 in_rest = (__mmask32(1) << rest) - 1;
+    __m512i largest = _mm512_setzero_si512();
+    const auto store_pairs = [&](float *to, __m512i a, __m512i b) {
+        largest = _mm512_max_epu16(largest, _mm512_and_si512(a, magnitude));
+        largest = _mm512_max_epu16(largest, _mm512_and_si512(b, magnitude));
+        _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, low, b));
+        _mm512_storeu_si512(to + 16, _mm512_permutex2var_epi16(a, high, b));
+    };
+    const int64_t end = ops::cpu::round_up(last, kValueStep);
+    for (int64_t e = first / kValueStep * kValueStep; e < end; e += 2) {
+        if (e % 16 == 0) {
+            keep_awake();
+        }
+        const auto *a = static_cast<const int16_t *>(entry(e));
+        const auto *b = static_cast<const int16_t *>(entry(e + 1));
         float *to = scratch.values + e / 2 * task.ldo;
-        for (int64_t c = 0; c < task.ldo; c += kPanel) {
-            const __m512i a = values_of(e, c);
-            const __m512i b = values_of(e + 1, c);
-            _mm512_storeu_si512(to + c, _mm512_permutex2var_epi16(a, low, b));
-            _mm512_storeu_si512(to + c + 16, _mm512_permutex2var_epi16(a, high, b));
+        int64_t c = 0;
+        for (; c + kPanel <= task.value_dim; c += kPanel) {
+            store_pairs(to + c, _mm512_loadu_si512(a + c), _mm512_loadu_si512(b + c));
+        }
+        if (rest != 0) {
+            store_pairs(to + c, _mm512_maskz_loadu_epi16(in_rest, a + c),
+                        _mm512_maskz_loadu_epi16(in_rest, b + c));
+        }
+    }
+    constexpr int16_t kInfinity = 0x7f80; // larger ones are NaN
+    scratch.is_finite = _mm512_cmpge_epu16_mask(largest, _mm512_set1_epi16(kInfinity)) == 0;
+}
+
+// o[row, c...] += weights[row, pair] * values[pair, c...] for rows [first, first + n) of the row tile
+// and the steps that contain the entries of `range`; weights are zero outside it.
+inline void add_values(const AttentionTask &task, const AttentionScratch &scratch,
+                       const AttentionState &state, const RowTile &rows, int64_t first, int64_t n,
+                       Range range, const float *values, TileFetch &fetch) {
+    constexpr int kWeightBytes = int(kTile * int64_t(sizeof(float)));
+    const int64_t pair = range.begin / kValueStep * kPairStep;
+    const int64_t pairs = ops::cpu::round_up(range.end, kValueStep) / 2 - pair;
+    const PairOperands from = {
+        reinterpret_cast<const char *>(scratch.scores + first * kTile + pair), kWeightBytes,
+        reinterpret_cast<const char *>(values + pair * task.ldo),
+        task.ldo * int64_t(sizeof(float))};
+    dot_pair_rows<Start::sums, kWeightBytes>(
+        n, from, pairs, state.o + (rows.first + first) * task.ldo, task.ldo, task.ldo, fetch);
+}
+
+// out = the values of the tile, zero outside `seen`.
+inline void copy_seen(const AttentionTask &task, const float *values, Range seen, float *out) {
+    for (int64_t e = 0; e < kTile; ++e) {
+        const bool is_seen = seen.begin <= e && e < seen.end;
+        for (int64_t c = 0; c < task.ldo; ++c) {
+            const int64_t at = 2 * (e / 2 * task.ldo + c) + e % 2;
+            reinterpret_cast<bf16_t *>(out)[at] =
+                is_seen ? reinterpret_cast<const bf16_t *>(values)[at] : bf16_t{};
         }
     }
 }
 
-// o[row, c...] += weights[row, pair] * values[pair, c...] for rows [first, first + n) of the row tile
-// and the entries of `range`.
-inline void add_values(const AttentionTask &task, const AttentionScratch &scratch,
-                       const AttentionState &state, const TilePlaces &, const RowTile &rows,
-                       int64_t first, int64_t n, Range range, TileFetch &fetch) {
-    if (range.empty()) {
-        return;
+inline void sum_rows(const AttentionTask &task, const AttentionScratch &scratch,
+                     const AttentionState &state, const TilePlaces &, const RowTile &rows,
+                     RowTiles &tiles, TileFetch &fetch) {
+    if (scratch.is_finite) {
+        return add_values(task, scratch, state, rows, 0, rows.n, rows.all, scratch.values, fetch);
     }
-    constexpr int kWeightBytes = int(kTile * int64_t(sizeof(float)));
-    const char *weights = reinterpret_cast<const char *>(scratch.scores + first * kTile);
-    const int64_t begin = (range.begin + 1) / 2; // whole pairs
-    const int64_t end = range.end / 2;
-    for (int64_t c = 0; c < task.ldo; c += kPanel) {
-        float *o = state.o + (rows.first + first) * task.ldo + c;
-        const auto add = [&](int64_t pair, int64_t pairs, const void *values) {
-            const PairOperands from = {weights + pair * 4, 0, static_cast<const char *>(values),
-                                       task.ldo * int64_t(sizeof(float))};
-            dot_pair_rows<Start::sums, kWeightBytes>(n, from, pairs, o, task.ldo,
-                                                     SharedFetch{&fetch});
-        };
-        const auto add_half = [&](int64_t pair, int32_t mask) {
-            const __m512i kept = _mm512_set1_epi32(mask);
-            const float *values = scratch.values + pair * task.ldo + c;
-            alignas(64) int32_t half[kPanel];
-            _mm512_store_si512(half, _mm512_and_si512(kept, _mm512_loadu_si512(values)));
-            _mm512_store_si512(half + 16, _mm512_and_si512(kept, _mm512_loadu_si512(values + 16)));
-            add(pair, 1, half);
-        };
-        if (range.begin % 2 != 0) {
-            add_half(range.begin / 2, int32_t(0xffff0000));
-        }
-        if (begin < end) {
-            add(begin, end - begin, scratch.values + begin * task.ldo + c);
-        }
-        if (range.end % 2 != 0) {
-            add_half(end, 0x0000ffff);
-        }
+    float *seen_values = scratch.values + kTile / 2 * task.ldo;
+    tiles.begin(1);
+    for (int64_t r = 0; r < rows.n; ++r) {
+        const Range seen = rows.seen_by_row(task, r);
+        copy_seen(task, scratch.values, seen, seen_values);
+        add_values(task, scratch, state, rows, r, 1, seen, seen_values, fetch);
     }
 }
 

@@ -6,9 +6,14 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-constexpr int64_t kValueStep = 1; // entries that are added together
+// Division of rows into register tiles. x is in L1 at known offsets: the highest tile is best.
+struct RowTiles {
+    static int64_t height(int64_t rows) { return rows <= kMaxTileRows ? rows : tile_height(rows); }
+    void begin(int64_t) {}
+};
+inline void keep_awake() {}
 
-// Prefetch steps of add_values for n rows.
+// Prefetch steps of sum_rows for n rows.
 inline int64_t value_steps(int64_t n, int64_t ldo) {
     return ldo / kPanel * tiles_across(n) * (kTile / 4);
 }
@@ -52,6 +57,25 @@ inline void add_values(const AttentionTask &task, const AttentionScratch &scratc
         } else {
             add(DenseRows<float>{scratch.values + range.begin * task.ldo + c, task.ldo});
         }
+    }
+}
+
+// Weighted sums of the values. Entries visible to all rows are processed for all rows at once, the
+// others row by row, so that no row reads a masked value.
+inline void sum_rows(const AttentionTask &task, const AttentionScratch &scratch,
+                     const AttentionState &state, const TilePlaces &places, const RowTile &rows,
+                     RowTiles &, TileFetch &fetch) {
+    const Range common = rows.common.empty() ? Range{kTile, kTile} : rows.common;
+    for (int64_t r = 0; !rows.is_same && r < rows.n; ++r) {
+        const Range seen = rows.seen_by_row(task, r);
+        add_values(task, scratch, state, places, rows, r, 1,
+                   {seen.begin, smaller(seen.end, common.begin)}, fetch);
+    }
+    add_values(task, scratch, state, places, rows, 0, rows.n, common, fetch);
+    for (int64_t r = 0; !rows.is_same && r < rows.n; ++r) {
+        const Range seen = rows.seen_by_row(task, r);
+        add_values(task, scratch, state, places, rows, r, 1,
+                   {larger(seen.begin, common.end), seen.end}, fetch);
     }
 }
 

@@ -177,8 +177,9 @@ inline void widen_entries(const void *cache, DType dtype, const TilePlaces &plac
 // Buffers of a call, in the scratch of the task.
 struct AttentionScratch {
     float *keys;     // as written by load_keys: at most kTile keys of f32
-    float *values;   // [kTile, ldo]
-    float *scores;   // [kMaxTileRows, kTile]
+    float *values;   // as written by load_values: at most [kTile, ldo]
+    bool is_finite;  // values in pairs: none is infinite or NaN
+    float *scores;   // [rows of a tile, kTile]
     float *k_scales; // [kTile], 8-bit keys only, where keys are floats
     float *v_scales; // [kTile]
     float *weights;  // [rows of all heads, kLanes]: each row's l so far, one partial sum per lane
@@ -192,6 +193,14 @@ struct AttentionScratch {
         v_scales = k_scales + kTile;
         weights = v_scales + kTile;
     }
+};
+
+// Operands of a product of pairs: rows of x and the pairs of columns of w at these distances in bytes.
+struct PairOperands {
+    const char *x;
+    int64_t x_row;
+    const char *w;
+    int64_t w_pair;
 };
 
 struct Range {
@@ -212,16 +221,18 @@ struct RowTile {
     int64_t n;
     int64_t tile;
     Range common; // entries visible to all rows; may be empty
+    Range all;    // every entry that some row sees
     bool is_same; // all rows see the same entries
 
     RowTile(const AttentionTask &task, int64_t tile, int64_t first, int64_t n)
-        : first(first), n(n), tile(tile), common({0, kTile}), is_same(true) {
+        : first(first), n(n), tile(tile), common({0, kTile}), all({kTile, 0}), is_same(true) {
         const int64_t last_token = (first + n - 1) / task.group;
         const Range last = seen_by(task, last_token, tile);
         for (int64_t t = first / task.group; t <= last_token; ++t) {
             const Range seen = seen_by(task, t, tile);
             is_same = is_same && seen.begin == last.begin && seen.end == last.end;
             common = {larger(common.begin, seen.begin), smaller(common.end, seen.end)};
+            all = {smaller(all.begin, seen.begin), larger(all.end, seen.end)};
         }
     }
 
