@@ -26,7 +26,7 @@
 
 /* Incremented whenever a struct, a code or a signature changes. The Python mirror requires
  * equality. */
-#define LLAISYS_ABI_VERSION 17
+#define LLAISYS_ABI_VERSION 18
 
 typedef enum LLAISYS_INT32_ENUM {
     LLAISYS_DEVICE_CPU = 0,
@@ -67,7 +67,11 @@ typedef enum LLAISYS_INT32_ENUM {
     /* Weights of FP8 checkpoints, value s * q: a block is s as f32, then 128 values q in e4m3. On
      * CUDA only. */
     LLAISYS_DTYPE_F8_G128 = 24,
-    LLAISYS_DTYPE_COUNT = 25
+    /* Weights of W8A8 checkpoints, value s * q: a block is s as f32, then 32 values q as int8. All
+     * blocks of a row have the same s. Products may round activations to 8 bits with one scale per
+     * row. On CPUs only. */
+    LLAISYS_DTYPE_I8_CHANNEL = 25,
+    LLAISYS_DTYPE_COUNT = 26
 } llaisysDataType_t;
 
 /* Return codes of calls whose header lists no others. */

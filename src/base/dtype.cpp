@@ -52,7 +52,7 @@ bool is_activation(DType dtype) {
 
 bool is_quantised(DType dtype) {
     return (dtype >= LLAISYS_DTYPE_Q8_0 && dtype <= LLAISYS_DTYPE_I8_G128) ||
-           dtype == LLAISYS_DTYPE_F8_G128;
+           dtype == LLAISYS_DTYPE_F8_G128 || dtype == LLAISYS_DTYPE_I8_CHANNEL;
 }
 
 bool is_weight(DType dtype) { return is_activation(dtype) || is_quantised(dtype); }
@@ -66,13 +66,13 @@ struct TypeInfo {
 
 // By llaisysDataType_t.
 constexpr TypeInfo kTypes[] = {
-    {"invalid", {}},        {"f32", {1, 4}},      {"f16", {1, 2}},         {"bf16", {1, 2}},
-    {"i64", {1, 8}},        {"i32", {1, 4}},      {"i8", {1, 1}},          {"u8", {1, 1}},
-    {"q8_0", {32, 34}},     {"q4_0", {32, 18}},   {"q4_1", {32, 20}},      {"q5_0", {32, 22}},
-    {"q5_1", {32, 24}},     {"q4_k", {256, 144}}, {"q5_k", {256, 176}},    {"q6_k", {256, 210}},
-    {"q2_k", {256, 84}},    {"q3_k", {256, 110}}, {"iq4_nl", {32, 18}},    {"i4_g32", {32, 22}},
-    {"i4_g128", {128, 70}}, {"i8_g32", {32, 38}}, {"i8_g128", {128, 134}}, {"f8_e4m3", {1, 1}},
-    {"f8_g128", {128, 132}}};
+    {"invalid", {}},         {"f32", {1, 4}},         {"f16", {1, 2}},         {"bf16", {1, 2}},
+    {"i64", {1, 8}},         {"i32", {1, 4}},         {"i8", {1, 1}},          {"u8", {1, 1}},
+    {"q8_0", {32, 34}},      {"q4_0", {32, 18}},      {"q4_1", {32, 20}},      {"q5_0", {32, 22}},
+    {"q5_1", {32, 24}},      {"q4_k", {256, 144}},    {"q5_k", {256, 176}},    {"q6_k", {256, 210}},
+    {"q2_k", {256, 84}},     {"q3_k", {256, 110}},    {"iq4_nl", {32, 18}},    {"i4_g32", {32, 22}},
+    {"i4_g128", {128, 70}},  {"i8_g32", {32, 38}},    {"i8_g128", {128, 134}}, {"f8_e4m3", {1, 1}},
+    {"f8_g128", {128, 132}}, {"i8_channel", {32, 36}}};
 static_assert(sizeof kTypes / sizeof kTypes[0] == LLAISYS_DTYPE_COUNT);
 
 } // namespace

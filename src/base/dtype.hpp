@@ -44,7 +44,7 @@ template <> f16_t from_f32<f16_t>(float value);
 
 bool is_known(DType dtype);
 bool is_activation(DType dtype); // f32, f16 or bf16
-bool is_quantised(DType dtype);  // weights in blocks: q8_0 to i8_g128, f8_g128
+bool is_quantised(DType dtype);  // weights in blocks: q8_0 to i8_g128, f8_g128, i8_channel
 bool is_weight(DType dtype);     // activation or quantised dtypes
 
 LlaisysDataTypeTraits traits_of(DType dtype); // throws for an unknown type

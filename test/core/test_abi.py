@@ -290,16 +290,16 @@ def test_dtype_names_and_traits() -> None:
         assert lib().llaisysDataTypeGetTraits(code, ctypes.byref(traits)) == 0
         expected = (1, types.DTYPE_BYTES.get(name))
         if name in types.QUANTISED_DTYPES:
-            # Ours: s as f32, z as f16 (not with f8), then the values.
-            bits, _, span = name[1:].partition("_g")
-            header = 4 if name.startswith("f8") else 6
+            # Ours: s as f32, z as f16 (not with f8 and i8_channel), then the values.
+            bits, _, span = name[1:].replace("_channel", "_g32").partition("_g")
+            header = 4 if name in ("f8_g128", "i8_channel") else 6
             expected = (
                 (int(span), header + int(span) * int(bits) // 8)
                 if span
                 else GGML_QUANT_SIZES[GGMLQuantizationType[name.upper()]]
             )
         assert (traits.block_elements, traits.block_bytes) == expected
-    for code in (0, 25, 99):
+    for code in (0, 26, 99):
         assert lib().llaisysDataTypeName(code) == b"invalid"
         assert lib().llaisysDataTypeGetTraits(code, ctypes.byref(traits)) == types.ERROR_INVALID
     assert lib().llaisysDataTypeGetTraits(1, None) == types.ERROR_INVALID

@@ -44,13 +44,17 @@ struct EmulatedTiles {
                         size_t(shapes.row_bytes[t]));
         }
     }
-    template <int c, int a, int b> static void dot_bytes() {
+    template <int c, int a, int b> static void dot_bytes() { dot_integers<c, a, b, int8_t>(); }
+    template <int c, int a, int b> static void dot_signed_unsigned() {
+        dot_integers<c, a, b, uint8_t>();
+    }
+    template <int c, int a, int b, typename B> static void dot_integers() {
         check_shapes<c, a, b>();
         for (int r = 0; r < shapes.rows[c]; ++r) {
             for (int n = 0; n < shapes.row_bytes[c] / 4; ++n) {
                 int32_t sum = at<int32_t>(c, r, n);
                 for (int k = 0; k < shapes.row_bytes[a]; ++k) {
-                    sum += int32_t(at<int8_t>(a, r, k)) * at<int8_t>(b, k / 4, 4 * n + k % 4);
+                    sum += int32_t(at<int8_t>(a, r, k)) * at<B>(b, k / 4, 4 * n + k % 4);
                 }
                 std::memcpy(memory[c][r] + 4 * n, &sum, sizeof sum);
             }

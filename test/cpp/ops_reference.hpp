@@ -6,9 +6,9 @@
 
 #include "device/cpu/amx.hpp"
 #include "device/cpu/probes.hpp"
-#include "ops/cpu/bf16_kernels.hpp"
 #include "ops/cpu/kernels.hpp"
 #include "ops/cpu/quant_kernels.hpp"
+#include "ops/cpu/strip_kernels.hpp"
 #include "ops/rearrange/op.hpp"
 #include "tensor/tensor.hpp"
 

@@ -162,19 +162,19 @@ TEST(traits_and_names_cover_every_type) {
         int bytes;
     };
     const Expected expected[] = {
-        {"invalid", 0, 0},    {"f32", 1, 4},      {"f16", 1, 2},         {"bf16", 1, 2},
-        {"i64", 1, 8},        {"i32", 1, 4},      {"i8", 1, 1},          {"u8", 1, 1},
-        {"q8_0", 32, 34},     {"q4_0", 32, 18},   {"q4_1", 32, 20},      {"q5_0", 32, 22},
-        {"q5_1", 32, 24},     {"q4_k", 256, 144}, {"q5_k", 256, 176},    {"q6_k", 256, 210},
-        {"q2_k", 256, 84},    {"q3_k", 256, 110}, {"iq4_nl", 32, 18},    {"i4_g32", 32, 22},
-        {"i4_g128", 128, 70}, {"i8_g32", 32, 38}, {"i8_g128", 128, 134}, {"f8_e4m3", 1, 1},
-        {"f8_g128", 128, 132}};
+        {"invalid", 0, 0},     {"f32", 1, 4},         {"f16", 1, 2},         {"bf16", 1, 2},
+        {"i64", 1, 8},         {"i32", 1, 4},         {"i8", 1, 1},          {"u8", 1, 1},
+        {"q8_0", 32, 34},      {"q4_0", 32, 18},      {"q4_1", 32, 20},      {"q5_0", 32, 22},
+        {"q5_1", 32, 24},      {"q4_k", 256, 144},    {"q5_k", 256, 176},    {"q6_k", 256, 210},
+        {"q2_k", 256, 84},     {"q3_k", 256, 110},    {"iq4_nl", 32, 18},    {"i4_g32", 32, 22},
+        {"i4_g128", 128, 70},  {"i8_g32", 32, 38},    {"i8_g128", 128, 134}, {"f8_e4m3", 1, 1},
+        {"f8_g128", 128, 132}, {"i8_channel", 32, 36}};
     CHECK_EQ(int(std::size(expected)), int(LLAISYS_DTYPE_COUNT));
     for (int i = 1; i < LLAISYS_DTYPE_COUNT; ++i) {
         const DType dtype = DType(i);
         CHECK(is_known(dtype));
         CHECK_EQ(is_activation(dtype), i <= 3);
-        const bool is_block = (i >= 8 && i <= 22) || i == 24;
+        const bool is_block = (i >= 8 && i <= 22) || i == 24 || i == 25;
         CHECK_EQ(is_quantised(dtype), is_block);
         CHECK_EQ(is_weight(dtype), i <= 3 || is_block);
         CHECK_EQ(traits_of(dtype).block_elements, expected[i].elements);

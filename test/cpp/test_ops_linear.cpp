@@ -2,7 +2,7 @@
 // sizes, strided views, mixed dtypes, bit equality across row counts, batches and threads.
 #include "ops_reference.hpp"
 
-#include "ops/cpu/bf16_kernels.hpp"
+#include "ops/cpu/strip_kernels.hpp"
 #include "ops/head_linear/op.hpp"
 #include "ops/linear/op.hpp"
 
@@ -18,7 +18,7 @@ struct LinearCase {
 
 // Activations are rounded to bf16 there, and denormal numbers are taken for zero.
 bool uses_tiles(const Tensor &weight) {
-    return weight.dtype() == kBf16 && ops::cpu::bf16_kernels() != nullptr;
+    return weight.dtype() == kBf16 && ops::cpu::strip_kernels(kBf16) != nullptr;
 }
 
 Tensor run_linear(const Stream &stream, const LinearCase &c, DType out_dtype,

@@ -16,8 +16,9 @@ using PairTiles = EmulatedTiles;
 } // namespace llaisys::LLAISYS_CPU_NS
 
 #include "ops/cpu/attention_pair_tiles.hpp"
-#include "ops/cpu/bf16_tiles.hpp"
 #include "ops/cpu/quant_tiles.hpp"
+#include "ops/cpu/strip_bytes.hpp"
+#include "ops/cpu/strip_tiles.hpp"
 
 #include "ops_reference.hpp"
 
@@ -110,6 +111,37 @@ TEST(quantised_products_over_tiles_have_the_bits_of_those_without) {
     check_formats(std::make_index_sequence<ops::cpu::kQuantFormatCount>());
 }
 
+namespace {
+
+// Rows [first, first + m) of x times a weight of n outputs in strips over emulated tiles.
+template <typename Products>
+Tensor tile_product(const Tensor &x, int64_t first, int64_t m, int64_t n, int64_t bytes,
+                    const void *w, const float *scales) {
+    constexpr bool is_bf16 = std::is_same_v<Products, tiles::Bf16Products>;
+    const int64_t k = x.size(1);
+    const Tensor out = random_tensor({m, n}, kF32);
+    ops::cpu::LinearTask task{};
+    task.m = m;
+    task.w = w;
+    task.n = n;
+    task.out = out.data();
+    task.out_dtype = kF32;
+    task.ldo = n;
+    std::vector<char> memory(size_t(round_up(m, 16) * bytes));
+    std::vector<ops::cpu::RowScale> row_scales(static_cast<size_t>(m));
+    const ops::cpu::TileRows rows = {memory.data(), std::min<int64_t>(m, 16), bytes,
+                                     row_scales.data()};
+    for (int64_t i = 0; i < m; ++i) {
+        (is_bf16 ? tiles::place_row : tiles::place_byte_row)(rows, i,
+                                                             x.as<float>() + (first + i) * k, k);
+    }
+    tiles::linear_tiles<tiles::EmulatedTiles, Products>({rows, task, scales});
+    CHECK(!tiles::EmulatedTiles::is_configured);
+    return out;
+}
+
+} // namespace
+
 TEST(bf16_products_over_tiles_match_the_reference_in_any_batch) {
     const int64_t n = 45;
     for (int64_t k : {1, 31, 33, 600, 1100}) {
@@ -124,22 +156,7 @@ TEST(bf16_products_over_tiles_match_the_reference_in_any_batch) {
             }
         }
         const auto product = [&](int64_t first, int64_t m) {
-            const Tensor out = random_tensor({m, n}, kF32);
-            ops::cpu::LinearTask task{};
-            task.m = m;
-            task.k = padded;
-            task.w = w.data();
-            task.n = n;
-            task.out = out.data();
-            task.out_dtype = kF32;
-            task.ldo = n;
-            std::vector<bf16_t> memory(size_t(round_up(m, 16) * padded));
-            const ops::cpu::TileRows rows = {memory.data(), std::min<int64_t>(m, 16), padded};
-            for (int64_t i = 0; i < m; ++i) {
-                tiles::place_row(rows, i, x.as<float>() + (first + i) * k, k);
-            }
-            tiles::linear_tiles<tiles::EmulatedTiles>({rows, task});
-            return out;
+            return tile_product<tiles::Bf16Products>(x, first, m, n, 2 * padded, w.data(), nullptr);
         };
         const Tensor all = product(0, 70);
         for (int64_t i = 0; i < 70; ++i) {
@@ -160,11 +177,45 @@ TEST(bf16_products_over_tiles_match_the_reference_in_any_batch) {
     }
 }
 
+TEST(byte_products_over_tiles_are_exact) {
+    const int64_t n = 45;
+    for (int64_t k : {32, 96, 1504}) {
+        const int64_t padded = round_up(k, 64);
+        const Tensor x = random_tensor({70, k}, kF32);
+        std::vector<uint8_t> w(size_t(2 * 32 * padded));
+        std::vector<float> scales(64);
+        for (uint8_t &q : w) {
+            q = uint8_t(random_int(0, 255));
+        }
+        for (float &scale : scales) {
+            scale = float(random_int(1, 1000)) * 1e-4f;
+        }
+        for (int64_t m : {1, 2, 15, 16, 17, 32, 33, 49, 70}) {
+            const Tensor out =
+                tile_product<tiles::ByteProducts>(x, 0, m, n, padded, w.data(), scales.data());
+            for (int64_t i = 0; i < m; ++i) {
+                std::vector<int8_t> q(size_t(padded) + 64);
+                ops::cpu::RowScale row;
+                tiles::place_byte_row({reinterpret_cast<char *>(q.data()), 1, padded, &row}, 0,
+                                      x.as<float>() + i * k, k);
+                for (int64_t j = 0; j < n; ++j) {
+                    int32_t sum = 0;
+                    for (int64_t c = 0; c < k; ++c) {
+                        const int64_t at = j / 16 * 16 * padded + c / 4 * 64 + j % 16 * 4 + c % 4;
+                        sum += int32_t(q[size_t(c)]) * (int32_t(w[size_t(at)]) - 128);
+                    }
+                    CHECK_EQ(float(get2(out, i, j)), float(sum) * row.scale * scales[size_t(j)]);
+                }
+            }
+        }
+    }
+}
+
 TEST(rows_are_rounded_to_bf16_and_padded_with_zeros) {
     const float x[] = {kInf, -kInf, kNan, 3.0e38f, 1.0f + 0x1p-9f, 1.0f + 0x1p-8f + 0x1p-20f,
                        -0.0f};
     bf16_t tile[32];
-    tiles::place_row({tile, 1, 32}, 0, x, 7);
+    tiles::place_row({reinterpret_cast<char *>(tile), 1, sizeof tile, nullptr}, 0, x, 7);
     CHECK(to_f32(tile[0]) == kInf && to_f32(tile[1]) == -kInf && std::isnan(to_f32(tile[2])));
     CHECK(to_f32(tile[3]) == float(to_bf16(3.0e38)));
     CHECK(to_f32(tile[4]) == 1.0f && to_f32(tile[5]) == 1.0f + 0x1p-7f);

@@ -15,6 +15,8 @@ from safetensors.numpy import save_file
 from llaisys.models.loading.convert import Array
 
 CONFIG = tiny_config("qwen2", hidden_size=128, intermediate_size=256)
+# Activations of W8A8 checkpoints: one scale per token, found at run time.
+BY_TOKEN = (("num_bits", 8), ("type", "int"), ("strategy", "token"), ("dynamic", True))
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
@@ -27,6 +29,7 @@ class Scheme:
     group: int
     has_zeros: bool = True  # compressed-tensors: asymmetric
     scales: str = "<f2"
+    activations: tuple[tuple[str, Any], ...] = ()  # compressed-tensors: of W8A8
 
     def config(self) -> dict[str, Any]:
         if self.name in ("gptq", "gptq_v2"):
@@ -39,10 +42,13 @@ class Scheme:
         strategy = {"strategy": "group", "group_size": self.group}
         weights = {"num_bits": self.bits, "type": "int", "symmetric": not self.has_zeros}
         weights |= strategy if self.group else {"strategy": "channel"}
+        group: dict[str, Any] = {"targets": ["Linear"], "weights": weights}
+        if self.activations:
+            group["input_activations"] = dict(self.activations)
         return {
             "quant_method": "compressed-tensors",
             "format": self.name,
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
+            "config_groups": {"group_0": group},
             "ignore": ["lm_head"],
         }
 

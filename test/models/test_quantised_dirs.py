@@ -14,13 +14,16 @@ from error_helpers import naming
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 from model_files import write_safetensors, write_tiny_tokenizer
-from quantised_files import CONFIG, Scheme, write_quantised
+from quantised_files import BY_TOKEN, CONFIG, Scheme, write_quantised
 
 from llaisys import LLM, SamplingParams
 from llaisys.common.errors import ModelLoadError
+from llaisys.models.base import AdapterOptions
+from llaisys.models.decoder import weight_dtype
 from llaisys.models.families import open_checkpoint
 from llaisys.models.loading.checkpoint import TensorBlocks
 from llaisys.models.loading.convert import Array
+from llaisys.models.loading.grouped_weight import device_blocks
 from llaisys.models.loading.shard import Shard
 
 SCHEMES = [
@@ -38,6 +41,8 @@ SCHEMES = [
     Scheme("int-quantized", 8, 0, has_zeros=False, scales="<f4"),
     Scheme("int-quantized", 8, 128),
 ]
+W8A8 = Scheme("int-quantized", 8, 0, has_zeros=False, scales="<f4", activations=BY_TOKEN)
+SCHEMES.append(W8A8)
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 DOWN = "model.layers.1.mlp.down_proj"
 PROMPTS = [[5, 9, 200, 31], [7] * 19]
@@ -48,6 +53,9 @@ def values_of(blocks: TensorBlocks) -> Array:
     n, k = blocks.shape
     rows = blocks.rows.reshape(n, -1, blocks.block_bytes)
     s = np.ascontiguousarray(rows[:, :, :4]).view("<f4")
+    if blocks.type_name == "I8_CHANNEL":
+        assert (s == s[:, :1]).all()
+        return np.asarray(s * rows[:, :, 4:].view(np.int8), np.float32).reshape(n, k)
     z = np.ascontiguousarray(rows[:, :, 4:6]).view("<f2").astype(np.float32)
     q: Array = rows[:, :, 6:].view(np.int8)
     if blocks.type_name.startswith("I4"):
@@ -60,6 +68,7 @@ def values_of(blocks: TensorBlocks) -> Array:
 def test_repacked_values_are_exact(scheme: Scheme, tmp_path: Path) -> None:
     worth, _ = write_quantised(tmp_path, scheme)
     span = 128 if scheme.group % 128 == 0 else 32
+    kind = "I8_CHANNEL" if scheme == W8A8 else f"I{scheme.bits}_G{span}"
     with open_checkpoint(tmp_path) as checkpoint:
         for name, expected in worth.items():
             assert checkpoint.shape(name) == expected.shape
@@ -68,11 +77,11 @@ def test_repacked_values_are_exact(scheme: Scheme, tmp_path: Path) -> None:
             assert (blocks is None) == ("proj.weight" not in name)
             if blocks is not None:
                 assert checkpoint.record(name) is None
-                assert blocks.type_name == checkpoint.block_type(name) == f"I{scheme.bits}_G{span}"
+                assert blocks.type_name == checkpoint.block_type(name) == kind
                 np.testing.assert_array_equal(values_of(blocks), expected)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES[::3], ids=str)
+@pytest.mark.parametrize("scheme", [*SCHEMES[::3], W8A8], ids=str)
 @pytest.mark.parametrize("part", [Shard(0, 32, 64), Shard(1, 128, 256), Shard(1, 32, 64)], ids=str)
 def test_rank_reads_its_rows_or_columns(scheme: Scheme, part: Shard, tmp_path: Path) -> None:
     worth, _ = write_quantised(tmp_path, scheme)
@@ -89,7 +98,7 @@ def best_logprobs(llm: LLM) -> list[dict[int, float]]:
     return [dict(output.outputs[0].logprobs[0].top) for output in llm.generate(PROMPTS, params)]
 
 
-@pytest.mark.parametrize("scheme", [SCHEMES[0], SCHEMES[2], SCHEMES[4], SCHEMES[-2]], ids=str)
+@pytest.mark.parametrize("scheme", [SCHEMES[i] for i in (0, 2, 4, -3, -1)], ids=str)
 def test_quantised_directory_equals_dequantised_model(scheme: Scheme, tmp_path: Path) -> None:
     worth, _ = write_quantised(tmp_path / "quantised", scheme)
     plain = tmp_path / "plain"
@@ -107,6 +116,48 @@ def test_quantised_directory_equals_dequantised_model(scheme: Scheme, tmp_path: 
         shared = expected.keys() & got.keys()
         assert len(shared) >= 12
         assert max(abs(expected[i] - got[i]) for i in shared) < 0.1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dynamic": False},
+        {"strategy": "tensor"},
+        {"num_bits": 4},
+        {"type": "float"},
+        {"symmetric": False},
+    ],
+    ids=str,
+)
+def test_other_activations_keep_group_scales(changes: dict[str, Any], tmp_path: Path) -> None:
+    scheme = replace(W8A8, activations=tuple((dict(BY_TOKEN) | changes).items()))
+    write_quantised(tmp_path, scheme)
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert checkpoint.block_type(DOWN + ".weight") == "I8_G128"
+
+
+def test_w8a8_has_one_scale_per_row_on_the_cpu_alone(tmp_path: Path) -> None:
+    worth, _ = write_quantised(tmp_path, W8A8)
+    name = DOWN + ".weight"
+    with open_checkpoint(tmp_path) as checkpoint:
+        options = AdapterOptions()
+        assert weight_dtype(checkpoint, name, options) == "i8_channel"
+        assert weight_dtype(checkpoint, name, replace(options, device="cuda")) == "i8_g128"
+        blocks = checkpoint.read_blocks(name)
+        assert blocks is not None and device_blocks(blocks, "cpu", name) is blocks
+        grouped = device_blocks(blocks, "cuda", name)
+    assert grouped.type_name == "I8_G128"
+    np.testing.assert_array_equal(values_of(grouped), worth[name])
+
+
+def test_w8a8_with_a_zero_point_is_rejected(tmp_path: Path) -> None:
+    zeros = {f"{Q_PROJ}.weight_zero_point": np.ones((128, 1), np.int8)}
+    write_quantised(tmp_path, W8A8, **zeros)
+    with (
+        open_checkpoint(tmp_path) as checkpoint,
+        naming(ModelLoadError, "q_proj.weight", "zero point"),
+    ):
+        checkpoint.read_blocks(Q_PROJ + ".weight")
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ class Timing:
 _PLAIN = ["f32", "bf16", "f16"]
 KNOWN_DTYPES = {
     "cpu": [*_PLAIN, *(dtype for dtype in QUANTISED_DTYPES if dtype != "f8_g128")],
-    "cuda": [*_PLAIN, *QUANTISED_DTYPES],
+    "cuda": [*_PLAIN, *(dtype for dtype in QUANTISED_DTYPES if dtype != "i8_channel")],
 }
 
 

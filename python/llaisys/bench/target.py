@@ -57,8 +57,11 @@ class BenchTarget(Closing, ABC):
         if dtype in QUANTISED_DTYPES:  # bytes of which every scale is finite and normal
             elements, nbytes = block_of(dtype)
             bytes_of_row = shape[1] // elements * nbytes
-            rows = np.random.default_rng(seed).integers(40, 60, 1 << 20, np.uint8)
-            return tensor_from_blocks(np.resize(rows, (shape[0], bytes_of_row)), shape, dtype)
+            some = np.random.default_rng(seed).integers(40, 60, 1 << 20, np.uint8)
+            rows = np.resize(some, (shape[0], bytes_of_row))
+            if dtype == "i8_channel":  # one scale per row
+                rows.reshape(-1, nbytes)[:, :4] = some[:4]
+            return tensor_from_blocks(rows, shape, dtype)
         some = np.random.default_rng(seed).standard_normal(min(size, 1 << 20), np.float32)
         if dtype == "bf16":
             bits = (some.view(np.uint32) >> 16).astype(np.uint16)

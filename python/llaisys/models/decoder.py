@@ -33,6 +33,7 @@ from llaisys.models.families.model_config import ModelConfig, decoder_config
 from llaisys.models.load_quantization import CHOICES, ON_CPU, quantise, quantised_dtype
 from llaisys.models.loading.checkpoint import Checkpoint, TensorRecord, check_coverage
 from llaisys.models.loading.convert import STORAGE
+from llaisys.models.loading.grouped_weight import device_blocks, span_of
 from llaisys.models.loading.random_dir import RandomCheckpoint
 from llaisys.models.loading.shard import Shard
 from llaisys.models.native import NativeAdapter, create_params, kv_head_bytes
@@ -263,6 +264,9 @@ def kept_dtype(checkpoint: Checkpoint, name: str, options: AdapterOptions) -> st
     dtype = (checkpoint.block_type(name) or "").lower()
     if dtype not in QUANTISED_DTYPES or not keeps_blocks(options):
         return None
+    if dtype == "i8_channel" and options.device != "cpu":
+        columns = checkpoint.shape(name)[-1]
+        dtype = f"i8_g{span_of(columns, columns, name)}"
     return dtype if _has_kernels(name, dtype, options) else None
 
 
@@ -294,6 +298,7 @@ def _open_tensor(
     if is_matrix and kept_dtype(checkpoint, name, options) is not None:
         blocks = checkpoint.read_blocks(name, shard)
         if blocks is not None:
+            blocks = device_blocks(blocks, options.device, name)
             return tensor_from_blocks(blocks.rows, blocks.shape, blocks.type_name.lower())
     dtype, records = _plain_dtype(checkpoint, name, options), None
     if is_matrix and stored_dtype_of(checkpoint, name) == dtype:

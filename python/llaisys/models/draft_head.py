@@ -38,6 +38,7 @@ from llaisys.models.load_quantization import quantise, quantised_dtype
 from llaisys.models.loading.checkpoint import Checkpoint, TensorBlocks
 from llaisys.models.loading.convert import Array
 from llaisys.models.loading.fields import Fields
+from llaisys.models.loading.grouped_weight import device_blocks
 from llaisys.models.loading.json_config import read_config
 from llaisys.models.loading.safetensors_dir import SafetensorsCheckpoint
 from llaisys.models.native import NativeAdapter, create_params, kv_head_bytes
@@ -334,6 +335,7 @@ class DraftHeadAdapter(NativeAdapter):
                 check()
                 blocks = checkpoint.shared_blocks(field) if is_quantised else None
                 if blocks is not None:
+                    blocks = device_blocks(blocks, options.device, field)
                     name = blocks.type_name.lower()
                     tensor = tensor_from_blocks(blocks.rows, blocks.shape, name)
                 else:

@@ -4,7 +4,8 @@
 //   configure(shapes): first, on each thread; release(): last
 //   zero<t>(), load<t>(p, stride), store<t>(p, stride): rows are `stride` bytes apart
 //   dot_bytes<c, a, b>(): c (i32) += a (signed bytes) * b, where row k of b holds the values 4k..4k + 3
-//   of each column, adjacent; sums are exact
+//   of each column, adjacent; sums are exact modulo 2^32
+//   dot_signed_unsigned<c, a, b>(): the same where the bytes of b are unsigned
 //   dot_bf16<c, a, b>(): c (f32) += a (bf16) * b, where row k of b holds the values 2k and 2k + 1 of each
 //   column: two chains of fused products along k, of the even and the odd values, starting from zero;
 //   their sum is added to c. Denormals count as zero. (Verified bit for bit on a million sums.)

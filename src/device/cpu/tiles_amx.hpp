@@ -34,6 +34,9 @@ struct AmxTiles {
     template <int c, int a, int b> static void dot_bytes() {
         asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(c), "i"(a), "i"(b));
     }
+    template <int c, int a, int b> static void dot_signed_unsigned() {
+        asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(c), "i"(a), "i"(b));
+    }
     template <int c, int a, int b> static void dot_bf16() {
         asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(c), "i"(a), "i"(b));
     }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ops/cpu/attention_tile.hpp"
-#include "ops/cpu/pair_tile.hpp"
+#include "ops/cpu/pair_dot.hpp"
 
 namespace llaisys::LLAISYS_CPU_NS {
 
@@ -33,7 +33,7 @@ void dot_pairs(const PairOperands &from, int64_t pairs, float *acc, int64_t lda,
         if (i % 4 == 0) {
             fetch.step();
         }
-        add_pair(low, high, x, stride, w);
+        add_unit<PairDot>(low, high, x, stride, w);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < rows; ++r) {

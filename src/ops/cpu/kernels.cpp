@@ -4,9 +4,9 @@
 
 #include "device/cpu/amx.hpp"
 #include "device/cpu/probes.hpp"
-#include "ops/cpu/bf16_kernels.hpp"
 #include "ops/cpu/prepared_attention.hpp"
 #include "ops/cpu/quant_kernels.hpp"
+#include "ops/cpu/strip_kernels.hpp"
 
 #include <atomic>
 
@@ -27,15 +27,17 @@ extern const ops::cpu::QuantKernels quant_kernels;
 } // namespace cpu_avx512
 namespace cpu_avx512vnni {
 extern const ops::cpu::QuantKernels quant_kernels;
+extern const ops::cpu::StripKernels byte_strips;
 extern const ops::cpu::PreparedAttention prepared_attention;
 } // namespace cpu_avx512vnni
 namespace cpu_avx512bf16 {
-extern const ops::cpu::Bf16Kernels bf16_kernels;
+extern const ops::cpu::StripKernels bf16_strips;
 extern const ops::cpu::PreparedAttention prepared_attention;
 } // namespace cpu_avx512bf16
 namespace cpu_amx {
 extern const ops::cpu::QuantKernels quant_kernels;
-extern const ops::cpu::Bf16Kernels bf16_kernels;
+extern const ops::cpu::StripKernels bf16_strips;
+extern const ops::cpu::StripKernels byte_strips;
 extern const ops::cpu::PreparedAttention prepared_attention;
 } // namespace cpu_amx
 namespace cpu_neon {
@@ -149,18 +151,24 @@ const QuantKernels *quant_kernels_of(device::Isa isa) {
 
 const QuantKernels &quant_kernels() { return *quant_kernels_of(kernels().isa); }
 
-const Bf16Kernels *bf16_kernels() {
+const StripKernels *strip_kernels(DType dtype) {
     if (kernels().isa != device::Isa::avx512) {
         return nullptr;
     }
+    [[maybe_unused]] const bool is_bytes = dtype == LLAISYS_DTYPE_I8_CHANNEL;
 #if defined(LLAISYS_HAVE_AMX)
     if (device::uses_amx()) {
-        return &cpu_amx::bf16_kernels;
+        return is_bytes ? &cpu_amx::byte_strips : &cpu_amx::bf16_strips;
+    }
+#endif
+#if defined(LLAISYS_HAVE_AVX512VNNI)
+    if (is_bytes && uses_byte_dot()) {
+        return &cpu_avx512vnni::byte_strips;
     }
 #endif
 #if defined(LLAISYS_HAVE_AVX512BF16)
-    if (uses_bf16_dot()) {
-        return &cpu_avx512bf16::bf16_kernels;
+    if (!is_bytes && uses_bf16_dot()) {
+        return &cpu_avx512bf16::bf16_strips;
     }
 #endif
     return nullptr;

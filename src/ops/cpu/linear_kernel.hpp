@@ -22,12 +22,18 @@ inline void widen_block(float *out, const bf16_t *in, int64_t k) {
     }
 }
 
-// Adds the bias and writes n columns of the m rows of acc [m, 32] to out.
-template <typename Out>
-void write_rows(Out *out, int64_t ldo, const float *acc, const float *bias, int64_t m, int64_t n) {
-    for (int64_t r = 0; r < m; ++r, out += ldo, acc += kPanel) {
+// Results of a panel without bias: at(r, c) is those of row r, columns [c, c + kLanes).
+struct FloatSums {
+    const float *acc; // [m, 32]
+    vf at(int64_t r, int64_t c) const { return load(acc + r * kPanel + c); }
+};
+
+// Adds the bias and writes n columns of m rows to out.
+template <typename Out, typename Sums>
+void write_rows(Out *out, int64_t ldo, const Sums &sums, const float *bias, int64_t m, int64_t n) {
+    for (int64_t r = 0; r < m; ++r, out += ldo) {
         for_vectors(n, [&](int64_t c, int64_t k) {
-            const vf sum = load(acc + c);
+            const vf sum = sums.at(r, c);
             store_up_to(out + c, bias == nullptr ? sum : add(sum, load(bias + c)), k);
         });
     }
@@ -55,20 +61,21 @@ inline const float *read_bias(const ops::cpu::LinearTask &task, int64_t first, i
     return wide;
 }
 
-// Panel p of the task; acc [m, 32]. Not inlined: it would grow every kernel by all dtypes.
-__attribute__((noinline)) inline void finish_panel(const ops::cpu::LinearTask &task, int64_t p,
-                                                   const float *acc) {
+// Panel p of the task. Not inlined: it would grow every kernel by all dtypes.
+template <typename Sums>
+__attribute__((noinline)) void finish_panel(const ops::cpu::LinearTask &task, int64_t p,
+                                            const Sums &sums) {
     const int64_t first = p * kPanel;
     const int64_t n = task.n - first < kPanel ? task.n - first : kPanel;
     alignas(64) float wide[kPanel] = {};
     const float *bias = read_bias(task, first, n, wide);
     switch (task.out_dtype) {
     case LLAISYS_DTYPE_F16:
-        return write_rows(static_cast<f16_t *>(task.out) + first, task.ldo, acc, bias, task.m, n);
+        return write_rows(static_cast<f16_t *>(task.out) + first, task.ldo, sums, bias, task.m, n);
     case LLAISYS_DTYPE_BF16:
-        return write_rows(static_cast<bf16_t *>(task.out) + first, task.ldo, acc, bias, task.m, n);
+        return write_rows(static_cast<bf16_t *>(task.out) + first, task.ldo, sums, bias, task.m, n);
     case LLAISYS_DTYPE_F32:
-        return write_rows(static_cast<float *>(task.out) + first, task.ldo, acc, bias, task.m, n);
+        return write_rows(static_cast<float *>(task.out) + first, task.ldo, sums, bias, task.m, n);
     default:
         ops::cpu::no_rows(task.out_dtype);
     }
@@ -127,7 +134,7 @@ template <typename T> void linear(const ops::cpu::LinearTask &task) {
             add_block(task, w + k * kPanel, k, is_last ? task.k - k : kb, acc, wide,
                       is_last ? output_lines(task, p) : OutputLines{});
         }
-        finish_panel(task, p, acc);
+        finish_panel(task, p, FloatSums{acc});
     }
 }
 

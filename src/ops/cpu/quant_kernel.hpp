@@ -400,7 +400,7 @@ template <typename Format> void quant_linear(const QuantTask &task) {
             header = next;
         }
         if (out == nullptr) {
-            finish_panel(task.out, p, acc);
+            finish_panel(task.out, p, FloatSums{acc});
         }
     }
 }

@@ -80,14 +80,16 @@ constexpr QuantFormat kQuantFormats[] = {
     {LLAISYS_DTYPE_Q3_K, {4, true, false, true, 4, 0}},
     {LLAISYS_DTYPE_I4_G32, {4, false, true, false, 0, 32}},
     {LLAISYS_DTYPE_I4_G128, {4, false, true, false, 0, 128}},
-    {LLAISYS_DTYPE_I8_G32, {8, false, true, false, 0, 32}},
+    {LLAISYS_DTYPE_I8_G32, {8, false, true, false, 0, 32}}, // and i8_channel without strips
     {LLAISYS_DTYPE_I8_G128, {8, false, true, false, 0, 128}},
 };
 constexpr size_t kQuantFormatCount = sizeof kQuantFormats / sizeof *kQuantFormats;
 
 // Index of the format of a dtype; throws for a dtype that is not quantised.
 constexpr size_t quant_format_of(DType dtype) {
-    const DType stored = dtype == LLAISYS_DTYPE_IQ4_NL ? LLAISYS_DTYPE_Q8_0 : dtype;
+    const DType stored = dtype == LLAISYS_DTYPE_IQ4_NL       ? LLAISYS_DTYPE_Q8_0
+                         : dtype == LLAISYS_DTYPE_I8_CHANNEL ? LLAISYS_DTYPE_I8_G32
+                                                             : dtype;
     for (size_t i = 0; i < kQuantFormatCount; ++i) {
         if (kQuantFormats[i].dtype == stored) {
             return i;

@@ -195,7 +195,7 @@ void quant_linear_tiles(const QuantTask &task, void (*few_rows)(const QuantTask 
                                        next + n * layout.group_bytes());
             header = next;
         }
-        finish_panel(task.out, p, acc);
+        finish_panel(task.out, p, FloatSums{acc});
     }
     Tiles::release();
 }

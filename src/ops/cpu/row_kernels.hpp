@@ -30,23 +30,46 @@ template <typename To, typename From> void convert_row(To *out, const From *in, 
     for_vectors(n, [=](int64_t i, int64_t k) { store_up_to(out + i, load_up_to(in + i, k), k); });
 }
 
-inline float quantise_row(int8_t *out, const float *in, int64_t n) {
-    vf largest = zero();
-    vf nothing = zero(); // NaN if any value is NaN or infinite
-    for_vectors(n, [&](int64_t i, int64_t k) {
-        const vf x = load_up_to(in + i, k);
-        largest = max_num(max_num(x, sub(zero(), x)), largest);
-        nothing = fma(x, zero(), nothing);
-    });
-    const float most = reduce_max(largest);
-    const bool is_finite = reduce_add(nothing) == 0.0f;
+// Scale of a row as bytes, NaN if a value is NaN or infinite, and its inverse, 0 if there is none.
+struct ByteScale {
+    float scale, factor;
+    bool is_finite() const { return scale == scale; }
+};
+inline ByteScale byte_scale(const float *in, int64_t n) {
+    constexpr int kChains = 4; // hide latency
+    vf largest[kChains] = {zero(), zero(), zero(), zero()};
+    vf nothing[kChains] = {zero(), zero(), zero(), zero()}; // NaN if any value is NaN or infinite
+    const auto add_to = [&](int c, vf x) {
+        largest[c] = max_num(max_num(x, sub(zero(), x)), largest[c]);
+        nothing[c] = fma(x, zero(), nothing[c]);
+    };
+    int64_t i = 0;
+    for (; i + kChains * kLanes <= n; i += kChains * kLanes) {
+#pragma GCC unroll 4
+        for (int c = 0; c < kChains; ++c) {
+            add_to(c, load(in + i + c * kLanes));
+        }
+    }
+    for_vectors(n - i, [&](int64_t j, int64_t k) { add_to(0, load_up_to(in + i + j, k)); });
+    for (int c = 1; c < kChains; ++c) {
+        largest[0] = max_num(largest[0], largest[c]);
+        nothing[0] = add(nothing[0], nothing[c]);
+    }
+    const float most = reduce_max(largest[0]);
+    if (reduce_add(nothing[0]) != 0.0f) {
+        return {__builtin_nanf(""), 0.0f};
+    }
     const bool is_small = most < 0x1p-100f;
-    const vf factor = set1(is_finite && !is_small ? 127.0f / most : 0.0f);
+    return {is_small ? 0.0f : most / 127.0f, is_small ? 0.0f : 127.0f / most};
+}
+
+inline float quantise_row(int8_t *out, const float *in, int64_t n) {
+    const ByteScale scale = byte_scale(in, n);
     for_vectors(n, [=](int64_t i, int64_t k) {
-        const vf x = is_finite ? load_up_to(in + i, k) : zero();
-        store_up_to(out + i, mul(x, factor), k);
+        const vf x = scale.is_finite() ? load_up_to(in + i, k) : zero();
+        store_up_to(out + i, mul(x, set1(scale.factor)), k);
     });
-    return !is_finite ? __builtin_nanf("") : is_small ? 0.0f : most / 127.0f;
+    return scale.scale;
 }
 
 inline void dequantise_row(float *out, const int8_t *in, float scale, int64_t n) {

@@ -1,8 +1,8 @@
 #include "ops/linear/cpu.hpp"
 
-#include "ops/cpu/bf16_kernels.hpp"
 #include "ops/cpu/quant_panels.hpp"
 #include "ops/cpu/rows.hpp"
+#include "ops/cpu/strip_kernels.hpp"
 #include "ops/linear/groups.hpp"
 
 #include <iterator>
@@ -135,9 +135,6 @@ void rows_of_panels(const device::Stream &stream, const Tensor &out, const Tenso
     });
 }
 
-constexpr LinearFormat kBf16Strips = {
-    LLAISYS_DTYPE_BF16, nullptr, pack_bf16_strips, nullptr, run_bf16_strips, rows_of_bf16_strips};
-
 constexpr LinearFormat plain(DType dtype) {
     return {dtype, nullptr, pack_panels, nullptr, run_panels, rows_of_panels};
 }
@@ -149,8 +146,9 @@ constexpr LinearFormat quantised(DType dtype) {
 } // namespace
 
 int64_t linear_bytes_cpu(DType dtype, int64_t out_features, int64_t in_features) {
-    if (dtype == LLAISYS_DTYPE_BF16 && cpu::bf16_kernels() != nullptr) {
-        return bf16_strip_bytes(out_features, in_features);
+    const bool has_strips = dtype == LLAISYS_DTYPE_BF16 || dtype == LLAISYS_DTYPE_I8_CHANNEL;
+    if (has_strips && cpu::strip_kernels(dtype) != nullptr) {
+        return strip_bytes(dtype, out_features, in_features);
     }
     const int64_t panels = (out_features + kPanel - 1) / kPanel;
     return panels * (is_quantised(dtype) ? cpu::quant_layout_of(dtype).panel_bytes(in_features)
@@ -158,9 +156,9 @@ int64_t linear_bytes_cpu(DType dtype, int64_t out_features, int64_t in_features)
 }
 
 LinearFormats linear_formats_cpu() {
-    static constexpr LinearFormat kFormats[] = {
-        // Before the other row of its dtype; absent without tile registers.
+    static const LinearFormat kFormats[] = {
         kBf16Strips,
+        kChannelStrips,
         plain(LLAISYS_DTYPE_F32),
         plain(LLAISYS_DTYPE_F16),
         plain(LLAISYS_DTYPE_BF16),
@@ -179,9 +177,9 @@ LinearFormats linear_formats_cpu() {
         quantised(LLAISYS_DTYPE_I4_G128),
         quantised(LLAISYS_DTYPE_I8_G32),
         quantised(LLAISYS_DTYPE_I8_G128),
+        quantised(LLAISYS_DTYPE_I8_CHANNEL),
     };
-    const int left_out = cpu::bf16_kernels() != nullptr ? 0 : 1;
-    return {kFormats + left_out, int(std::size(kFormats)) - left_out};
+    return {kFormats, int(std::size(kFormats))};
 }
 
 } // namespace llaisys::ops

@@ -37,6 +37,8 @@ struct LinearFormat {
     Rows *rows;
     using Add = decltype(linear_add);
     Add *add = nullptr; // null: not on this device
+    // Whether this machine has the kernels. Null: always; such a row follows the others of its dtype.
+    bool (*is_available)() = nullptr;
 };
 
 // The format table of a device.

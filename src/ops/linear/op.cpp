@@ -28,10 +28,13 @@ const LinearFormat &format_of(const Checks &check, DType dtype) {
     }
     std::string names;
     for (int i = 0; i < formats.count; ++i) {
-        if (formats.rows[i].dtype == dtype) {
-            return formats.rows[i];
+        const LinearFormat &format = formats.rows[i];
+        if (format.dtype == dtype && (format.is_available == nullptr || format.is_available())) {
+            return format;
         }
-        names += (i == 0 ? "" : ", ") + std::string(name_of(formats.rows[i].dtype));
+        if (format.is_available == nullptr) {
+            names += (names.empty() ? "" : ", ") + std::string(name_of(format.dtype));
+        }
     }
     fail(LLAISYS_ERROR_INVALID, check.op, ": weight: got dtype ", name_of(dtype),
          ", expected one of ", names);

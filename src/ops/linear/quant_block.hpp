@@ -13,7 +13,7 @@ struct QuantBlock {
     uint8_t q[256];     // 8-bit layouts: the bits of the signed value; f8: e4m3
     uint16_t d;         // f16 bits: s of a plain format, d of a super one
     uint16_t min;       // f16 bits: m of a plain format, dmin of a super one, z of a grouped one
-    float s;            // of a grouped format and of f8
+    float s;            // of a grouped format, i8_channel and f8
     uint8_t scales[16]; // super formats: of each group of 16 or 32 values
     uint8_t mins[16];
 };
@@ -203,6 +203,11 @@ LLAISYS_HOST_DEVICE inline bool try_read_block(DType dtype, const std::byte *blo
     case LLAISYS_DTYPE_I8_G128:
         read_scale_and_zero(block, out);
         memcpy(out->q, block + 6, size_t(elements));
+        return true;
+    case LLAISYS_DTYPE_I8_CHANNEL:
+        memcpy(&out->s, block, sizeof out->s);
+        out->min = 0;
+        memcpy(out->q, block + 4, 32);
         return true;
     case LLAISYS_DTYPE_F8_G128:
         memcpy(&out->s, block, sizeof out->s);

@@ -178,6 +178,9 @@ void pack_quantised(const device::Stream &stream, const Tensor &weight, LinearWe
     const int64_t k = weight.size(1);
     require(k % layout.record_k() == 0, "a weight in ", name_of(weight.dtype()),
             " must have a multiple of ", layout.record_k(), " columns, got ", k);
+    if (weight.dtype() == LLAISYS_DTYPE_I8_CHANNEL) {
+        check_channel_scales(stream, weight);
+    }
     const int64_t panels = (n + kQuantPanel - 1) / kQuantPanel;
     const int64_t panel_bytes = layout.panel_bytes(k);
     const int64_t row_bytes = bytes_of(weight.dtype(), k);

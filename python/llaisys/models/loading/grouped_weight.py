@@ -75,8 +75,33 @@ class GroupedWeight:
             f"I{self.bits}_G{span}", span, nbytes, (n, k), rows.reshape(n, count * nbytes)
         )
 
+    def channel_blocks(self, name: str) -> TensorBlocks:
+        """The same values as blocks of i8_channel: 8 bits, zero points 0, one scale per row."""
+        n, k = self.shape
+        if self.zeros.any():
+            raise ModelLoadError(f"tensor {name!r} is symmetric but has a zero point that is not 0")
+        span_of(k, k, f"tensor {name!r} of shape {[n, k]}")
+        rows = np.empty((n, k // CHANNEL_SPAN, 4 + CHANNEL_SPAN), np.uint8)
+        rows[:, :, :4] = _bytes(self.scales[:, :1].astype("<f4"))
+        rows[:, :, 4:] = self.q.reshape(n, -1, CHANNEL_SPAN)
+        return TensorBlocks(CHANNEL, CHANNEL_SPAN, 4 + CHANNEL_SPAN, (n, k), rows.reshape(n, -1))
 
+
+CHANNEL = "I8_CHANNEL"
+CHANNEL_SPAN = 32
 Q8_0_SPAN = 32
+
+
+def device_blocks(blocks: TensorBlocks, device: str, name: str) -> TensorBlocks:
+    """The same values as blocks that the device has: i8_channel has group scales on a GPU."""
+    if blocks.type_name != CHANNEL or device == "cpu":
+        return blocks
+    n = len(blocks.rows)
+    rows = blocks.rows.reshape(n, -1, 4 + CHANNEL_SPAN)
+    scales = np.ascontiguousarray(rows[:, 0, :4]).view("<f4")
+    q = np.ascontiguousarray(rows[:, :, 4:]).reshape(n, -1)
+    made = GroupedWeight(q, scales, np.zeros((n, 1), np.int16), 8, q.shape[1]).blocks(name)
+    return replace(made, shape=blocks.shape)
 
 
 def q8_0_blocks(values: Array) -> TensorBlocks:

@@ -88,7 +88,8 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
         if self._scheme.is_reordered:
             values = weight.values()
             return q8_0_blocks(values if shard is None else values[shard.index()])
-        return (weight if shard is None else weight.cut(shard)).blocks(name)
+        part = weight if shard is None else weight.cut(shard)
+        return part.channel_blocks(name) if self._scheme.has_byte_activations else part.blocks(name)
 
     def block_type(self, name: str) -> str | None:
         if name not in self._modules:
@@ -100,7 +101,8 @@ class QuantisedCheckpoint(SafetensorsCheckpoint):
             return "Q8_0" if columns % grouped_weight.Q8_0_SPAN == 0 else None
         group = min(self._scheme.group_size or columns, columns)
         bits = 8 if self._scheme.layout == "int-quantized" else self._scheme.bits
-        return f"I{bits}_G{span_of(columns, group, f'{self.where}: tensor {name!r}')}"
+        span = span_of(columns, group, f"{self.where}: tensor {name!r}")
+        return grouped_weight.CHANNEL if self._scheme.has_byte_activations else f"I{bits}_G{span}"
 
     def _stored(self, name: str, kinds: tuple[str, ...], shape: tuple[int, ...]) -> TensorRecord:
         """The record of a tensor that must have this dtype and shape."""

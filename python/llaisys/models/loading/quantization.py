@@ -1,6 +1,6 @@
 """`quantization_config` of config.json."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llaisys.common.validation import is_int
@@ -9,6 +9,13 @@ from llaisys.models.loading.fields import Fields
 METHODS = ("gptq", "awq", "compressed-tensors", "fp8", "mxfp4")
 LAYOUTS = ("pack-quantized", "int-quantized", "float-quantized")  # compressed-tensors
 MAX_GROUP = 1 << 20
+_BY_TOKEN = {
+    "type": "int",
+    "num_bits": 8,
+    "symmetric": True,
+    "strategy": "token",
+    "dynamic": True,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +30,9 @@ class WeightScheme:
     is_reordered: bool = False  # columns do not lie in group order (act-order)
     block: tuple[int, int] | None = None  # float-quantized: rows and columns per scale
     scale_suffix: str = "weight_scale"  # float-quantized
+    # W8A8: symmetric bytes with one scale per row, calibrated for activations in 8 bits with one
+    # scale per token.
+    has_byte_activations: bool = False
 
 
 def parse_quantization(fields: Fields) -> WeightScheme | None:
@@ -81,6 +91,8 @@ def _compressed(section: Fields) -> WeightScheme:
         raise section.fail("kv_cache_scheme", "is not supported")
     groups = section.section("config_groups")
     found = {_weights_of(groups.section(name), layout) for name in groups.values}
+    if not all(scheme.has_byte_activations for scheme in found):
+        found = {replace(scheme, has_byte_activations=False) for scheme in found}
     if len(found) != 1:
         raise section.fail("config_groups", f"has {len(found)} schemes of weights; expected one")
     return found.pop()
@@ -98,10 +110,19 @@ def _weights_of(group: Fields, layout: str) -> WeightScheme:
     if bits not in (4, 8):
         raise weights.fail("num_bits", f"is {bits}; expected 4 or 8")
     if weights.choice("strategy", ("group", "channel", "tensor"), "channel") != "group":
-        return WeightScheme(layout, bits, 0)
+        is_w8a8 = layout == "int-quantized" and bits == 8 and weights.boolean("symmetric", True)
+        return WeightScheme(layout, bits, 0, has_byte_activations=is_w8a8 and _by_token(group))
     is_reordered = weights.string("actorder", None) == "group"
     size = weights.integer("group_size", 1, MAX_GROUP)
     return WeightScheme(layout, bits, size, is_reordered=is_reordered)
+
+
+def _by_token(group: Fields) -> bool:
+    """Whether activations have 8 bits and one scale per token, found at run time."""
+    if not group.has("input_activations"):
+        return False
+    found = {"type": "int", "symmetric": True, **group.section("input_activations").values}
+    return all(found.get(key) == value for key, value in _BY_TOKEN.items())
 
 
 def _float_weights_of(weights: Fields, bits: int) -> WeightScheme:
