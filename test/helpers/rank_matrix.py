@@ -50,7 +50,8 @@ def _tokens(llm: LLM) -> list[list[int]]:
 
 def _open(model: Path, **options: Any) -> LLM:
     shared = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "num_kv_blocks": 64, "block_size": 4}
-    return LLM(model=str(model), n_threads=1, **shared, **options)
+    # Ranks add in another order; rounding to bf16 in attention would turn that into other tokens.
+    return LLM(model=str(model), n_threads=1, kv_cache_dtype="f32", **shared, **options)
 
 
 @cache

@@ -43,10 +43,11 @@ def test_defaults_score_like_greedy_decoding(scores: list[Score]) -> None:
 
 
 LOOP = re.compile(r"(.{8,}?)\1{3}", re.DOTALL)  # the same span four times
-LOOPING = {"What is the capital of Italy?"}  # with greedy decoding and with default sampling
+# With greedy decoding and with default sampling; the second with AMX, which rounds weights of attention.
+LOOPING = {"What is the capital of Italy?", "What is the capital of France?"}
 
 
-def test_only_a_known_answer_loops_and_detection_ends_it(scores: list[Score]) -> None:
+def test_only_known_answers_loop_and_detection_ends_them(scores: list[Score]) -> None:
     """The model answers "Il Corriere dii, il Corriere dii, ..."; `repetition_detection`, which the
     web chat and `llaisys chat` set, ends that before the limit of 64 tokens with finish reason
     `length`. Other CPU kernels may answer right; other seeds, of a nightly run, may have another
@@ -57,7 +58,7 @@ def test_only_a_known_answer_loops_and_detection_ends_it(scores: list[Score]) ->
             if LOOP.search(answer) or end[1] == DETECTED:
                 ended.add(question)
                 assert end == ("length", DETECTED), answer
-        assert score.loops == len(ended) <= 1, score.answers
+        assert score.loops == len(ended) <= len(LOOPING), score.answers
         if number < 2:  # greedy, and the seeds of every run
             assert ended <= LOOPING, score.answers
 

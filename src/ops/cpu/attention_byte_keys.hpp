@@ -26,7 +26,7 @@ static_assert(kTile % (4 * kLanes) == 0 && kMaxTileRows <= 12);
 
 // Prefetch steps of load_keys and score_rows for n rows.
 constexpr int64_t kTransposeSteps = 2;
-inline int64_t load_steps() { return kTransposeSteps * kTile / kLanes; }
+inline int64_t load_steps(int64_t) { return kTransposeSteps * kTile / kLanes; }
 inline int64_t score_steps(int64_t n, int64_t d) {
     return kTile / (byte_vectors(n) * kLanes) * 2 * (padded(d) / kQueryStep);
 }

@@ -12,7 +12,7 @@ namespace llaisys::LLAISYS_CPU_NS {
 inline void load_tile(const AttentionTask &task, const TilePlaces &places,
                       AttentionScratch &scratch, TileFetch &fetch) {
     load_keys(task, places, scratch.keys, fetch);
-    load_values(task, places, scratch);
+    load_values(task, places, scratch, fetch);
     if (has_scales(task)) {
         if constexpr (!kScoresAreScaled) {
             load_scales(task.k_cache, places, task.d, scratch.k_scales);
@@ -93,7 +93,7 @@ inline int64_t fetch_steps(const AttentionTask &task) {
     const int64_t height = RowTiles::height(rows);
     const int64_t tiles = (rows + height - 1) / height;
     const int64_t of_tile = score_steps(height, task.d) + value_steps(height, task.ldo);
-    return task.n_heads * (load_steps() + tiles * of_tile + rows * kWeighSteps);
+    return task.n_heads * (load_steps(task.d) + tiles * of_tile + rows * kWeighSteps);
 }
 
 // Adds one tile to the state.

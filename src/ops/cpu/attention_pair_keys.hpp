@@ -8,11 +8,10 @@
 namespace llaisys::LLAISYS_CPU_NS {
 
 constexpr bool kScoresAreScaled = false; // keys have no scales
-constexpr int64_t kTransposeSteps = 2;   // prefetch steps of transposing kLanes keys
 
-// Prefetch steps of load_keys and score_rows for n rows.
-inline int64_t load_steps() { return kTransposeSteps * kTile / kLanes; }
-inline int64_t score_steps(int64_t, int64_t d) { return kTile / kPanel * (d / 8); }
+// Prefetch steps of load_keys and load_values, and of score_rows for n rows.
+inline int64_t load_steps(int64_t d) { return kTile / kLanes * (d / 2 / kLanes) + kTile / 4; }
+inline int64_t score_steps(int64_t, int64_t d) { return dot_steps(kTile, d / 2); }
 
 // In place: a row of f32 becomes d values of bf16.
 inline void prepare_queries(float *q, int64_t n_rows, int64_t ldq, int64_t d) {
@@ -28,11 +27,11 @@ inline void prepare_queries(float *q, int64_t n_rows, int64_t ldq, int64_t d) {
 inline void load_keys(const AttentionTask &task, const TilePlaces &places, float *keys,
                       TileFetch &fetch) {
     for (int64_t e = 0; e < kTile; e += kLanes) {
-        fetch.step(kTransposeSteps);
         keep_awake();
         const ListedKeys<bf16_t> some = {static_cast<const bf16_t *>(task.k_cache),
                                          places.offset + e};
         for (int64_t i = 0; i < task.d / 2; i += kLanes) {
+            fetch.step();
             vf transposed[kLanes];
             load_transposed(AsFloats<ListedKeys<bf16_t>>{some}, i, transposed);
 #pragma GCC unroll 16

@@ -37,6 +37,11 @@ private:
 // next one takes 300 ns.
 inline void keep_awake() { PairTiles::template dot_bf16<0, 4, 5>(); }
 
+// Prefetch steps of dot_pair_rows.
+inline int64_t dot_steps(int64_t columns, int64_t pairs) {
+    return (columns + 2 * kPanel - 1) / (2 * kPanel) * (pairs / kPairStep);
+}
+
 // acc [n, 32 or 64] (+)= `pairs` pairs of x times those of w, as in dot_pair_rows.
 template <Start start, bool is_wide, typename Fetch>
 void dot_tiles(const char *x, int64_t x_row, const char *w, int64_t w_pair, int64_t pairs,
@@ -57,7 +62,7 @@ void dot_tiles(const char *x, int64_t x_row, const char *w, int64_t w_pair, int6
         }
     }
     for (int64_t i = 0; i < pairs; i += kPairStep, x += 64, w += kPairStep * w_pair) {
-        fetch.step(kPairStep / 4 * (is_wide ? 2 : 1));
+        fetch.step();
         PairTiles::template load<4>(x, x_row);
         PairTiles::template load<5>(w, w_pair);
         PairTiles::template dot_bf16<0, 4, 5>();

@@ -13,7 +13,7 @@ namespace llaisys::LLAISYS_CPU_NS {
 constexpr int64_t kValueStep = 2 * kPairStep; // entries that are added together
 
 // Prefetch steps of sum_rows for n rows.
-inline int64_t value_steps(int64_t, int64_t ldo) { return ldo / kPanel * (kTile / 8); }
+inline int64_t value_steps(int64_t, int64_t ldo) { return dot_steps(ldo, kTile / 2); }
 
 // A row of weights takes half of its row of scores, which was read before.
 inline void store_weight(float *row, int64_t e, vf weight) {
@@ -37,7 +37,7 @@ constexpr PairOrder pair_order() {
 // scratch.values[i, c] = values c of the entries 2i and 2i + 1 of the tile; absent ones are zero, for
 // whole steps.
 inline void load_values(const AttentionTask &task, const TilePlaces &places,
-                        AttentionScratch &scratch) {
+                        AttentionScratch &scratch, TileFetch &fetch) {
     alignas(64) static constexpr PairOrder kOrder = pair_order();
     alignas(64) static constexpr uint16_t kAbsent[ops::cpu::kMaxTileHead] = {};
     const __m512i low = _mm512_load_si512(kOrder.lanes[0]);
@@ -61,7 +61,8 @@ inline void load_values(const AttentionTask &task, const TilePlaces &places,
     };
     const int64_t end = ops::cpu::round_up(last, kValueStep);
     for (int64_t e = first / kValueStep * kValueStep; e < end; e += 2) {
-        if (e % 16 == 0) {
+        if (e % 4 == 0) {
+            fetch.step();
             keep_awake();
         }
         const auto *a = static_cast<const int16_t *>(entry(e));

@@ -16,6 +16,9 @@ struct RowTiles {
 };
 inline void keep_awake() {}
 
+// Prefetch steps of dot_pair_rows.
+inline int64_t dot_steps(int64_t columns, int64_t pairs) { return columns / kPanel * (pairs / 4); }
+
 // acc [rows, 32] (+)= `pairs` pairs of x times those of w. Rows of acc are lda apart.
 template <int rows, Start start, int x_row, typename Fetch>
 void dot_pairs(const PairOperands &from, int64_t pairs, float *acc, int64_t lda, Fetch fetch) {

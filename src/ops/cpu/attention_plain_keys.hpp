@@ -12,7 +12,7 @@ constexpr int64_t kMaxKeys = 4;
 constexpr int keys_together(int64_t n) { return n <= 4 ? int(kMaxKeys) : 2; }
 
 // Prefetch steps of load_keys and score_rows for n rows.
-inline int64_t load_steps() { return 0; }
+inline int64_t load_steps(int64_t) { return 0; }
 inline int64_t score_steps(int64_t n, int64_t) { return kTile / keys_together(n); }
 
 // scores[r, e] = q[r] . keys[e] for `entries` keys. Rows of scores are kTile apart.

@@ -21,7 +21,7 @@ inline int64_t value_steps(int64_t n, int64_t ldo) {
 inline void store_weight(float *row, int64_t e, vf weight) { store(row + e, weight); }
 
 inline void load_values(const AttentionTask &task, const TilePlaces &places,
-                        const AttentionScratch &scratch) {
+                        const AttentionScratch &scratch, TileFetch &) {
     if (!is_direct(task)) {
         widen_entries(task.v_cache, task.v_dtype, places, places.first - places.tile,
                       places.last - places.tile, task.value_dim, task.ldo, scratch.values);

@@ -11,7 +11,7 @@ constexpr bool kScoresAreScaled = false; // by the scales of 8-bit keys
 constexpr int64_t kTransposeSteps = 4;   // prefetch steps of transposing kLanes keys
 
 // Prefetch steps of load_keys and score_rows for n rows.
-inline int64_t load_steps() { return kTransposeSteps * kTile / kLanes; }
+inline int64_t load_steps(int64_t) { return kTransposeSteps * kTile / kLanes; }
 inline int64_t score_steps(int64_t n, int64_t d) {
     return kTile / kPanel * tiles_across(n) * (d / 4);
 }
