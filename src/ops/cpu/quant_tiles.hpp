@@ -162,6 +162,9 @@ void quant_tiles(const QuantTask &task, int64_t group, int64_t n_groups, const s
     }
 }
 
+// A product whose result is not used, while the vector units work: an idle tile unit switches itself off.
+template <typename Tiles> void keep_awake() { Tiles::template dot_bytes<0, 2, 3>(); }
+
 // quant_linear with tiles for min_tile_rows() rows and more; `few_rows` is called for fewer. All 16
 // rows of the last block of x are read.
 template <typename Tiles, typename Format>
@@ -188,9 +191,13 @@ void quant_linear_tiles(const QuantTask &task, void (*few_rows)(const QuantTask 
             const int64_t n = groups - group < kBlockGroups ? groups - group : kBlockGroups;
             const std::byte *next = header + n * layout.group_bytes();
             read_scales<Format>(panel, header, group, n, &scales);
-            const PackedGroups<layout.bits> packed = {header + layout.group_header(),
-                                                      layout.group_bytes()};
-            unpack_groups<kTaken>(bytes, packed, n);
+            for (int64_t g = 0; g < n; g += kSumGroups) {
+                keep_awake<Tiles>();
+                const PackedGroups<layout.bits> packed = {header + layout.group_header() +
+                                                              g * layout.group_bytes(),
+                                                          layout.group_bytes()};
+                unpack_groups<kTaken>(bytes + g * kGroupBytes, packed, smaller(n - g, kSumGroups));
+            }
             quant_tiles<Tiles, Format>(task, group, n, bytes, scales, acc, next,
                                        next + n * layout.group_bytes());
             header = next;
