@@ -43,7 +43,7 @@ def test_defaults_score_like_greedy_decoding(scores: list[Score]) -> None:
 
 
 LOOP = re.compile(r"(.{8,}?)\1{3}", re.DOTALL)  # the same span four times
-# With greedy decoding and with default sampling; the second with AMX, which rounds weights of attention.
+# With greedy decoding and with default sampling; the second with AMX (attention rounds to bf16).
 LOOPING = {"What is the capital of Italy?", "What is the capital of France?"}
 
 

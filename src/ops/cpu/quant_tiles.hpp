@@ -162,7 +162,8 @@ void quant_tiles(const QuantTask &task, int64_t group, int64_t n_groups, const s
     }
 }
 
-// A product whose result is not used, while the vector units work: an idle tile unit switches itself off.
+// A product whose result is not used, while the vector units work: an idle tile unit switches itself
+// off.
 template <typename Tiles> void keep_awake() { Tiles::template dot_bytes<0, 2, 3>(); }
 
 // quant_linear with tiles for min_tile_rows() rows and more; `few_rows` is called for fewer. All 16
