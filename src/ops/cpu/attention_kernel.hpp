@@ -2,7 +2,7 @@
 // maximum per row). A few rows at a time go from scores to sums while a tile is in L1. Included
 // after one attention_*_keys.hpp, which defines load_keys, score_rows and kScoresAreScaled, and one
 // attention_*_values.hpp, which defines load_values, store_weight, sum_rows and (itself or
-// by what it includes before) RowTiles and keep_awake. Compiled per instruction set.
+// by what it includes before) RowTiles. Compiled per instruction set.
 #pragma once
 
 #include "ops/cpu/attention_tile.hpp"
@@ -69,7 +69,7 @@ inline void weigh_rows(const AttentionTask &task, const AttentionScratch &scratc
     for (int64_t r = 0; r < rows.n; ++r) {
         const int64_t row = rows.first + r;
         fetch.step(kWeighSteps);
-        keep_awake();
+        RowTiles::keep_awake();
         const auto weigh = has_scales(task) ? weigh_row<true> : weigh_row<false>;
         weigh(scratch.scores + r * kTile, new_m[r], factor[r], scratch.v_scales,
               scratch.weights + row * kLanes);

@@ -27,7 +27,7 @@ inline void prepare_queries(float *q, int64_t n_rows, int64_t ldq, int64_t d) {
 inline void load_keys(const AttentionTask &task, const TilePlaces &places, float *keys,
                       TileFetch &fetch) {
     for (int64_t e = 0; e < kTile; e += kLanes) {
-        keep_awake();
+        RowTiles::keep_awake();
         const ListedKeys<bf16_t> some = {static_cast<const bf16_t *>(task.k_cache),
                                          places.offset + e};
         for (int64_t i = 0; i < task.d / 2; i += kLanes) {

@@ -11,7 +11,7 @@ namespace llaisys::LLAISYS_CPU_NS {
 
 constexpr int64_t kPairStep = 16; // pairs of a product
 
-// Division of rows into tiles. Tiles are configured while an object exists.
+// Division of rows into tiles, like VectorRows. Tiles are configured while an object exists.
 class RowTiles {
 public:
     RowTiles() { begin(kTileHeight); }
@@ -29,13 +29,13 @@ public:
         }
     }
 
+    // A product whose result is not used. Without one for about 300 ns the unit is switched off, and
+    // the next one takes 300 ns.
+    static void keep_awake() { PairTiles::template dot_bf16<0, 4, 5>(); }
+
 private:
     int64_t rows_ = 0;
 };
-
-// A product whose result is not used. Without one for about 300 ns the unit is switched off, and the
-// next one takes 300 ns.
-inline void keep_awake() { PairTiles::template dot_bf16<0, 4, 5>(); }
 
 // Prefetch steps of dot_pair_rows.
 inline int64_t dot_steps(int64_t columns, int64_t pairs) {

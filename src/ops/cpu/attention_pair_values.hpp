@@ -63,7 +63,7 @@ inline void load_values(const AttentionTask &task, const TilePlaces &places,
     for (int64_t e = first / kValueStep * kValueStep; e < end; e += 2) {
         if (e % 4 == 0) {
             fetch.step();
-            keep_awake();
+            RowTiles::keep_awake();
         }
         const auto *a = static_cast<const int16_t *>(entry(e));
         const auto *b = static_cast<const int16_t *>(entry(e + 1));

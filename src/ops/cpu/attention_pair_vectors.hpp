@@ -9,12 +9,7 @@ namespace llaisys::LLAISYS_CPU_NS {
 
 constexpr int64_t kPairStep = 1; // pairs of a product
 
-// Division of rows into register tiles. x is in L1 at known offsets: the highest tile is best.
-struct RowTiles {
-    static int64_t height(int64_t rows) { return rows <= kMaxTileRows ? rows : tile_height(rows); }
-    void begin(int64_t) {}
-};
-inline void keep_awake() {}
+using RowTiles = VectorRows;
 
 // Prefetch steps of dot_pair_rows.
 inline int64_t dot_steps(int64_t columns, int64_t pairs) { return columns / kPanel * (pairs / 4); }

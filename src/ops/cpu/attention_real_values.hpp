@@ -6,12 +6,7 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-// Division of rows into register tiles. x is in L1 at known offsets: the highest tile is best.
-struct RowTiles {
-    static int64_t height(int64_t rows) { return rows <= kMaxTileRows ? rows : tile_height(rows); }
-    void begin(int64_t) {}
-};
-inline void keep_awake() {}
+using RowTiles = VectorRows;
 
 // Prefetch steps of sum_rows for n rows.
 inline int64_t value_steps(int64_t n, int64_t ldo) {

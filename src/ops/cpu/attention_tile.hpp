@@ -195,6 +195,14 @@ struct AttentionScratch {
     }
 };
 
+// Division of rows into register tiles of vectors. x is in L1 at known offsets: the highest tile is
+// best.
+struct VectorRows {
+    static int64_t height(int64_t rows) { return rows <= kMaxTileRows ? rows : tile_height(rows); }
+    void begin(int64_t) {}
+    static void keep_awake() {}
+};
+
 // Operands of a product of pairs: rows of x and the pairs of columns of w at these distances in bytes.
 struct PairOperands {
     const char *x;

@@ -1,6 +1,6 @@
 // Attention with queries in another form than f32, for machines with instructions for it: byte
-// products with an 8-bit cache; tile registers or dot products of pairs with a bf16 cache (the latter
-// round weights to bf16). Elsewhere Kernels::attention_span widens the keys.
+// products with an 8-bit cache; tile registers or dot products of pairs with a bf16 cache (both round
+// weights to bf16). Elsewhere Kernels::attention_span widens the keys.
 #pragma once
 
 #include "ops/cpu/kernels.hpp"
@@ -13,8 +13,8 @@ constexpr int64_t kMaxTileHead = 1024; // largest d in tile registers
 struct PreparedAttention {
     // Stores n scaled queries of d values of one KV head in the layout of attention_span, in place
     // of their rows, which are ldq floats apart. With 8-bit keys they are rounded to 16 bits (15 for
-    // more than 512 values) relative to the largest; with bf16 keys to 16 bits each for tile
-    // registers, to bf16 for dot products. A query with a NaN or an infinity yields NaN scores.
+    // more than 512 values) relative to the largest; with bf16 keys to bf16. The output of a query
+    // with a NaN or an infinity is NaN.
     void (*prepare)(float *q, int64_t n, int64_t ldq, int64_t d);
     // Kernels::attention_span of prepared queries; the dtypes are those of prepared_attention().
     void (*attention_span)(const AttentionTask &task, const AttentionState &state, int64_t first,
