@@ -67,6 +67,27 @@ TEST(attention_never_reads_what_a_token_does_not_see) {
     });
 }
 
+TEST(attention_of_a_query_that_is_not_finite_is_nan) {
+    for_each_isa([] {
+        for (DType kv : {kF32, kBf16}) {
+            const AttentionCase c = attention_case(1, 100, 30, 4, 2, 32, 16, kF32, kv);
+            const Tensor out = run_attention(one_thread(), c);
+            const int64_t at = 7 * c.q.stride(0) + 2 * c.q.stride(1) + 5;
+            for (float value : {kNan, kInf, -kInf}) {
+                const float before = get3(c.q, 7, 2, 5);
+                set(c.q, at, value);
+                const Tensor again = run_attention(one_thread(), c);
+                set(c.q, at, before);
+                for (int64_t x = 0; x < 32; ++x) {
+                    CHECK(std::isnan(get3(again, 7, 2, x)));
+                    set(again, 7 * again.stride(0) + 2 * again.stride(1) + x, get3(out, 7, 2, x));
+                }
+                CHECK(same_bits(out, again)); // other rows are unchanged
+            }
+        }
+    });
+}
+
 TEST(attention_gives_a_token_the_same_bits_in_any_batch) {
     for_each_isa([] {
         for (DType kv : kReal) {
