@@ -38,6 +38,11 @@ inline vf load(const int8_t *p) {
 }
 
 inline void store(float *p, vf value) { _mm512_storeu_ps(p, value); }
+#ifdef __AVX512BF16__
+inline void store(bf16_t *p, vf value) { // denormals become zero, as in products of bf16
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), __m256i(_mm512_cvtneps_pbh(value)));
+}
+#else
 inline void store(bf16_t *p, vf value) {
     const __m512i bits = _mm512_castps_si512(value);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -47,6 +52,7 @@ inline void store(bf16_t *p, vf value) {
     const __m512i result = _mm512_srli_epi32(_mm512_mask_mov_epi32(near, nan, quiet), 16);
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(p), _mm512_cvtepi32_epi16(result));
 }
+#endif
 inline void store(f16_t *p, vf value) {
     _mm256_storeu_si256(reinterpret_cast<__m256i *>(p),
                         _mm512_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));

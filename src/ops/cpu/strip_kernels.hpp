@@ -16,10 +16,9 @@
 
 namespace llaisys::ops::cpu {
 
-constexpr int64_t kTileRowBytes = 64;  // of a row of x per tile product
-constexpr int64_t kUnitBytes = 4;      // adjacent values along k
-constexpr int64_t kTileTaskRows = 128; // largest number of rows of a TileTask
-constexpr int64_t kTaskPanels = 6;     // largest number of panels of a task with more than 32 rows
+constexpr int64_t kTileRowBytes = 64; // of a row of x per tile product
+constexpr int64_t kUnitBytes = 4;     // adjacent values along k
+constexpr int64_t kTaskPanels = 6;    // largest number of panels of a task with more than 32 rows
 
 struct RowScale {
     float scale;    // NaN if a value is NaN or infinite
@@ -55,7 +54,8 @@ struct StripKernels {
     // values [n] in the type of the products as row number `row` of x.
     void (*place_row)(const TileRows &x, int64_t row, const float *values, int64_t n);
     void (*linear)(const TileTask &task);
-    int64_t strip; // outputs of a strip of a weight: 16 or 32
+    int64_t strip;     // outputs of a strip of a weight: 16 or 32
+    int64_t task_rows; // largest number of rows of a task
 };
 
 // For weights of this dtype, bf16 or i8_channel; null where the machine has no such products, or

@@ -12,9 +12,9 @@ namespace llaisys::LLAISYS_CPU_NS {
 
 extern const ops::cpu::StripKernels bf16_strips;
 constexpr ops::cpu::StripKernels bf16_strips = {place_row, linear_tiles<AmxTiles, Bf16Products>,
-                                                kStrip};
+                                                kStrip, kTileTaskRows};
 extern const ops::cpu::StripKernels byte_strips;
-constexpr ops::cpu::StripKernels byte_strips = {place_byte_row,
-                                                linear_tiles<AmxTiles, ByteProducts>, kStrip};
+constexpr ops::cpu::StripKernels byte_strips = {
+    place_byte_row, linear_tiles<AmxTiles, ByteProducts>, kStrip, kTileTaskRows};
 
 } // namespace llaisys::LLAISYS_CPU_NS

@@ -10,6 +10,7 @@ namespace llaisys::LLAISYS_CPU_NS {
 struct Bf16Dot : Bf16Products, PairDot {};
 
 extern const ops::cpu::StripKernels bf16_strips;
-constexpr ops::cpu::StripKernels bf16_strips = {place_row, linear_units<Bf16Dot>, kPanel};
+constexpr ops::cpu::StripKernels bf16_strips = {place_row, linear_units<Bf16Dot>, kPanel,
+                                                kVectorTaskRows};
 
 } // namespace llaisys::LLAISYS_CPU_NS

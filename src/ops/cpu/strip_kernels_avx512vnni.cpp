@@ -15,6 +15,7 @@ struct ByteDot : ByteProducts {
 };
 
 extern const ops::cpu::StripKernels byte_strips;
-constexpr ops::cpu::StripKernels byte_strips = {place_byte_row, linear_units<ByteDot>, kPanel};
+constexpr ops::cpu::StripKernels byte_strips = {place_byte_row, linear_units<ByteDot>, kPanel,
+                                                kVectorTaskRows};
 
 } // namespace llaisys::LLAISYS_CPU_NS

@@ -9,7 +9,6 @@ namespace llaisys::LLAISYS_CPU_NS {
 
 using ops::cpu::kTaskPanels;
 using ops::cpu::kTileRowBytes;
-using ops::cpu::kTileTaskRows;
 using ops::cpu::kUnitBytes;
 using ops::cpu::TileRows;
 using ops::cpu::TileTask;

@@ -13,8 +13,9 @@
 
 namespace llaisys::LLAISYS_CPU_NS {
 
-constexpr int kHeight = 8;            // rows of a register tile
-constexpr int64_t kRowBlock = 16;     // rows of a block of TileRows
+constexpr int kHeight = 8;               // rows of a register tile
+constexpr int64_t kRowBlock = 16;        // rows of a block of TileRows
+constexpr int64_t kVectorTaskRows = 128; // largest number of rows of a task
 constexpr int64_t kVectorBlock = 512; // K block for more than one register tile, in bytes of a row
 constexpr int64_t kPanelUnit = kPanel * kUnitBytes; // bytes of a unit of a panel
 constexpr int64_t kStepBytes = kTileRowBytes / kUnitBytes * kPanelUnit;
@@ -108,7 +109,7 @@ void block_panels(const TileTask &task, int64_t panels, const char *weights,
 }
 
 template <typename Dot> void linear_units(const TileTask &task) {
-    alignas(64) typename Dot::Sum acc[kTaskPanels * kTileTaskRows * kPanel];
+    alignas(64) typename Dot::Sum acc[kTaskPanels * kVectorTaskRows * kPanel];
     const int64_t panels = (task.out.n + kPanel - 1) / kPanel;
     const int64_t panel_bytes = task.x.bytes * kPanel;
     const char *w = static_cast<const char *>(task.out.w);

@@ -59,35 +59,48 @@ int64_t scale_floats(DType dtype, int64_t count) {
     return dtype == kChannel ? cpu::round_up(count * kFloats, 16) : 0;
 }
 
-int64_t row_groups_of(int64_t m) { return (m + cpu::kTileTaskRows - 1) / cpu::kTileTaskRows; }
+// Largest chunks of many rows: many rows for few reads of the weights, but enough chunks for all
+// threads.
+struct ChunkLimits {
+    int64_t rows;
+    int64_t panels;
 
-// Strips and rows of a chunk of m rows. `strip`: outputs of a strip; `fair`: panels of a chunk for
-// load balance.
-GroupChunkSize chunk_size(int64_t strip, int64_t bytes, int64_t m, int64_t fair) {
+    int64_t row_groups(int64_t m) const { return (m + rows - 1) / rows; }
+};
+
+ChunkLimits chunk_limits(int64_t most_rows, const LinearGroup *groups, int64_t n_groups,
+                         int first_part, int n_parts, int64_t threads) {
+    constexpr int64_t kLeastRows = 128;
+    constexpr int64_t kChunks = 4; // per thread
+    for (ChunkLimits limits{most_rows, 0};; limits.rows /= 2) {
+        int64_t panels = 0; // of all chunks
+        for (int64_t g = 0; g < n_groups; ++g) {
+            for (int p = first_part; p < first_part + n_parts; ++p) {
+                panels += outputs_of(groups[g].parts[p].weight->out_features) / kPanel *
+                          limits.row_groups(groups[g].count);
+            }
+        }
+        limits.panels = std::min(panels / (kChunks * threads), cpu::kTaskPanels);
+        if (limits.panels > 0 || limits.rows / 2 < kLeastRows) {
+            limits.panels = std::max<int64_t>(limits.panels, 1);
+            return limits;
+        }
+    }
+}
+
+// Strips and rows of a chunk of m rows. `strip`: outputs of a strip.
+GroupChunkSize chunk_size(int64_t strip, int64_t bytes, int64_t m, const ChunkLimits &limits) {
     // Minimum products of units in a chunk, so that its overhead is negligible.
     constexpr int64_t kChunkSteps = 8192;
     const int64_t together = kPanel / strip; // strips of a panel, which most chunks keep together
-    const int64_t rows = cpu::round_up((m + row_groups_of(m) - 1) / row_groups_of(m), 32);
+    const int64_t groups = limits.row_groups(m);
+    const int64_t rows = cpu::round_up((m + groups - 1) / groups, 32);
     if (m > 32) {
-        return {together * std::clamp<int64_t>(fair, 1, cpu::kTaskPanels), rows};
+        return {together * limits.panels, rows};
     }
     const int64_t steps = strip * std::max<int64_t>(bytes / cpu::kUnitBytes * m, 1); // of one strip
     const int64_t worthwhile = (kChunkSteps + steps - 1) / steps;
     return {worthwhile == 1 ? 1 : cpu::round_up(worthwhile, together), rows};
-}
-
-// Panels of a chunk that divide the work of all groups evenly.
-int64_t fair_panels(const LinearGroup *groups, int64_t n_groups, int first_part, int n_parts,
-                    int64_t threads) {
-    constexpr int64_t kChunks = 4; // per thread
-    int64_t panels = 0;
-    for (int64_t g = 0; g < n_groups; ++g) {
-        for (int p = first_part; p < first_part + n_parts; ++p) {
-            panels += outputs_of(groups[g].parts[p].weight->out_features) / kPanel *
-                      row_groups_of(groups[g].count);
-        }
-    }
-    return panels / (kChunks * threads);
 }
 
 template <DType dtype>
@@ -125,8 +138,8 @@ void run_strips(const device::Stream &stream, const Tensor &in, const int32_t *r
         kernels.place_row(placed[size_t(g)], i, cpu::read(rows_of, row, buffer, k), k);
     };
     for_group_rows(stream, in, rows, groups, n_groups, k, place);
-    const int64_t fair =
-        fair_panels(groups, n_groups, first_part, n_parts, device::pool_of(stream).size());
+    const ChunkLimits limits = chunk_limits(kernels.task_rows, groups, n_groups, first_part,
+                                            n_parts, device::pool_of(stream).size());
     const auto run = [&](const GroupChunk &chunk) {
         const LinearGroup &group = groups[chunk.group];
         const LinearWeight &weight = *group.parts[chunk.part].weight;
@@ -139,7 +152,7 @@ void run_strips(const device::Stream &stream, const Tensor &in, const int32_t *r
     };
     for_group_chunks(
         stream, groups, n_groups, first_part, n_parts, strip,
-        [=](int64_t m) { return chunk_size(strip, bytes, m, fair); }, run);
+        [=](int64_t m) { return chunk_size(strip, bytes, m, limits); }, run);
 }
 
 // Creates the strips of a weight and calls pack(row, to) for every row, on several threads.
