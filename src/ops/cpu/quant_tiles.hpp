@@ -19,8 +19,9 @@ namespace llaisys::LLAISYS_CPU_NS {
 
 static_assert(ops::cpu::kRowBlock == kTileHeight);
 
-constexpr int64_t kSumGroups = 4;                           // groups whose sums are in memory
-constexpr int64_t kSumInts = 2 * kTileHeight * kQuantPanel; // of one group, in two halves
+constexpr int64_t kSumGroups = 4;                    // groups whose sums are in memory
+constexpr int64_t kHalf = kTileHeight * kQuantPanel; // sums of a group for 16 rows
+constexpr int64_t kSumInts = 2 * kHalf;              // of a group, for 32 rows or in two parts
 constexpr int64_t kSumRow = kQuantPanel * int64_t(sizeof(int32_t)); // bytes
 
 // Minimum number of rows for tiles; fewer rows are as fast or faster without
@@ -36,18 +37,20 @@ template <bool is_split> constexpr TileShapes quant_shapes() {
     return {{16, 16, 16, x_bytes / 4, x_bytes / 4, 0, 0, 0}, {64, 64, x_bytes, 64, 64, 0, 0, 0}};
 }
 
-// sums [16, 32] = x (16 rows) times the weights in tiles 3 and 4, begun with kSumStart.
-template <typename Tiles> void multiply_half(const int8_t *x, int32_t *sums) {
+// sums [16, 32] = x (16 rows) times the weights in tiles 3 and 4, begun with kSumStart. The columns 16 to
+// 31 stay in tile 1; those of the previous call are stored at `late`. A store right after its product
+// waits for it, and the following products wait for the store.
+template <typename Tiles> void multiply_half(const int8_t *x, int32_t *sums, int32_t *late) {
     alignas(64) static constexpr int32_t kStart[16] = {
         kSumStart, kSumStart, kSumStart, kSumStart, kSumStart, kSumStart, kSumStart, kSumStart,
         kSumStart, kSumStart, kSumStart, kSumStart, kSumStart, kSumStart, kSumStart, kSumStart};
-    Tiles::template load<0>(kStart, 0); // the same line for every row
-    Tiles::template load<1>(kStart, 0);
     Tiles::template load<2>(x, kQuantGroup);
+    Tiles::template load<0>(kStart, 0); // the same line for every row
     Tiles::template dot_bytes<0, 2, 3>();
+    Tiles::template store<1>(late, kSumRow);
+    Tiles::template load<1>(kStart, 0);
     Tiles::template dot_bytes<1, 2, 4>();
     Tiles::template store<0>(sums, kSumRow);
-    Tiles::template store<1>(sums + 16, kSumRow);
 }
 
 template <typename Tiles> void load_weights(const std::byte *w) {
@@ -56,23 +59,28 @@ template <typename Tiles> void load_weights(const std::byte *w) {
 }
 
 // sums [32, 32] = x (16 rows) and `second` (the next 16, or null) times a group of signed bytes w.
+// Returns the next call's `late`.
 template <typename Tiles>
-void multiply_group(const int8_t *x, const int8_t *second, const std::byte *w, int32_t *sums) {
+int32_t *multiply_group(const int8_t *x, const int8_t *second, const std::byte *w, int32_t *sums,
+                        int32_t *late) {
     load_weights<Tiles>(w);
-    multiply_half<Tiles>(x, sums);
-    if (second != nullptr) {
-        multiply_half<Tiles>(second, sums + kTileHeight * kQuantPanel);
+    multiply_half<Tiles>(x, sums, late);
+    if (second == nullptr) {
+        return sums + kTileHeight;
     }
+    multiply_half<Tiles>(second, sums + kHalf, sums + kTileHeight);
+    return sums + kHalf + kTileHeight;
 }
 
 // The same for 16 rows where the first 16 values of k and the others have separate sums: those of
 // the others are the second half.
 template <typename Tiles>
-void multiply_split_group(const int8_t *x, const std::byte *w, int32_t *sums) {
+int32_t *multiply_split_group(const int8_t *x, const std::byte *w, int32_t *sums, int32_t *late) {
     load_weights<Tiles>(w);
-    multiply_half<Tiles>(x, sums);
+    multiply_half<Tiles>(x, sums, late);
     load_weights<Tiles>(w + kGroupBytes / 2);
-    multiply_half<Tiles>(x + 16, sums + kTileHeight * kQuantPanel);
+    multiply_half<Tiles>(x + 16, sums + kHalf, sums + kTileHeight);
+    return sums + kHalf + kTileHeight;
 }
 
 inline vi load_sum(const int32_t *p) {
@@ -97,8 +105,7 @@ void add_sums(float *__restrict acc, int64_t rows, const int32_t *sums, const fl
                 const int32_t *sum = sums + j * kSumInts + v * kLanes;
                 const float *scales = s + j * kParts * kQuantPanel + v * kLanes;
                 const GroupScale<layout.grouped == 0> scale(load(scales));
-                const vf high =
-                    layout.is_split ? sum_of(load_sum(sum + kTileHeight * kQuantPanel)) : zero();
+                const vf high = layout.is_split ? sum_of(load_sum(sum + kHalf)) : zero();
                 total = add_group<layout.is_split, layout.has_min>(
                     total, scale.times(load_sum(sum)), high, scales,
                     m + j * kParts * kQuantPanel + v * kLanes, about[j * kTileHeight + r]);
@@ -139,18 +146,20 @@ void quant_tiles(const QuantTask &task, int64_t group, int64_t n_groups, const s
         const int64_t rows = left < kRows ? left : kRows;
         for (int64_t g = 0; g < n_groups; g += kSumGroups) {
             const int64_t n = n_groups - g < kSumGroups ? n_groups - g : kSumGroups;
+            int32_t *late = sums; // written again later
             for (int64_t j = 0; j < n; ++j) {
                 fetch.step();
                 const int8_t *x = task.x.q + task.x.at(row, group + g + j) * kQuantGroup;
                 const std::byte *w = bytes + (g + j) * kGroupBytes;
                 if constexpr (layout.is_split) {
-                    multiply_split_group<Tiles>(x, w, sums + j * kSumInts);
+                    late = multiply_split_group<Tiles>(x, w, sums + j * kSumInts, late);
                 } else {
                     const int8_t *second =
                         rows > kTileHeight ? x + kTileHeight * task.x.k : nullptr;
-                    multiply_group<Tiles>(x, second, w, sums + j * kSumInts);
+                    late = multiply_group<Tiles>(x, second, w, sums + j * kSumInts, late);
                 }
             }
+            Tiles::template store<1>(late, kSumRow);
             const int64_t s = g * kParts * kQuantPanel;
             for (int64_t r = 0; r < rows; r += kTileHeight) {
                 add_some_sums<Format>(n, acc + (row + r) * kQuantPanel,
