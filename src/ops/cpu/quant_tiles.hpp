@@ -19,7 +19,8 @@ namespace llaisys::LLAISYS_CPU_NS {
 
 static_assert(ops::cpu::kRowBlock == kTileHeight);
 
-constexpr int64_t kSumGroups = 4;                    // groups whose sums are in memory
+constexpr int64_t kTileBlockGroups = 8; // of a block of weights: L1 holds it beside the sums
+constexpr int64_t kSumGroups = 4;       // groups whose sums are in memory
 constexpr int64_t kHalf = kTileHeight * kQuantPanel; // sums of a group for 16 rows
 constexpr int64_t kSumInts = 2 * kHalf;              // of a group, for 32 rows or in two parts
 constexpr int64_t kSumRow = kQuantPanel * int64_t(sizeof(int32_t)); // bytes
@@ -186,7 +187,7 @@ void quant_linear_tiles(const QuantTask &task, void (*few_rows)(const QuantTask 
         return few_rows(task);
     }
     alignas(64) float acc[ops::cpu::kLinearRows * kQuantPanel];
-    alignas(64) std::byte bytes[kBlockGroups * kGroupBytes];
+    alignas(64) std::byte bytes[kTileBlockGroups * kGroupBytes];
     BlockScales scales;
     const int64_t groups = task.x.k / kQuantGroup;
     const int64_t panels = (task.out.n + kQuantPanel - 1) / kQuantPanel;
@@ -197,8 +198,8 @@ void quant_linear_tiles(const QuantTask &task, void (*few_rows)(const QuantTask 
         for (int64_t i = 0; i < task.out.m * kQuantPanel; ++i) {
             acc[i] = 0.0f;
         }
-        for (int64_t group = 0; group < groups; group += kBlockGroups) {
-            const int64_t n = groups - group < kBlockGroups ? groups - group : kBlockGroups;
+        for (int64_t group = 0; group < groups; group += kTileBlockGroups) {
+            const int64_t n = groups - group < kTileBlockGroups ? groups - group : kTileBlockGroups;
             const std::byte *next = header + n * layout.group_bytes();
             read_scales<Format>(panel, header, group, n, &scales);
             for (int64_t g = 0; g < n; g += kSumGroups) {
