@@ -21,61 +21,90 @@ inline void load_tile(const AttentionTask &task, const TilePlaces &places,
     }
 }
 
-// Maximum of m and the row's visible scores, ignoring NaN.
-inline float largest_score(float *scores, Range seen, float m) {
-    for (int64_t i = 0; i < seen.begin; ++i) {
-        scores[i] = -__builtin_inff();
+// Scores that the row does not see become -infinity.
+inline void hide_scores(float *scores, Range seen) {
+    for (int64_t i = 0; i < kTile; i += kLanes) {
+        const vf kept =
+            keep_lanes(load(scores + i), seen.begin - i, seen.end - i, set1(-__builtin_inff()));
+        store(scores + i, kept);
     }
-    for (int64_t i = seen.end; i < kTile; ++i) {
-        scores[i] = -__builtin_inff();
-    }
-    vf best = set1(m);
+}
+
+// The row's maxima by lane, ignoring NaN.
+inline vf largest_scores(const float *scores) {
+    vf best = set1(-__builtin_inff());
+#pragma GCC unroll 16
     for (int i = 0; i < kTile; i += kLanes) {
         best = max_num(load(scores + i), best);
     }
-    return reduce_max(best);
+    return best;
 }
 
-// In place of scores: exp(scores - m) * v_scales (if any), as store_weight stores them; weights
+// In place of scores: exp(scores - m) * v_scales (if any), as store_weights stores them; weights
 // [kLanes] = weights * factor + the sum of the exponentials.
 template <bool is_scaled>
 inline void weigh_row(float *scores, float m, float factor, const float *v_scales, float *weights) {
-    vf sum = zero();
-    for (int i = 0; i < kTile; i += kLanes) {
-        const vf weight = exp_below_zero(sub(load(scores + i), set1(m)));
-        store_weight(scores, i, is_scaled ? mul(weight, load(v_scales + i)) : weight);
-        sum = add(sum, weight);
+    static_assert(kTile % (2 * kLanes) == 0);
+    vf sums[2] = {zero(), zero()};
+#pragma GCC unroll 8
+    for (int i = 0; i < kTile; i += 2 * kLanes) {
+        vf weight[2];
+        for (int j = 0; j < 2; ++j) {
+            weight[j] = exp_weight(sub(load(scores + i + j * kLanes), set1(m)));
+            sums[j] = add(sums[j], weight[j]);
+            if constexpr (is_scaled) {
+                weight[j] = mul(weight[j], load(v_scales + i + j * kLanes));
+            }
+        }
+        store_weights(scores, i, weight[0], weight[1]);
     }
-    store(weights, fma(load(weights), set1(factor), sum));
+    store(weights, fma(load(weights), set1(factor), add(sums[0], sums[1])));
 }
 
 constexpr int64_t kWeighSteps = 2; // prefetch steps of the softmax of a row
 
-// Converts scores to weights relative to the rows' running maximum and rescales the sums
-// accumulated so far.
-inline void weigh_rows(const AttentionTask &task, const AttentionScratch &scratch,
-                       const AttentionState &state, const RowTile &rows, TileFetch &fetch) {
-    alignas(64) float old_m[ops::cpu::kMaxRowTile] = {};
-    alignas(64) float new_m[ops::cpu::kMaxRowTile] = {};
-    alignas(64) float factor[ops::cpu::kMaxRowTile];
-    for (int64_t r = 0; r < rows.n; ++r) {
-        old_m[r] = state.m[rows.first + r];
-        new_m[r] = largest_score(scratch.scores + r * kTile, rows.seen_by_row(task, r), old_m[r]);
-        state.m[rows.first + r] = new_m[r];
+// The same for rows [first, first + n) of a row tile, n <= kLanes, relative to their running maxima.
+// The sums accumulated so far are rescaled.
+inline void weigh_some(const AttentionTask &task, const AttentionScratch &scratch,
+                       const AttentionState &state, const RowTile &rows, int64_t first, int64_t n,
+                       TileFetch &fetch) {
+    float *scores = scratch.scores + first * kTile;
+    float *m = state.m + rows.first + first;
+    alignas(64) float old_m[kLanes] = {};
+    alignas(64) float new_m[kLanes];
+    alignas(64) float factor[kLanes];
+    vf best[kLanes];
+    for (int64_t r = 0; r < kLanes; ++r) {
+        best[r] = set1(-__builtin_inff());
+        if (r < n) {
+            if (!rows.sees_all()) {
+                hide_scores(scores + r * kTile, rows.seen_by_row(task, first + r));
+            }
+            best[r] = largest_scores(scores + r * kTile);
+            old_m[r] = m[r];
+        }
     }
-    for (int64_t r = 0; r < rows.n; r += kLanes) {
-        store(factor + r, exp_below_zero(sub(load(old_m + r), load(new_m + r))));
-    }
-    for (int64_t r = 0; r < rows.n; ++r) {
-        const int64_t row = rows.first + r;
+    const vf largest = max_num(reduce_max_each(best), load(old_m));
+    store(new_m, largest);
+    store(factor, exp_below_zero(sub(load(old_m), largest)));
+    for (int64_t r = 0; r < n; ++r) {
+        const int64_t row = rows.first + first + r;
         fetch.step(kWeighSteps);
         RowTiles::keep_awake();
         const auto weigh = has_scales(task) ? weigh_row<true> : weigh_row<false>;
-        weigh(scratch.scores + r * kTile, new_m[r], factor[r], scratch.v_scales,
+        weigh(scores + r * kTile, new_m[r], factor[r], scratch.v_scales,
               scratch.weights + row * kLanes);
         if (factor[r] != 1.0f) {
+            m[r] = new_m[r];
             scale_in_place(state.o + row * task.ldo, factor[r], task.ldo);
         }
+    }
+}
+
+inline void weigh_rows(const AttentionTask &task, const AttentionScratch &scratch,
+                       const AttentionState &state, const RowTile &rows, TileFetch &fetch) {
+    for (int64_t r = 0; r < rows.n; r += kLanes) {
+        weigh_some(task, scratch, state, rows, r, smaller(rows.n - r, kLanes), fetch);
     }
 }
 

@@ -15,10 +15,24 @@ constexpr int64_t kValueStep = 2 * kPairStep; // entries that are added together
 // Prefetch steps of sum_rows for n rows.
 inline int64_t value_steps(int64_t, int64_t ldo) { return dot_steps(ldo, kTile / 2); }
 
+// e^x for x <= 0 within 2^-13, enough for weights that are rounded to bf16; 0 below -87, NaN stays NaN.
+inline vf exp_weight(vf x) {
+    const vf log2_e = set1(1.44269504f);
+    const vf magic = set1(12582912.0f); // 1.5 * 2^23: the last bit of a sum with it is one
+    const __mmask16 is_normal = _mm512_cmp_ps_mask(x, set1(-87.0f), _CMP_NLT_UQ);
+    const vf n = sub(fma(x, log2_e, magic), magic);
+    const vf r = fma(x, log2_e, sub(zero(), n));
+    vf p = set1(0x1.c2a218p-5f); // 2^r on |r| <= 1 / 2, own minimax fit
+    p = fma(p, r, set1(0x1.f00c4ep-3f));
+    p = fma(p, r, set1(0x1.62f5fap-1f));
+    p = fma(p, r, set1(1.0f));
+    return _mm512_maskz_scalef_ps(is_normal, p, n); // without a mask denormals take 100 cycles
+}
+
 // A row of weights takes half of its row of scores, which was read before.
-inline void store_weight(float *row, int64_t e, vf weight) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i *>(reinterpret_cast<bf16_t *>(row) + e),
-                        __m256i(_mm512_cvtneps_pbh(weight)));
+inline void store_weights(float *row, int64_t e, vf low, vf high) {
+    _mm512_storeu_si512(reinterpret_cast<bf16_t *>(row) + e,
+                        __m512i(_mm512_cvtne2ps_pbh(high, low)));
 }
 
 // Interleaves 32 values of two entries: both of column c are the pair c.

@@ -244,6 +244,8 @@ struct RowTile {
         }
     }
 
+    // Every row sees the whole tile.
+    bool sees_all() const { return common.begin == 0 && common.end == kTile; }
     Range seen_by_row(const AttentionTask &task, int64_t r) const {
         return is_same ? common : seen_by(task, (first + r) / task.group, tile);
     }
