@@ -10,6 +10,7 @@
 //   low_halves, high_halves: the first or second of the pairs of bf16 that fill a vector
 //   fma(a, b, c) = a * b + c; max_num(a, b): b where a is NaN; clamp keeps NaN
 //   any_greater, any_equal; reduce_add, reduce_max: fixed order
+//   select_greater(a, b, x, y): x where a > b, y elsewhere
 //   keep_lanes(x, begin, end, other): lanes [begin, end) of x, the others of `other`; begin <= end,
 //   which may lie outside the vector
 //   reduce_max_each (default below): lane r is reduce_max of the r-th of kLanes vectors
@@ -115,9 +116,9 @@ inline vf exp(vf x) {
     return mul(mul(exp_of_rest(x, n), power_of_2(half)), power_of_2(sub(n, half)));
 }
 
-// The same for x <= 0, cheaper: 0 already below -87.6.
-inline vf exp_below_zero(vf x) {
-    x = clamp(set1(-88.0f), zero(), x);
+// The same for x <= 88, cheaper: 0 already below -87.6.
+inline vf exp_below_88(vf x) {
+    x = clamp(set1(-88.0f), set1(88.0f), x);
     const vi n = round_to_int(mul(x, set1(1.44269504f))); // -127 at least, where power_of_2 is 0
     return mul(exp_of_rest(x, n), power_of_2(n));
 }

@@ -75,6 +75,9 @@ inline bool any_greater(vf a, vf b) {
 inline bool any_equal(vf a, vf b) {
     return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)) != 0;
 }
+inline vf select_greater(vf a, vf b, vf x, vf y) {
+    return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ));
+}
 inline vf keep_lanes(vf x, int64_t begin, int64_t end, vf other) {
     const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
     const __m256i too_low = _mm256_cmpgt_epi32(_mm256_set1_epi32(int(begin)), lanes);

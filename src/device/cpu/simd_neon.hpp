@@ -74,6 +74,7 @@ inline vf max_num(vf a, vf b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 inline vf clamp(vf low, vf high, vf x) { return vmaxq_f32(low, vminq_f32(high, x)); }
 inline bool any_greater(vf a, vf b) { return vmaxvq_u32(vcgtq_f32(a, b)) != 0; }
 inline bool any_equal(vf a, vf b) { return vmaxvq_u32(vceqq_f32(a, b)) != 0; }
+inline vf select_greater(vf a, vf b, vf x, vf y) { return vbslq_f32(vcgtq_f32(a, b), x, y); }
 inline vf keep_lanes(vf x, int64_t begin, int64_t end, vf other) {
     const int32_t indices[kLanes] = {0, 1, 2, 3};
     const int32x4_t lanes = vld1q_s32(indices);

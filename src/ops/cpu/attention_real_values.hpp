@@ -13,7 +13,7 @@ inline int64_t value_steps(int64_t n, int64_t ldo) {
     return ldo / kPanel * tiles_across(n) * (kTile / 4);
 }
 
-inline vf exp_weight(vf x) { return exp_below_zero(x); }
+inline vf exp_weight(vf x) { return exp_below_88(x); }
 inline void store_weights(float *row, int64_t e, vf low, vf high) {
     store(row + e, low);
     store(row + e + kLanes, high);

@@ -66,7 +66,7 @@ constexpr int64_t kSpan = 256;
 // Partial attention result of the rows of one KV head: softmax(scores) * v = o / l, with weights
 // relative to exp(m). m = -inf, l = 0, o = 0: no entry yet.
 struct AttentionState {
-    float *m; // [rows rounded up to 16]
+    float *m; // [rows rounded up to 16]; 16 more floats can be read
     float *l; // [rows]
     float *o; // [rows, ldo], ldo a multiple of kPanel
 
