@@ -16,6 +16,7 @@ struct AttentionCase {
     int64_t value_dim = 0; // above 0: values are the first value_dim of each key, and v is k
     ops::AttentionLists lists;
     float scale;
+    bool is_widened = false; // k and v are those of a cache in eight bits, in f32
 };
 
 inline int64_t slot_of(const ops::AttentionLists &lists, int64_t row, int64_t e) {
@@ -26,8 +27,11 @@ inline int64_t slot_of(const ops::AttentionLists &lists, int64_t row, int64_t e)
 
 // Whether kernels that add pairs of bf16 round scaled queries and weights.
 inline bool rounds_to_bf16(const AttentionCase &c) {
-    return c.k.dtype() == kBf16 &&
-           ops::cpu::prepared_attention(kBf16, c.v.dtype(), c.q.size(2)) != nullptr;
+    const int64_t d = c.q.size(2);
+    const ops::cpu::PreparedAttention *pairs = ops::cpu::prepared_attention(kBf16, kBf16, d);
+    const DType keys = c.is_widened ? LLAISYS_DTYPE_I8 : c.k.dtype();
+    const DType values = c.is_widened ? LLAISYS_DTYPE_I8 : c.v.dtype();
+    return pairs != nullptr && ops::cpu::prepared_attention(keys, values, d) == pairs;
 }
 
 inline void check_attention(const AttentionCase &c, const Tensor &out, double tolerance = 2e-5) {

@@ -75,6 +75,7 @@ AttentionCase in_eight_bits(const AttentionCase &c, AttentionCase *reference = n
         *reference = c;
         reference->k = widened(packed.k);
         reference->v = widened(packed.v);
+        reference->is_widened = true;
     }
     return packed;
 }

@@ -229,10 +229,11 @@ TEST(products_of_pairs_over_tiles_match_the_reference_in_any_row_tile) {
     task.k_dtype = task.v_dtype = kBf16;
     tiles::TilePlaces places{};
     tiles::TileFetch fetch(task, places, 1);
+    constexpr int64_t kRows = 32;
     for (int64_t columns : {32, 64, 96, 160}) {
         for (int64_t pairs : {16, 48}) {
             const int64_t k = 2 * pairs;
-            const Tensor x = random_tensor({16, k + 6}, kBf16);
+            const Tensor x = random_tensor({kRows, k + 6}, kBf16);
             const Tensor weight = random_tensor({columns, k}, kBf16);
             std::vector<bf16_t> w(size_t(columns * k)); // [pairs, columns, 2]
             for (int64_t c = 0; c < columns; ++c) {
@@ -240,27 +241,20 @@ TEST(products_of_pairs_over_tiles_match_the_reference_in_any_row_tile) {
                     w[size_t((i / 2 * columns + c) * 2 + i % 2)] = weight.as<bf16_t>()[c * k + i];
                 }
             }
-            const tiles::PairOperands from = {reinterpret_cast<const char *>(x.as<bf16_t>()),
-                                              2 * (k + 6), reinterpret_cast<const char *>(w.data()),
-                                              4 * columns};
             const int64_t lda = columns + 16;
-            const Tensor before = random_tensor({16, lda}, kF32);
+            const Tensor before = random_tensor({kRows, lda}, kF32);
             const auto product = [&](int64_t n, bool is_sum) {
-                std::vector<float> acc(before.as<float>(), before.as<float>() + 16 * lda);
-                tiles::RowTiles height;
-                height.begin(n);
-                if (is_sum) {
-                    tiles::dot_pair_rows<tiles::Start::sums, 0>(n, from, pairs, acc.data(), lda,
-                                                                columns, fetch);
-                } else {
-                    tiles::dot_pair_rows<tiles::Start::zero, 0>(n, from, pairs, acc.data(), lda,
-                                                                columns, fetch);
-                }
+                std::vector<float> acc(before.as<float>(), before.as<float>() + kRows * lda);
+                tiles::RowTiles row_tiles(1);
+                row_tiles.multiply({n, reinterpret_cast<const char *>(x.as<bf16_t>()), 2 * (k + 6),
+                                    reinterpret_cast<const char *>(w.data()), 4 * columns, pairs,
+                                    acc.data(), lda, columns, is_sum},
+                                   fetch);
                 return acc;
             };
             for (bool is_sum : {false, true}) {
-                const std::vector<float> all = product(16, is_sum);
-                for (int64_t r = 0; r < 16; ++r) {
+                const std::vector<float> all = product(kRows, is_sum);
+                for (int64_t r = 0; r < kRows; ++r) {
                     for (int64_t c = 0; c < columns; ++c) {
                         double sum = is_sum ? get2(before, r, c) : 0;
                         double size = std::abs(sum);
@@ -272,14 +266,53 @@ TEST(products_of_pairs_over_tiles_match_the_reference_in_any_row_tile) {
                         check_close("pairs", all[size_t(r * lda + c)], sum, 1e-6 * size);
                     }
                 }
-                for (int64_t n : {1, 7, 15}) { // other rows are unchanged
+                for (int64_t n : {1, 7, 15, 16}) { // other rows are unchanged
                     const std::vector<float> some = product(n, is_sum);
                     CHECK(std::memcmp(some.data(), all.data(), size_t(n * lda) * 4) == 0);
                     CHECK(std::memcmp(some.data() + n * lda, before.as<float>() + n * lda,
-                                      size_t((16 - n) * lda) * 4) == 0);
+                                      size_t((kRows - n) * lda) * 4) == 0);
                 }
             }
             CHECK(!tiles::EmulatedTiles::is_configured);
+        }
+    }
+}
+
+TEST(products_of_entries_over_tiles_have_the_bits_of_products_of_rows) {
+    ops::cpu::AttentionTask task{};
+    task.k_dtype = task.v_dtype = kBf16;
+    tiles::TilePlaces places{};
+    tiles::TileFetch fetch(task, places, 1);
+    constexpr int64_t kTile = tiles::kTile;
+    for (int64_t pairs : {16, 48}) {
+        for (int64_t n : {1, 7, 16}) {
+            const Tensor keys = random_tensor({kTile, 2 * pairs}, kBf16);
+            const Tensor q = random_tensor({n, 2 * pairs}, kBf16);
+            const auto transposed = [&](const Tensor &x) { // [pairs, rows] of two values
+                const int64_t rows = x.size(0);
+                std::vector<bf16_t> out(size_t(2 * pairs * rows));
+                for (int64_t i = 0; i < 2 * pairs * rows; ++i) {
+                    const int64_t r = i / (2 * pairs);
+                    const int64_t c = i % (2 * pairs);
+                    out[size_t((c / 2 * rows + r) * 2 + c % 2)] = x.as<bf16_t>()[i];
+                }
+                return out;
+            };
+            const std::vector<bf16_t> q_pairs = transposed(q);
+            const std::vector<bf16_t> key_pairs = transposed(keys);
+            std::vector<float> entries(size_t(kTile * 16));
+            std::vector<float> rows(size_t(n * kTile));
+            tiles::RowTiles row_tiles(1);
+            row_tiles.dot_entries(n, reinterpret_cast<const char *>(keys.as<bf16_t>()),
+                                  reinterpret_cast<const char *>(q_pairs.data()), 4 * n, pairs,
+                                  entries.data(), fetch);
+            row_tiles.multiply({n, reinterpret_cast<const char *>(q.as<bf16_t>()), 4 * pairs,
+                                reinterpret_cast<const char *>(key_pairs.data()), 4 * kTile, pairs,
+                                rows.data(), kTile, kTile, false},
+                               fetch);
+            for (int64_t i = 0; i < n * kTile; ++i) {
+                CHECK_EQ(entries[size_t(i % kTile * 16 + i / kTile)], rows[size_t(i)]);
+            }
         }
     }
 }

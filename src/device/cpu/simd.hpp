@@ -10,6 +10,10 @@
 //   low_halves, high_halves: the first or second of the pairs of bf16 that fill a vector
 //   fma(a, b, c) = a * b + c; max_num(a, b): b where a is NaN; clamp keeps NaN
 //   any_greater, any_equal; reduce_add, reduce_max: fixed order
+//   select_greater(a, b, x, y): x where a > b, y elsewhere
+//   keep_lanes(x, begin, end, other): lanes [begin, end) of x, the others of `other`; begin <= end,
+//   which may lie outside the vector
+//   reduce_max_each (default below): lane r is reduce_max of the r-th of kLanes vectors
 //   store_sums (default below): reduce_add of each vector, adjacent
 //   round_to_int, to_float, half_of, sub, power_of_2: for exp
 //   quad, load_quad, load_single, fma_lane<i>: products with the i-th of four x
@@ -44,6 +48,14 @@ inline vf div(vf a, vf b) { return a / b; }
 
 // Defaults that an instruction set may overload.
 template <typename T> inline vf load_aside(const T *p) { return load(p); }
+template <int n> inline vf reduce_max_each(const vf (&a)[n]) {
+    static_assert(n == kLanes);
+    float largest[n];
+    for (int i = 0; i < n; ++i) {
+        largest[i] = reduce_max(a[i]);
+    }
+    return load(largest);
+}
 template <int n> inline void store_sums(float *p, const vf (&a)[n]) {
     for (int i = 0; i < n; ++i) {
         p[i] = reduce_add(a[i]);
@@ -104,9 +116,9 @@ inline vf exp(vf x) {
     return mul(mul(exp_of_rest(x, n), power_of_2(half)), power_of_2(sub(n, half)));
 }
 
-// The same for x <= 0, cheaper: 0 already below -87.6.
-inline vf exp_below_zero(vf x) {
-    x = clamp(set1(-88.0f), zero(), x);
+// The same for x <= 88, cheaper: 0 already below -87.6.
+inline vf exp_below_88(vf x) {
+    x = clamp(set1(-88.0f), set1(88.0f), x);
     const vi n = round_to_int(mul(x, set1(1.44269504f))); // -127 at least, where power_of_2 is 0
     return mul(exp_of_rest(x, n), power_of_2(n));
 }

@@ -75,6 +75,16 @@ inline bool any_greater(vf a, vf b) {
 inline bool any_equal(vf a, vf b) {
     return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)) != 0;
 }
+inline vf select_greater(vf a, vf b, vf x, vf y) {
+    return _mm256_blendv_ps(y, x, _mm256_cmp_ps(a, b, _CMP_GT_OQ));
+}
+inline vf keep_lanes(vf x, int64_t begin, int64_t end, vf other) {
+    const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const __m256i too_low = _mm256_cmpgt_epi32(_mm256_set1_epi32(int(begin)), lanes);
+    const __m256i low_enough = _mm256_cmpgt_epi32(_mm256_set1_epi32(int(end)), lanes);
+    const __m256i kept = _mm256_andnot_si256(too_low, low_enough);
+    return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(kept));
+}
 
 inline float reduce_add(vf a) {
     __m128 s = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

@@ -78,9 +78,42 @@ inline vf max_num(vf a, vf b) { return _mm512_max_ps(a, b); }
 inline vf clamp(vf low, vf high, vf x) { return _mm512_max_ps(low, _mm512_min_ps(high, x)); }
 inline bool any_greater(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0; }
 inline bool any_equal(vf a, vf b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ) != 0; }
+inline vf select_greater(vf a, vf b, vf x, vf y) {
+    return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ), y, x);
+}
+inline vf keep_lanes(vf x, int64_t begin, int64_t end, vf other) {
+    const vi lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const vi from_begin = _mm512_sub_epi32(lanes, _mm512_set1_epi32(int(begin)));
+    const __mmask16 kept = _mm512_cmplt_epu32_mask(from_begin, _mm512_set1_epi32(int(end - begin)));
+    return _mm512_mask_mov_ps(other, kept, x);
+}
 
 inline float reduce_add(vf a) { return _mm512_reduce_add_ps(a); }
 inline float reduce_max(vf a) { return _mm512_reduce_max_ps(a); }
+
+// Lane r: the maximum of a[r]. Halves, by transposing pairs of rows, what is left of each row.
+inline vf reduce_max_each(const vf (&a)[kLanes]) {
+    vf fours[4]; // rows [4 i, 4 i + 4), in each quarter
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+        const vf *row = a + 4 * i;
+        const vf x =
+            _mm512_max_ps(_mm512_unpacklo_ps(row[0], row[1]), _mm512_unpackhi_ps(row[0], row[1]));
+        const vf y =
+            _mm512_max_ps(_mm512_unpacklo_ps(row[2], row[3]), _mm512_unpackhi_ps(row[2], row[3]));
+        fours[i] = _mm512_max_ps(_mm512_shuffle_ps(x, y, 0x44), _mm512_shuffle_ps(x, y, 0xee));
+    }
+    vf eights[2];
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; ++i) {
+        const vf x = fours[2 * i];
+        const vf y = fours[2 * i + 1];
+        eights[i] =
+            _mm512_max_ps(_mm512_shuffle_f32x4(x, y, 0x88), _mm512_shuffle_f32x4(x, y, 0xdd));
+    }
+    return _mm512_max_ps(_mm512_shuffle_f32x4(eights[0], eights[1], 0x88),
+                         _mm512_shuffle_f32x4(eights[0], eights[1], 0xdd));
+}
 
 inline vi round_to_int(vf a) { return _mm512_cvtps_epi32(a); }
 inline vf to_float(vi a) { return _mm512_cvtepi32_ps(a); }
@@ -90,27 +123,34 @@ inline vf power_of_2(vi n) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
 }
 
+// Four columns of load_transposed.
+template <typename Rows>
+inline __attribute__((always_inline)) void load_four_transposed(const Rows &rows, int64_t i,
+                                                                vf *transposed) {
+    vf r[4]; // columns [i, i + 4) of rows j, j + 4, j + 8 and j + 12
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+        r[j] = _mm512_castps128_ps512(_mm_loadu_ps(rows.row(j) + i));
+        r[j] = _mm512_insertf32x4(r[j], _mm_loadu_ps(rows.row(j + 4) + i), 1);
+        r[j] = _mm512_insertf32x4(r[j], _mm_loadu_ps(rows.row(j + 8) + i), 2);
+        r[j] = _mm512_insertf32x4(r[j], _mm_loadu_ps(rows.row(j + 12) + i), 3);
+    }
+    const vf a = _mm512_unpacklo_ps(r[0], r[1]);
+    const vf b = _mm512_unpackhi_ps(r[0], r[1]);
+    const vf d = _mm512_unpacklo_ps(r[2], r[3]);
+    const vf e = _mm512_unpackhi_ps(r[2], r[3]);
+    transposed[0] = _mm512_shuffle_ps(a, d, 0x44);
+    transposed[1] = _mm512_shuffle_ps(a, d, 0xee);
+    transposed[2] = _mm512_shuffle_ps(b, e, 0x44);
+    transposed[3] = _mm512_shuffle_ps(b, e, 0xee);
+}
+
 template <typename Rows>
 inline __attribute__((always_inline)) void load_transposed(const Rows &rows, int64_t i,
                                                            vf (&transposed)[kLanes]) {
 #pragma GCC unroll 4
     for (int c = 0; c < 16; c += 4) {
-        vf r[4]; // columns [c, c + 4) of rows j, j + 4, j + 8 and j + 12
-#pragma GCC unroll 4
-        for (int j = 0; j < 4; ++j) {
-            r[j] = _mm512_castps128_ps512(_mm_loadu_ps(rows.row(j) + i + c));
-            r[j] = _mm512_insertf32x4(r[j], _mm_loadu_ps(rows.row(j + 4) + i + c), 1);
-            r[j] = _mm512_insertf32x4(r[j], _mm_loadu_ps(rows.row(j + 8) + i + c), 2);
-            r[j] = _mm512_insertf32x4(r[j], _mm_loadu_ps(rows.row(j + 12) + i + c), 3);
-        }
-        const vf a = _mm512_unpacklo_ps(r[0], r[1]);
-        const vf b = _mm512_unpackhi_ps(r[0], r[1]);
-        const vf d = _mm512_unpacklo_ps(r[2], r[3]);
-        const vf e = _mm512_unpackhi_ps(r[2], r[3]);
-        transposed[c] = _mm512_shuffle_ps(a, d, 0x44);
-        transposed[c + 1] = _mm512_shuffle_ps(a, d, 0xee);
-        transposed[c + 2] = _mm512_shuffle_ps(b, e, 0x44);
-        transposed[c + 3] = _mm512_shuffle_ps(b, e, 0xee);
+        load_four_transposed(rows, i + c, transposed + c);
     }
 }
 

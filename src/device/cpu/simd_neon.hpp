@@ -74,6 +74,14 @@ inline vf max_num(vf a, vf b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
 inline vf clamp(vf low, vf high, vf x) { return vmaxq_f32(low, vminq_f32(high, x)); }
 inline bool any_greater(vf a, vf b) { return vmaxvq_u32(vcgtq_f32(a, b)) != 0; }
 inline bool any_equal(vf a, vf b) { return vmaxvq_u32(vceqq_f32(a, b)) != 0; }
+inline vf select_greater(vf a, vf b, vf x, vf y) { return vbslq_f32(vcgtq_f32(a, b), x, y); }
+inline vf keep_lanes(vf x, int64_t begin, int64_t end, vf other) {
+    const int32_t indices[kLanes] = {0, 1, 2, 3};
+    const int32x4_t lanes = vld1q_s32(indices);
+    const uint32x4_t kept = vandq_u32(vcgeq_s32(lanes, vdupq_n_s32(int32_t(begin))),
+                                      vcltq_s32(lanes, vdupq_n_s32(int32_t(end))));
+    return vbslq_f32(kept, x, other);
+}
 
 inline float reduce_add(vf a) { return vaddvq_f32(a); }
 inline float reduce_max(vf a) { return vmaxvq_f32(a); }

@@ -61,6 +61,13 @@ inline bool any_equal(vf a, vf b) {
     const vi mask = a == b;
     return (mask[0] | mask[1] | mask[2] | mask[3]) != 0;
 }
+inline vf select_greater(vf a, vf b, vf x, vf y) { return a > b ? x : y; }
+inline vf keep_lanes(vf x, int64_t begin, int64_t end, vf other) {
+    for (int i = 0; i < kLanes; ++i) {
+        other[i] = begin <= i && i < end ? x[i] : other[i];
+    }
+    return other;
+}
 
 inline float reduce_add(vf a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 inline float reduce_max(vf a) {

@@ -18,7 +18,7 @@ using cpu::AttentionState;
 using cpu::AttentionTask;
 using cpu::kSpan;
 
-constexpr int64_t kRows = 128; // approximate query rows of an item
+constexpr int64_t kRows = 128; // approximate query rows of an item, at least
 static_assert(kMaxQuantisedHead <= cpu::kMaxByteHead);
 
 // Consecutive query tokens of one sequence and the union of their visible entries.
@@ -302,6 +302,20 @@ void run_spans(const device::Stream &stream, const Call &call, const std::vector
                   });
 }
 
+// Query tokens of an item: as many as share a tile of keys and values profitably, unless threads would
+// have few items each. Multiples of 16 leave no part of a tile register unused.
+int64_t tokens_together(const Call &call, int threads) {
+    const int64_t most = call.prepared != nullptr ? call.prepared->rows : kRows;
+    const int64_t n = call.q.size(0);
+    int64_t tokens = std::max<int64_t>(1, kRows / call.group);
+    tokens -= tokens > 16 ? tokens % 16 : 0;
+    while (2 * tokens * call.group <= most &&
+           n / (2 * tokens) * call.kv_heads >= 8 * int64_t(threads)) {
+        tokens *= 2;
+    }
+    return std::min(n, tokens);
+}
+
 // KV heads per item: as many as its rows leave room for, unless threads would be idle.
 int64_t heads_together(const Call &call, int64_t chunks, int threads) {
     int64_t heads = std::min(call.kv_heads, std::max<int64_t>(1, kRows / call.max_rows));
@@ -336,7 +350,7 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
     if (q.elements() == 0) {
         return;
     }
-    const int64_t tokens = std::min(q.size(0), std::max<int64_t>(1, kRows / group));
+    device::ThreadPool &pool = device::pool_of(stream);
     Call call = {out,
                  q,
                  kv.k,
@@ -350,14 +364,15 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
                  q.size(2),
                  kv.value_dim,
                  cpu::round_up(kv.value_dim, cpu::kPanel),
-                 tokens * group,
+                 0,
                  1,
                  kv.head_stride(),
                  kv_heads * kv.head_stride(),
                  cpu::prepared_attention(kv.k.dtype(), kv.values().dtype(), q.size(2))};
+    const int64_t tokens = tokens_together(call, pool.size());
+    call.max_rows = tokens * group;
     make_blocks(call, blocks);
 
-    device::ThreadPool &pool = device::pool_of(stream);
     int64_t n_spans = 1;
     for (const Block &block : blocks) {
         n_spans = std::max(n_spans, block.n_spans());

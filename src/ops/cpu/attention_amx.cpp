@@ -1,4 +1,4 @@
-// Attention over bf16 keys and values for AMX.
+// Attention over bf16 or 8-bit keys and values for AMX.
 #define LLAISYS_CPU_NS cpu_amx
 #include "device/cpu/simd_avx512.hpp"
 
@@ -20,6 +20,6 @@ using PairTiles = AmxTiles;
 namespace llaisys::LLAISYS_CPU_NS {
 
 extern const ops::cpu::PreparedAttention prepared_attention;
-constexpr ops::cpu::PreparedAttention prepared_attention = {prepare_queries, attention_span};
+constexpr ops::cpu::PreparedAttention prepared_attention = {prepare_queries, attention_span, 512};
 
 } // namespace llaisys::LLAISYS_CPU_NS

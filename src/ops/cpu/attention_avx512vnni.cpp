@@ -12,6 +12,6 @@
 namespace llaisys::LLAISYS_CPU_NS {
 
 extern const ops::cpu::PreparedAttention prepared_attention;
-constexpr ops::cpu::PreparedAttention prepared_attention = {prepare_queries, attention_span};
+constexpr ops::cpu::PreparedAttention prepared_attention = {prepare_queries, attention_span, 128};
 
 } // namespace llaisys::LLAISYS_CPU_NS

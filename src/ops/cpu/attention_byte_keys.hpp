@@ -154,11 +154,11 @@ inline void load_keys(const AttentionTask &task, const TilePlaces &places, float
 }
 
 inline void score_rows(const AttentionTask &task, const TilePlaces &, const float *keys,
-                       int64_t first_row, int64_t n, float *scores, TileFetch &fetch) {
-    const float *q = task.q + first_row * task.ldq;
+                       const RowTile &tile, float *scores, VectorRows &, TileFetch &fetch) {
+    const float *q = task.q + tile.first * task.ldq;
     const int64_t width = padded(task.d);
     const auto score = [&](const auto &rows) {
-        byte_rows(n, rows, reinterpret_cast<const std::byte *>(keys), keys + width / 4 * kTile,
+        byte_rows(tile.n, rows, reinterpret_cast<const std::byte *>(keys), keys + width / 4 * kTile,
                   width, scores, SharedFetch{&fetch});
     };
     if (task.ldq == ops::cpu::kQueryStride) {

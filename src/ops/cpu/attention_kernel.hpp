@@ -1,8 +1,8 @@
 // Attention of some rows over one span of entries, tile by tile, with an online softmax (running
 // maximum per row). A few rows at a time go from scores to sums while a tile is in L1. Included
 // after one attention_*_keys.hpp, which defines load_keys, score_rows and kScoresAreScaled, and one
-// attention_*_values.hpp, which defines load_values, store_weight, sum_rows and (itself or
-// by what it includes before) RowTiles. Compiled per instruction set.
+// attention_*_values.hpp, which defines load_values, exp_weight, store_weights, sum_rows and
+// (itself or by what it includes before) RowTiles. Compiled per instruction set.
 #pragma once
 
 #include "ops/cpu/attention_tile.hpp"
@@ -11,72 +11,124 @@ namespace llaisys::LLAISYS_CPU_NS {
 
 inline void load_tile(const AttentionTask &task, const TilePlaces &places,
                       AttentionScratch &scratch, TileFetch &fetch) {
-    load_keys(task, places, scratch.keys, fetch);
-    load_values(task, places, scratch, fetch);
     if (has_scales(task)) {
         if constexpr (!kScoresAreScaled) {
             load_scales(task.k_cache, places, task.d, scratch.k_scales);
         }
         load_scales(task.v_cache, places, task.d, scratch.v_scales);
     }
+    load_keys(task, places, scratch.keys, fetch);
+    load_values(task, places, scratch, fetch);
 }
 
-// Maximum of m and the row's visible scores, ignoring NaN.
-inline float largest_score(float *scores, Range seen, float m) {
-    for (int64_t i = 0; i < seen.begin; ++i) {
-        scores[i] = -__builtin_inff();
+// Scores that the row does not see become -infinity.
+inline void hide_scores(float *scores, Range seen) {
+    for (int64_t i = 0; i < kTile; i += kLanes) {
+        const vf kept =
+            keep_lanes(load(scores + i), seen.begin - i, seen.end - i, set1(-__builtin_inff()));
+        store(scores + i, kept);
     }
-    for (int64_t i = seen.end; i < kTile; ++i) {
-        scores[i] = -__builtin_inff();
-    }
-    vf best = set1(m);
+}
+
+// The row's maxima by lane, ignoring NaN.
+inline vf largest_scores(const float *scores) {
+    vf best = set1(-__builtin_inff());
+#pragma GCC unroll 16
     for (int i = 0; i < kTile; i += kLanes) {
         best = max_num(load(scores + i), best);
     }
-    return reduce_max(best);
+    return best;
 }
 
-// In place of scores: exp(scores - m) * v_scales (if any), as store_weight stores them; weights
+// In place of scores: exp(scores - m) * v_scales (if any), as store_weights stores them; weights
 // [kLanes] = weights * factor + the sum of the exponentials.
 template <bool is_scaled>
-inline void weigh_row(float *scores, float m, float factor, const float *v_scales, float *weights) {
-    vf sum = zero();
-    for (int i = 0; i < kTile; i += kLanes) {
-        const vf weight = exp_below_zero(sub(load(scores + i), set1(m)));
-        store_weight(scores, i, is_scaled ? mul(weight, load(v_scales + i)) : weight);
-        sum = add(sum, weight);
+inline __attribute__((always_inline)) void weigh_row(float *scores, float m, float factor,
+                                                     const float *v_scales, float *weights) {
+    static_assert(kTile % (2 * kLanes) == 0);
+    vf sums[2] = {zero(), zero()};
+#pragma GCC unroll 8
+    for (int i = 0; i < kTile; i += 2 * kLanes) {
+        vf weight[2];
+        for (int j = 0; j < 2; ++j) {
+            weight[j] = exp_weight(sub(load(scores + i + j * kLanes), set1(m)));
+            sums[j] = add(sums[j], weight[j]);
+            if constexpr (is_scaled) {
+                weight[j] = mul(weight[j], load(v_scales + i + j * kLanes));
+            }
+        }
+        store_weights(scores, i, weight[0], weight[1]);
     }
-    store(weights, fma(load(weights), set1(factor), sum));
+    store(weights, fma(load(weights), set1(factor), add(sums[0], sums[1])));
 }
 
 constexpr int64_t kWeighSteps = 2; // prefetch steps of the softmax of a row
+constexpr int64_t kAwakeRows = 8;  // between two calls of keep_awake
 
-// Converts scores to weights relative to the rows' running maximum and rescales the sums
-// accumulated so far.
-inline void weigh_rows(const AttentionTask &task, const AttentionScratch &scratch,
-                       const AttentionState &state, const RowTile &rows, TileFetch &fetch) {
-    alignas(64) float old_m[ops::cpu::kMaxRowTile] = {};
-    alignas(64) float new_m[ops::cpu::kMaxRowTile] = {};
+// A row's maximum is replaced only by one that exceeds it by more than this: weights up to e^8 instead
+// of 1 are as accurate, and the sums are rarely rescaled.
+constexpr float kMaxSlack = 8.0f;
+
+// Running maxima of the rows of a row tile, and the factors of what was added relative to the old ones;
+// 1 where nothing was.
+struct RowMaxima {
+    alignas(64) float m[ops::cpu::kMaxRowTile];
     alignas(64) float factor[ops::cpu::kMaxRowTile];
-    for (int64_t r = 0; r < rows.n; ++r) {
-        old_m[r] = state.m[rows.first + r];
-        new_m[r] = largest_score(scratch.scores + r * kTile, rows.seen_by_row(task, r), old_m[r]);
-        state.m[rows.first + r] = new_m[r];
+
+    // Updates state.m for rows [first, first + n), n <= kLanes. Hides the scores that a row does not see.
+    void find(const AttentionTask &task, const AttentionState &state, const RowTile &rows,
+              float *scores, int64_t first, int64_t n) {
+        vf best[kLanes];
+        for (int64_t r = 0; r < kLanes; ++r) {
+            best[r] = set1(-__builtin_inff());
+        }
+        for (int64_t r = 0; r < n; ++r) {
+            float *row = scores + (first + r) * kTile;
+            if (!rows.sees_all()) {
+                hide_scores(row, rows.seen_by_row(task, first + r));
+            }
+            best[r] = largest_scores(row);
+        }
+        float *state_m = state.m + rows.first + first;
+        const vf old_m = load(state_m);
+        const vf largest = reduce_max_each(best);
+        const vf new_m = select_greater(largest, add(old_m, set1(kMaxSlack)), largest, old_m);
+        store_up_to(state_m, new_m, n);
+        store(m + first, new_m);
+        const vf none = set1(-__builtin_inff());
+        store(factor + first,
+              select_greater(old_m, none, exp_below_88(sub(old_m, new_m)), set1(1.0f)));
     }
-    for (int64_t r = 0; r < rows.n; r += kLanes) {
-        store(factor + r, exp_below_zero(sub(load(old_m + r), load(new_m + r))));
-    }
+};
+
+// Converts the scores of a row tile to weights and rescales the sums accumulated so far.
+template <bool is_scaled>
+inline void apply_maxima(const AttentionTask &task, const AttentionScratch &scratch,
+                         const AttentionState &state, const RowTile &rows, const RowMaxima &maxima,
+                         TileFetch &fetch) {
     for (int64_t r = 0; r < rows.n; ++r) {
         const int64_t row = rows.first + r;
+        const float factor = maxima.factor[r];
         fetch.step(kWeighSteps);
-        RowTiles::keep_awake();
-        const auto weigh = has_scales(task) ? weigh_row<true> : weigh_row<false>;
-        weigh(scratch.scores + r * kTile, new_m[r], factor[r], scratch.v_scales,
-              scratch.weights + row * kLanes);
-        if (factor[r] != 1.0f) {
-            scale_in_place(state.o + row * task.ldo, factor[r], task.ldo);
+        if (r % kAwakeRows == 0) {
+            RowTiles::keep_awake();
+        }
+        weigh_row<is_scaled>(scratch.scores + r * kTile, maxima.m[r], factor, scratch.v_scales,
+                             scratch.weights + row * kLanes);
+        if (factor != 1.0f) {
+            scale_in_place(state.o + row * task.ldo, factor, task.ldo);
         }
     }
+}
+
+inline void weigh_rows(const AttentionTask &task, const AttentionScratch &scratch,
+                       const AttentionState &state, const RowTile &rows, TileFetch &fetch) {
+    RowMaxima maxima;
+    for (int64_t r = 0; r < rows.n; r += kLanes) {
+        maxima.find(task, state, rows, scratch.scores, r, smaller(rows.n - r, kLanes));
+    }
+    has_scales(task) ? apply_maxima<true>(task, scratch, state, rows, maxima, fetch)
+                     : apply_maxima<false>(task, scratch, state, rows, maxima, fetch);
 }
 
 // First token from t on for which "attends to the tile" equals `wanted`; n_tokens if none.
@@ -107,8 +159,7 @@ inline void attention_tile(const AttentionTask &task, AttentionScratch &scratch,
         for (int64_t row = token * task.group; row < end * task.group;) {
             const int64_t n = RowTiles::height(end * task.group - row);
             const RowTile rows(task, places.tile, row, n);
-            tiles.begin(n);
-            score_rows(task, places, scratch.keys, row, n, scratch.scores, fetch);
+            score_rows(task, places, scratch.keys, rows, scratch.scores, tiles, fetch);
             if (!kScoresAreScaled && has_scales(task)) {
                 scale_rows(scratch.scores, n, scratch.k_scales);
             }
@@ -154,7 +205,7 @@ inline void attention_span(const AttentionTask &task, const AttentionState &stat
     }
     fill(weights, task.n_heads * rows * kLanes, 0.0f);
     TilePlaces places[2];
-    RowTiles tiles;
+    RowTiles tiles(rows);
     int64_t tile = first / kTile * kTile;
     places[0].find(task, tile, first, smaller(last, tile + kTile));
     for (int turn = 0; tile < last; tile += kTile, turn = 1 - turn) {
@@ -187,8 +238,8 @@ inline void merge_rows(const AttentionState &total, const AttentionState &part, 
         const vf new_m = load(part.m + i);
         const vf m = max_num(old_m, new_m);
         const vf safe = max_num(m, set1(-3.0e38f)); // both empty: exp(-inf - safe) is 0, not NaN
-        store(old_factor + i, exp_below_zero(sub(old_m, safe)));
-        store(new_factor + i, exp_below_zero(sub(new_m, safe)));
+        store(old_factor + i, exp_below_88(sub(old_m, safe)));
+        store(new_factor + i, exp_below_88(sub(new_m, safe)));
         store(total.m + i, m);
     }
     for (int64_t r = 0; r < n; ++r) {

@@ -9,14 +9,16 @@ namespace llaisys::LLAISYS_CPU_NS {
 
 constexpr int64_t kPairStep = 1; // pairs of a product
 
-using RowTiles = VectorRows;
+// Prefetch steps of a product of n rows.
+inline int64_t dot_steps(int64_t, int64_t columns, int64_t pairs) {
+    return columns / kPanel * (pairs / 4);
+}
 
-// Prefetch steps of dot_pair_rows.
-inline int64_t dot_steps(int64_t columns, int64_t pairs) { return columns / kPanel * (pairs / 4); }
-
-// acc [rows, 32] (+)= `pairs` pairs of x times those of w. Rows of acc are lda apart.
+// A panel of a product. x_row: the distance of rows of x; 0: product.x_row.
 template <int rows, Start start, int x_row, typename Fetch>
-void dot_pairs(const PairOperands &from, int64_t pairs, float *acc, int64_t lda, Fetch fetch) {
+void dot_pairs(const PairProduct &product, int64_t column, Fetch fetch) {
+    float *acc = product.acc + column;
+    const int64_t lda = product.lda;
     vf low[rows];
     vf high[rows];
 #pragma GCC unroll 16
@@ -24,10 +26,10 @@ void dot_pairs(const PairOperands &from, int64_t pairs, float *acc, int64_t lda,
         low[r] = start == Start::zero ? zero() : load(acc + r * lda);
         high[r] = start == Start::zero ? zero() : load(acc + r * lda + 16);
     }
-    const int64_t stride = x_row != 0 ? x_row : from.x_row;
-    const char *x = from.x;
-    const char *w = from.w;
-    for (int64_t i = 0; i < pairs; ++i, x += 4, w += from.w_pair) {
+    const int64_t stride = x_row != 0 ? x_row : product.x_row;
+    const char *x = product.x;
+    const char *w = product.w + 4 * column;
+    for (int64_t i = 0; i < product.pairs; ++i, x += 4, w += product.w_pair) {
         if (i % 4 == 0) {
             fetch.step();
         }
@@ -40,20 +42,34 @@ void dot_pairs(const PairOperands &from, int64_t pairs, float *acc, int64_t lda,
     }
 }
 
-// acc [n, columns] (+)= `pairs` pairs of x times those of w, for n <= kMaxTileRows rows and whole panels
-// of columns. Rows of acc are lda apart. x_row: the distance of rows of x; 0: from.x_row.
+// A product of at most kMaxTileRows rows and whole panels of columns.
 template <Start start, int x_row, int rows = kMaxTileRows>
-inline void dot_pair_rows(int64_t n, const PairOperands &from, int64_t pairs, float *acc,
-                          int64_t lda, int64_t columns, TileFetch &fetch) {
+inline void dot_pair_rows(const PairProduct &product, TileFetch &fetch) {
     if constexpr (rows > 1) {
-        if (n < rows) {
-            return dot_pair_rows<start, x_row, rows - 1>(n, from, pairs, acc, lda, columns, fetch);
+        if (product.rows < rows) {
+            return dot_pair_rows<start, x_row, rows - 1>(product, fetch);
         }
     }
-    for (int64_t c = 0; c < columns; c += kPanel) {
-        dot_pairs<rows, start, x_row>({from.x, from.x_row, from.w + 4 * c, from.w_pair}, pairs,
-                                      acc + c, lda, SharedFetch{&fetch});
+    for (int64_t c = 0; c < product.columns; c += kPanel) {
+        dot_pairs<rows, start, x_row>(product, c, SharedFetch{&fetch});
     }
 }
+
+struct RowTiles : VectorRows {
+    using VectorRows::VectorRows;
+
+    // Sums have weights for x, other products queries.
+    void multiply(const PairProduct &product, TileFetch &fetch) {
+        constexpr int kFloat = int(sizeof(float));
+        constexpr int kQueryBytes = int(ops::cpu::kQueryStride) * kFloat;
+        if (product.is_sum) {
+            dot_pair_rows<Start::sums, int(kTile) * kFloat>(product, fetch);
+        } else if (product.x_row == kQueryBytes) {
+            dot_pair_rows<Start::zero, kQueryBytes>(product, fetch);
+        } else {
+            dot_pair_rows<Start::zero, 0>(product, fetch);
+        }
+    }
+};
 
 } // namespace llaisys::LLAISYS_CPU_NS

@@ -84,18 +84,18 @@ inline void load_keys(const AttentionTask &task, const TilePlaces &places, float
     }
 }
 
-// scores[r, e] = q[first_row + r] . key e for n rows, at least the entries that the tile has.
+// scores[r, e] = q[tile.first + r] . key e, at least the entries that the tile has.
 inline void score_rows(const AttentionTask &task, const TilePlaces &places, const float *keys,
-                       int64_t first_row, int64_t n, float *scores, TileFetch &fetch) {
-    const float *q = task.q + first_row * task.ldq;
+                       const RowTile &tile, float *scores, VectorRows &, TileFetch &fetch) {
+    const float *q = task.q + tile.first * task.ldq;
     const auto score = [&](const auto &where) {
         const int64_t first = places.first - places.tile;
         const int64_t last = places.last - places.tile;
         if (task.ldq == ops::cpu::kQueryStride) {
-            dot_rows(n, FixedRows<ops::cpu::kQueryStride>{q}, where, task.d, scores, first, last,
-                     fetch);
+            dot_rows(tile.n, FixedRows<ops::cpu::kQueryStride>{q}, where, task.d, scores, first,
+                     last, fetch);
         } else {
-            dot_rows(n, StridedRows{q, task.ldq}, where, task.d, scores, first, last, fetch);
+            dot_rows(tile.n, StridedRows{q, task.ldq}, where, task.d, scores, first, last, fetch);
         }
     };
     if (is_direct(task)) {

@@ -13,7 +13,11 @@ inline int64_t value_steps(int64_t n, int64_t ldo) {
     return ldo / kPanel * tiles_across(n) * (kTile / 4);
 }
 
-inline void store_weight(float *row, int64_t e, vf weight) { store(row + e, weight); }
+inline vf exp_weight(vf x) { return exp_below_88(x); }
+inline void store_weights(float *row, int64_t e, vf low, vf high) {
+    store(row + e, low);
+    store(row + e + kLanes, high);
+}
 
 inline void load_values(const AttentionTask &task, const TilePlaces &places,
                         const AttentionScratch &scratch, TileFetch &) {

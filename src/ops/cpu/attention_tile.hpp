@@ -74,21 +74,30 @@ public:
     void step(int64_t n = 1) {
         due_ += n * pace_;
         while (due_ > 0 && row_ < end_) {
-            const char *row = *row_++;
-            for (int64_t i = 0; i < bytes_; i += 64) {
-                __builtin_prefetch(row + i, 0, 2);
+            const char *piece = *row_ + at_;
+            const int64_t bytes = smaller(bytes_ - at_, kPiece);
+            for (int64_t i = 0; i < bytes; i += 64) {
+                __builtin_prefetch(piece + i, 0, 2);
             }
-            due_ -= bytes_;
+            due_ -= bytes;
+            at_ += bytes;
+            if (at_ == bytes_) {
+                at_ = 0;
+                ++row_;
+            }
         }
     }
 
 private:
+    static constexpr int64_t kPiece = 256; // bytes of a row that are prefetched together
+
     const char *rows_[2 * kTile]; // of keys, then of values
     const char **row_;
     const char **end_;
-    int64_t bytes_; // of a row
-    int64_t due_;   // bytes due but not yet prefetched
-    int64_t pace_;  // bytes per step
+    int64_t bytes_;  // of a row
+    int64_t at_ = 0; // bytes of *row_ that were prefetched
+    int64_t due_;    // bytes due but not yet prefetched
+    int64_t pace_;   // bytes per step
 };
 
 // No prefetch, for register tiles that prefetch themselves.
@@ -176,10 +185,10 @@ inline void widen_entries(const void *cache, DType dtype, const TilePlaces &plac
 
 // Buffers of a call, in the scratch of the task.
 struct AttentionScratch {
-    float *keys;     // as written by load_keys: at most kTile keys of f32
-    float *values;   // as written by load_values: at most [kTile, ldo]
-    bool is_finite;  // values in pairs: none is infinite or NaN
-    float *scores;   // [rows of a tile, kTile]
+    float *keys;    // as written by load_keys: at most kTile keys of f32
+    float *values;  // as written by load_values: at most [kTile, ldo]
+    bool is_finite; // values in pairs: all that some row does not see, and their scales, are finite
+    float *scores;  // [rows of a tile, kTile], then weights as store_weights stores them
     float *k_scales; // [kTile], 8-bit keys only, where keys are floats
     float *v_scales; // [kTile]
     float *weights;  // [rows of all heads, kLanes]: each row's l so far, one partial sum per lane
@@ -196,19 +205,27 @@ struct AttentionScratch {
 };
 
 // Division of rows into register tiles of vectors. x is in L1 at known offsets: the highest tile is
-// best.
+// best. Tile registers: attention_pair_tiles.hpp.
 struct VectorRows {
+    static constexpr int64_t kEntryRows = 0; // scores are always those of rows
+    explicit VectorRows(int64_t) {}
     static int64_t height(int64_t rows) { return rows <= kMaxTileRows ? rows : tile_height(rows); }
-    void begin(int64_t) {}
     static void keep_awake() {}
 };
 
-// Operands of a product of pairs: rows of x and the pairs of columns of w at these distances in bytes.
-struct PairOperands {
+// acc [rows, columns] = or, if is_sum, += `pairs` pairs of x times those of w. Rows of acc are lda
+// floats apart, rows of x and the pairs of columns of w at these distances in bytes.
+struct PairProduct {
+    int64_t rows;
     const char *x;
     int64_t x_row;
     const char *w;
     int64_t w_pair;
+    int64_t pairs;
+    float *acc;
+    int64_t lda;
+    int64_t columns;
+    bool is_sum;
 };
 
 struct Range {
@@ -244,6 +261,8 @@ struct RowTile {
         }
     }
 
+    // Every row sees the whole tile.
+    bool sees_all() const { return common.begin == 0 && common.end == kTile; }
     Range seen_by_row(const AttentionTask &task, int64_t r) const {
         return is_same ? common : seen_by(task, (first + r) / task.group, tile);
     }

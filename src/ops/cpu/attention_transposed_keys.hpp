@@ -95,18 +95,18 @@ inline void load_keys(const AttentionTask &task, const TilePlaces &places, float
                 [&](auto *cache) { transpose_tile(task, places, cache, keys, fetch); });
 }
 
-// scores[r, e] = q[first_row + r] . key e for n rows, all entries of the tile.
+// scores[r, e] = q[tile.first + r] . key e for all entries of the tile.
 inline void score_rows(const AttentionTask &task, const TilePlaces &, const float *keys,
-                       int64_t first_row, int64_t n, float *scores, TileFetch &fetch) {
-    const float *q = task.q + first_row * task.ldq;
+                       const RowTile &tile, float *scores, VectorRows &, TileFetch &fetch) {
+    const float *q = task.q + tile.first * task.ldq;
     for (int64_t c = 0; c < kTile; c += kPanel) {
         const DenseRows<float> columns = {keys + c, kTile};
         if (task.ldq == ops::cpu::kQueryStride) {
-            panel_rows<Start::zero>(n, FixedRows<ops::cpu::kQueryStride>{q}, columns, scores + c,
-                                    kTile, task.d, SharedFetch{&fetch});
+            panel_rows<Start::zero>(tile.n, FixedRows<ops::cpu::kQueryStride>{q}, columns,
+                                    scores + c, kTile, task.d, SharedFetch{&fetch});
         } else {
-            panel_rows<Start::zero>(n, StridedRows{q, task.ldq}, columns, scores + c, kTile, task.d,
-                                    SharedFetch{&fetch});
+            panel_rows<Start::zero>(tile.n, StridedRows{q, task.ldq}, columns, scores + c, kTile,
+                                    task.d, SharedFetch{&fetch});
         }
     }
 }

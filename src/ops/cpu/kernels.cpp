@@ -181,23 +181,22 @@ const PreparedAttention *prepared_attention([[maybe_unused]] DType keys,
         kernels().isa != device::Isa::avx512) {
         return nullptr;
     }
-#if defined(LLAISYS_HAVE_AVX512VNNI)
-    if (keys == LLAISYS_DTYPE_I8 && uses_byte_dot()) {
-        return &cpu_avx512vnni::prepared_attention;
-    }
-#endif
     constexpr int64_t kStep = 32; // values of d per tile product, or per transposed block
-    if (keys != LLAISYS_DTYPE_BF16 || values != LLAISYS_DTYPE_BF16 || d % kStep != 0 ||
-        d > kMaxTileHead) {
-        return nullptr;
-    }
+    const bool is_bytes = keys == LLAISYS_DTYPE_I8;
+    const bool is_bf16 = keys == LLAISYS_DTYPE_BF16 && values == LLAISYS_DTYPE_BF16;
+    const bool has_steps = d % kStep == 0 && d <= kMaxTileHead;
 #if defined(LLAISYS_HAVE_AMX)
-    if (device::uses_amx()) {
+    if ((is_bytes || is_bf16) && has_steps && device::uses_amx()) {
         return &cpu_amx::prepared_attention;
     }
 #endif
+#if defined(LLAISYS_HAVE_AVX512VNNI)
+    if (is_bytes && uses_byte_dot()) {
+        return &cpu_avx512vnni::prepared_attention;
+    }
+#endif
 #if defined(LLAISYS_HAVE_AVX512BF16)
-    if (uses_bf16_dot()) {
+    if (is_bf16 && has_steps && uses_bf16_dot()) {
         return &cpu_avx512bf16::prepared_attention;
     }
 #endif

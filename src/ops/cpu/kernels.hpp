@@ -66,7 +66,7 @@ constexpr int64_t kSpan = 256;
 // Partial attention result of the rows of one KV head: softmax(scores) * v = o / l, with weights
 // relative to exp(m). m = -inf, l = 0, o = 0: no entry yet.
 struct AttentionState {
-    float *m; // [rows rounded up to 16]
+    float *m; // [rows rounded up to 16]; 16 more floats can be read
     float *l; // [rows]
     float *o; // [rows, ldo], ldo a multiple of kPanel
 
@@ -107,7 +107,7 @@ struct AttentionTask {
 
 constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-constexpr int64_t kMaxRowTile = 16; // largest height of a register tile on any instruction set
+constexpr int64_t kMaxRowTile = 32; // largest height of a row tile on any instruction set
 
 // Scratch of one attention kernel call, in floats; rows over all heads.
 constexpr int64_t attention_key_floats(int64_t d) { return kTile * (d < 5 ? 5 : d); }

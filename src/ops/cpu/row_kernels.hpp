@@ -7,7 +7,7 @@
 namespace llaisys::LLAISYS_CPU_NS {
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+constexpr int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 // Calls f(i, n) for whole vectors (n = kLanes) and once for the remainder (n < kLanes).
 template <typename F> inline void for_vectors(int64_t n, const F &f) {
