@@ -174,17 +174,16 @@ const StripKernels *strip_kernels(DType dtype) {
     return nullptr;
 }
 
-const PreparedAttention *prepared_attention([[maybe_unused]] DType keys,
-                                            [[maybe_unused]] DType values,
-                                            [[maybe_unused]] int64_t d) {
+const PreparedAttention *prepared_attention(DType keys, DType values, int64_t d) {
     if (!is_prepared_attention_allowed.load(std::memory_order_relaxed) ||
         kernels().isa != device::Isa::avx512) {
         return nullptr;
     }
     constexpr int64_t kStep = 32; // values of d per tile product, or per transposed block
-    const bool is_bytes = keys == LLAISYS_DTYPE_I8;
-    const bool is_bf16 = keys == LLAISYS_DTYPE_BF16 && values == LLAISYS_DTYPE_BF16;
-    const bool has_steps = d % kStep == 0 && d <= kMaxTileHead;
+    [[maybe_unused]] const bool is_bytes = keys == LLAISYS_DTYPE_I8;
+    [[maybe_unused]] const bool is_bf16 =
+        keys == LLAISYS_DTYPE_BF16 && values == LLAISYS_DTYPE_BF16;
+    [[maybe_unused]] const bool has_steps = d % kStep == 0 && d <= kMaxTileHead;
 #if defined(LLAISYS_HAVE_AMX)
     if ((is_bytes || is_bf16) && has_steps && device::uses_amx()) {
         return &cpu_amx::prepared_attention;
