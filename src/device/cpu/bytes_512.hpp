@@ -40,7 +40,9 @@ template <int c> __m512i broadcast_quad(const ByteGroup &x) {
 // A sum is stored as the bits of 1.5 * 2^23 + sum, which a fused multiply-add can scale directly.
 constexpr int32_t kSumStart = 0x4b400000;
 constexpr float kSumBase = 0x1.8p23f;
-inline vi start_sum(int32_t value) { return _mm512_set1_epi32(kSumStart + value); }
+inline vi start_sum(int32_t value) { // modulo 2^32
+    return _mm512_set1_epi32(int32_t(uint32_t(kSumStart) + uint32_t(value)));
+}
 inline vf sum_of(vi sum) { return sub(float_of_bits(sum), set1(kSumBase)); }
 inline vi broadcast_int(const int32_t *p) { return _mm512_set1_epi32(*p); }
 template <int n> vi start_sum_less(vi total) {
