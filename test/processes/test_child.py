@@ -51,6 +51,13 @@ def hear(process: ChildProcess) -> str:
         context.term()
 
 
+@pytest.mark.parametrize("written", ["", '{"log_level": "info", "log_'])
+def test_child_exits_quietly_if_its_parent_ends_before_the_setup(written: str):
+    command = [sys.executable, "-m", "llaisys.server.engine_client.process"]
+    result = subprocess.run(command, input=written, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (EXIT_ORPHAN, "", "")
+
+
 def test_child_gets_its_setup_and_replies(child: ChildProcess):
     assert child.directory.stat().st_mode & 0o777 == 0o700
     assert hear(child) == "hello"
