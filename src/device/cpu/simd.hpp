@@ -28,7 +28,8 @@
 //   tile_vectors(rows): its width, two or a multiple of it; kDirectTiles: up to this many tiles,
 //   widening 16-bit weights in registers is cheaper than storing them widened
 //   kBlockK: K block of a panel, which many rows widen at once
-//   kStreamBytes: prefetch distance of a weight stream
+//   kStreamBytes: prefetch distance of a weight stream; kFarStreamBytes: how much further it is
+//   prefetched into L2 (0: not)
 #pragma once
 
 #include <cstring>

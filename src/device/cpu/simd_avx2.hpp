@@ -138,6 +138,7 @@ constexpr bool broadcasts_rows(int rows) { return 3 <= rows && rows <= kTileRows
 constexpr int tile_vectors(int rows) { return rows <= 3 ? 4 : 2; }
 constexpr int64_t kBlockK = 256;
 constexpr int kStreamBytes = 4096;
+constexpr int kFarStreamBytes = 16384;
 
 } // namespace llaisys::LLAISYS_CPU_NS
 

@@ -161,6 +161,7 @@ constexpr bool broadcasts_rows(int) { return true; }
 constexpr int tile_vectors(int) { return 2; }
 constexpr int64_t kBlockK = 1024;
 constexpr int kStreamBytes = 8192;
+constexpr int kFarStreamBytes = 16384;
 
 } // namespace llaisys::LLAISYS_CPU_NS
 

@@ -113,5 +113,6 @@ constexpr int kDirectTiles = 1;
 constexpr int tile_vectors(int rows) { return rows <= 2 ? 8 : rows <= 5 ? 4 : 2; }
 constexpr int64_t kBlockK = 256;
 constexpr int kStreamBytes = 2048;
+constexpr int kFarStreamBytes = 0;
 
 } // namespace llaisys::LLAISYS_CPU_NS

@@ -104,5 +104,6 @@ constexpr int kDirectTiles = 2;
 constexpr int tile_vectors(int rows) { return rows <= 2 ? 4 : 2; }
 constexpr int64_t kBlockK = 256;
 constexpr int kStreamBytes = 1024;
+constexpr int kFarStreamBytes = 0;
 
 } // namespace llaisys::LLAISYS_CPU_NS

@@ -73,19 +73,28 @@ struct NoFetch {
     NoFetch after(int64_t) const { return {}; }
 };
 
-// `lines` lines per step into L1: the weights that this tile needs next.
+// A line of a stream of weights into L1, and one further ahead into L2: the few reads that L1 can have
+// in flight do not use all of the bandwidth.
+inline void prefetch_line(const char *line) {
+    __builtin_prefetch(line, 0, 3);
+    if constexpr (kFarStreamBytes > 0) {
+        __builtin_prefetch(line + kFarStreamBytes, 0, 2);
+    }
+}
+
+// `lines` lines per step: the weights that this tile needs next.
 template <int lines> struct NearFetch {
     const char *next;
     void step() {
         for (int i = 0; i < lines; ++i) {
-            __builtin_prefetch(next + i * 64, 0, 3);
+            prefetch_line(next + i * 64);
         }
         next += lines * 64;
     }
     NearFetch after(int64_t) const { return *this; }
 };
 
-// [next, end) into L2, evenly over the tiles of a block: the following block.
+// [next, end), evenly over the tiles of a block: the following block.
 struct FarFetch {
     const char *next;
     const char *end;
@@ -94,7 +103,7 @@ struct FarFetch {
     void step() {
         due += pace;
         for (; next < due && next < end; next += 64) {
-            __builtin_prefetch(next, 0, 3);
+            prefetch_line(next);
         }
     }
     FarFetch after(int64_t steps) const {
@@ -103,14 +112,14 @@ struct FarFetch {
     }
 };
 
-// `lines` lines of every `stride` bytes into L2, without a branch: a part of the following block, the
-// next part for the next tile.
+// `lines` lines of every `stride` bytes, without a branch: a part of the following block, the next
+// part for the next tile.
 template <int lines> struct LineFetch {
     const char *next;
     int64_t stride;
     void step() {
         for (int i = 0; i < lines; ++i) {
-            __builtin_prefetch(next + i * 64, 0, 3);
+            prefetch_line(next + i * 64);
         }
         next += stride;
     }
