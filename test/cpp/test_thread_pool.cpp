@@ -35,15 +35,37 @@ struct Counted {
     std::vector<int> by_thread;
 
     void run(ThreadPool &pool, int64_t n, int64_t cost = 0) {
+        begin(n);
+        pool.run(n, [&](int64_t chunk, int thread) {
+            burn(cost);
+            count(chunk, thread);
+        });
+        check(pool, n);
+    }
+
+    void run_ranges(ThreadPool &pool, int64_t n, int64_t cost = 0) {
+        begin(n);
+        pool.run_ranges(n, [&](int64_t first, int64_t last, int thread) {
+            for (int64_t chunk = first; chunk < last; ++chunk) {
+                burn(cost);
+                count(chunk, thread);
+            }
+        });
+        check(pool, n);
+    }
+
+private:
+    void begin(int64_t n) {
         runs.assign(size_t(n), 0);
         values.assign(size_t(n), -1);
         by_thread.assign(size_t(n), -1);
-        pool.run(n, [&](int64_t chunk, int thread) {
-            burn(cost);
-            runs[size_t(chunk)] += 1;
-            values[size_t(chunk)] = chunk * 3 + 1;
-            by_thread[size_t(chunk)] = thread;
-        });
+    }
+    void count(int64_t chunk, int thread) {
+        runs[size_t(chunk)] += 1;
+        values[size_t(chunk)] = chunk * 3 + 1;
+        by_thread[size_t(chunk)] = thread;
+    }
+    void check(const ThreadPool &pool, int64_t n) {
         for (int64_t i = 0; i < n; ++i) {
             CHECK_EQ(runs[size_t(i)], 1);
             CHECK_EQ(values[size_t(i)], i * 3 + 1);
@@ -62,8 +84,21 @@ TEST(every_chunk_runs_exactly_once_with_1_to_8_threads) {
         for (const int64_t n : {0, 1, 2, 3, 7, 8, 9, 64, 1000, 4096}) {
             for (int repeat = 0; repeat < 20; ++repeat) {
                 counted.run(pool, n);
+                counted.run_ranges(pool, n);
             }
         }
+    }
+}
+
+TEST(a_range_is_at_most_a_quarter_of_the_rest_of_a_run) {
+    ThreadPool pool(4);
+    for (const int64_t n : {4, 5, 30, 64, 1001}) {
+        const int64_t run = (n + pool.size() - 1) / pool.size();
+        const int64_t most = std::clamp<int64_t>(run / 4, 1, ThreadPool::kTogether);
+        pool.run_ranges(n, [&](int64_t first, int64_t last, int) {
+            CHECK(0 <= first && first < last && last <= n);
+            CHECK(last - first <= most);
+        });
     }
 }
 
@@ -72,6 +107,7 @@ TEST(no_chunks_means_no_calls) {
     int calls = 0;
     pool.run(0, [&](int64_t, int) { ++calls; });
     pool.run(-5, [&](int64_t, int) { ++calls; });
+    pool.run_ranges(0, [&](int64_t, int64_t, int) { ++calls; });
     CHECK_EQ(calls, 0);
 }
 
@@ -90,6 +126,11 @@ TEST(one_chunk_and_one_thread_stay_on_the_caller) {
         CHECK_EQ(thread, 0);
     });
     CHECK_EQ(expected, 100);
+    alone.run_ranges(100, [&](int64_t first, int64_t last, int thread) {
+        CHECK_EQ(first, 0);
+        CHECK_EQ(last, 100);
+        CHECK_EQ(thread, 0);
+    });
 }
 
 TEST(a_region_sees_what_the_one_before_it_wrote) {
@@ -223,6 +264,31 @@ TEST(a_pool_can_be_handed_from_thread_to_thread) {
             Counted counted;
             counted.run(pool, 33);
         }).join();
+    }
+}
+
+TEST(what_regions_read_may_be_announced_and_be_gone) {
+    ThreadPool pool(4);
+    Counted counted;
+    const auto announce = [&](const void *begin, int64_t bytes) {
+        llaisys::device::Reads reads;
+        reads.begin[0] = begin;
+        reads.begin[2] = begin;
+        reads.bytes[0] = bytes;
+        reads.bytes[2] = bytes / 2;
+        pool.announce(reads);
+    };
+    for (int round = 0; round < 50; ++round) {
+        const std::vector<char> memory(round % 2 == 0 ? 1000 : 3000000);
+        announce(memory.data(), int64_t(memory.size()));
+        counted.run(pool, 16);
+        announce(reinterpret_cast<const void *>(uintptr_t(64 + round)), int64_t(1) << 40);
+        counted.run(pool, 16);
+        announce(nullptr, 0);
+        if (round % 10 == 0) {
+            std::this_thread::sleep_for(kLongerThanSpinning);
+        }
+        counted.run(pool, 16);
     }
 }
 

@@ -37,19 +37,27 @@ uint64_t range_of(uint64_t first, uint64_t end) { return end << 32 | first; }
 uint32_t first_of(uint64_t range) { return uint32_t(range); }
 uint32_t end_of(uint64_t range) { return uint32_t(range >> 32); }
 
+// Chunks [first, last).
+struct Chunks {
+    int64_t first;
+    int64_t last;
+};
+
 enum class End { front, back };
 
-// Take one chunk off an end of a range; -1 when it is empty.
-template <End end> int64_t take(std::atomic<uint64_t> &range) {
+// Takes count(rest) chunks off an end of a range; none when it is empty.
+template <End end, typename Count> Chunks take(std::atomic<uint64_t> &range, const Count &count) {
     uint64_t seen = range.load(std::memory_order_relaxed);
     while (first_of(seen) < end_of(seen)) {
-        const uint64_t rest = end == End::front ? range_of(first_of(seen) + 1, end_of(seen))
-                                                : range_of(first_of(seen), end_of(seen) - 1);
+        const uint32_t n = count(end_of(seen) - first_of(seen));
+        const uint64_t rest = end == End::front ? range_of(first_of(seen) + n, end_of(seen))
+                                                : range_of(first_of(seen), end_of(seen) - n);
         if (range.compare_exchange_weak(seen, rest, std::memory_order_relaxed)) {
-            return end == End::front ? first_of(seen) : end_of(seen) - 1;
+            const int64_t first = end == End::front ? first_of(seen) : end_of(seen) - n;
+            return {first, first + n};
         }
     }
-    return -1;
+    return {0, 0};
 }
 
 } // namespace
@@ -90,8 +98,9 @@ ThreadPool::~ThreadPool() {
     process_workers.fetch_sub(int(workers_.size()));
 }
 
-void ThreadPool::run_region(int64_t n_chunks, Invoke invoke, const void *context) {
+void ThreadPool::run_region(int64_t n_chunks, Take take, Invoke invoke, const void *context) {
     ensure(n_chunks <= std::numeric_limits<uint32_t>::max(), "too many chunks: ", n_chunks);
+    take_ = take;
     invoke_ = invoke;
     context_ = context;
     share_out(n_chunks);
@@ -125,14 +134,21 @@ void ThreadPool::share_out(int64_t n_chunks) {
 }
 
 void ThreadPool::take_chunks(int thread) {
-    for (int64_t chunk; (chunk = take<End::front>(shares_[size_t(thread)].range)) >= 0;) {
-        invoke_(context_, chunk, thread);
+    const auto one = [](uint32_t) { return 1u; };
+    const auto some = [most = take_ == Take::some ? uint32_t(kTogether) : 1u](uint32_t rest) {
+        return std::clamp(rest / 4, 1u, most);
+    };
+    const auto invoke = [&](Chunks chunks) {
+        if (chunks.first < chunks.last) {
+            invoke_(context_, chunks.first, chunks.last, thread);
+        }
+        return chunks.first < chunks.last;
+    };
+    while (invoke(take<End::front>(shares_[size_t(thread)].range, some))) {
     }
     const int n = size();
     for (int i = 1; i < n; ++i) {
-        Share &other = shares_[size_t((thread + i) % n)];
-        for (int64_t chunk; (chunk = take<End::back>(other.range)) >= 0;) {
-            invoke_(context_, chunk, thread);
+        while (invoke(take<End::back>(shares_[size_t((thread + i) % n)].range, one))) {
         }
     }
 }
@@ -140,9 +156,11 @@ void ThreadPool::take_chunks(int thread) {
 void ThreadPool::work(int thread) {
     std::atomic<uint64_t> &member = members_[size_t(thread)].epoch;
     uint64_t seen_epoch = 0;
+    uint64_t read = 0; // see ReadAhead::prefetch
     while (!stopping_.load(std::memory_order_relaxed)) {
         const uint64_t epoch = epoch_.load();
         if (!is_open(epoch) || epoch == seen_epoch) {
+            read_ahead_.prefetch(thread, size(), &read, [&] { return is_due(seen_epoch); });
             wait_for_region(seen_epoch);
             continue;
         }
@@ -155,15 +173,16 @@ void ThreadPool::work(int thread) {
     }
 }
 
+bool ThreadPool::is_due(uint64_t seen_epoch) const {
+    const uint64_t epoch = epoch_.load();
+    return stopping_.load(std::memory_order_relaxed) || (is_open(epoch) && epoch != seen_epoch);
+}
+
 void ThreadPool::wait_for_region(uint64_t seen_epoch) {
-    const auto is_due = [&] {
-        const uint64_t epoch = epoch_.load();
-        return stopping_.load(std::memory_order_relaxed) || (is_open(epoch) && epoch != seen_epoch);
-    };
     const auto deadline = std::chrono::steady_clock::now() + kSpinTime;
     do {
         for (int i = 0; i < 64; ++i) {
-            if (is_due()) {
+            if (is_due(seen_epoch)) {
                 return;
             }
             cpu_relax();
@@ -176,7 +195,7 @@ void ThreadPool::wait_for_region(uint64_t seen_epoch) {
     sleepers_.fetch_add(1);
     const uint64_t slept_epoch = epoch_.load();
     // Also wake for a region that has ended: more usually follow.
-    wake_.wait(lock, [&] { return is_due() || epoch_.load() != slept_epoch; });
+    wake_.wait(lock, [&] { return is_due(seen_epoch) || epoch_.load() != slept_epoch; });
     sleepers_.fetch_sub(1);
 }
 

@@ -6,6 +6,8 @@
 // other threads' runs. The body must give the same result whichever thread runs a chunk.
 #pragma once
 
+#include "device/cpu/read_ahead.hpp"
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -41,18 +43,46 @@ public:
             return;
         }
         run_region(
-            n_chunks,
-            [](const void *context, int64_t chunk, int thread) {
-                (*static_cast<const Body *>(context))(chunk, thread);
+            n_chunks, Take::one,
+            [](const void *context, int64_t first, int64_t, int thread) {
+                (*static_cast<const Body *>(context))(first, thread);
             },
             &body);
+    }
+
+    // The same with body(first, last, thread) for ranges [first, last) of up to kTogether chunks, fewer
+    // near the end of a run, where a slow thread would keep the others waiting. For chunks that are
+    // cheaper together.
+    static constexpr int kTogether = 4;
+    template <typename Body> void run_ranges(int64_t n_chunks, const Body &body) {
+        if (n_chunks <= 0) {
+            return;
+        }
+        if (n_chunks == 1 || workers_.empty()) {
+            return body(int64_t(0), n_chunks, 0);
+        }
+        run_region(
+            n_chunks, Take::some,
+            [](const void *context, int64_t first, int64_t last, int thread) {
+                (*static_cast<const Body *>(context))(first, last, thread);
+            },
+            &body);
+    }
+
+    // Before a region: what it reads. Waiting workers prefetch what will follow it.
+    void announce(const Reads &reads) {
+        if (!workers_.empty()) {
+            read_ahead_.announce(reads);
+        }
     }
 
     // Limit over all pools created afterwards; at least 1.
     static void set_process_limit(int n_threads);
 
 private:
-    using Invoke = void (*)(const void *context, int64_t chunk, int thread);
+    using Invoke = void (*)(const void *context, int64_t first, int64_t last, int thread);
+    // How many chunks a thread takes off its own run at a time: one, or up to kTogether.
+    enum class Take { one, some };
 
     // Remaining chunks of one thread: low 32 bits the first, high 32 bits the end. Its owner takes
     // from the front, other threads steal from the back.
@@ -60,11 +90,13 @@ private:
         std::atomic<uint64_t> range{0};
     };
 
-    void run_region(int64_t n_chunks, Invoke invoke, const void *context);
+    void run_region(int64_t n_chunks, Take take, Invoke invoke, const void *context);
     void share_out(int64_t n_chunks);
     void work(int thread);
     void take_chunks(int thread);
-    // Returns when a region other than seen_epoch may be open, or the pool stops.
+    // Whether a region other than seen_epoch is open, or the pool stops.
+    bool is_due(uint64_t seen_epoch) const;
+    // Returns when is_due() may be true.
     void wait_for_region(uint64_t seen_epoch);
 
     // Where a worker says which region it is inside: the epoch, 0 outside. On a line of its own, so
@@ -82,8 +114,11 @@ private:
     // empty when it closes.
     alignas(64) std::unique_ptr<Share[]> shares_;
     std::unique_ptr<Member[]> members_;
+    Take take_ = Take::one;
     Invoke invoke_ = nullptr;
     const void *context_ = nullptr;
+
+    ReadAhead read_ahead_;
 
     // On separate cache lines: waiting workers poll these.
     alignas(64) std::atomic<int> sleepers_{0};

@@ -16,6 +16,7 @@
 #include "ops/cpu/strip_rows.hpp"
 
 #include <type_traits>
+#include <utility>
 
 namespace llaisys::LLAISYS_CPU_NS {
 
@@ -26,10 +27,11 @@ constexpr int64_t kTileTaskRows = 256;             // largest number of rows of 
 constexpr int64_t kTileBytes = 16 * kTileRowBytes; // of a strip, for kTileRowBytes of a row
 constexpr int64_t kSumBytes = 4;                   // of f32 and i32
 
-// Tiles 0 and 1 are accumulators, 2 and 3 rows of x, 4 weights. Fewer than 16 rows use lower tiles.
+// Streams: tiles 0 to 3 are accumulators, 4 and 5 rows of x, the rest weights. Blocks: 0 and 1 are
+// accumulators, 2 and 3 rows of x, 4 weights. Fewer than 16 rows use lower tiles.
 inline TileShapes linear_shapes(int64_t height) {
     const int rows = int(height);
-    return {{rows, rows, rows, rows, 16, 0, 0, 0}, {64, 64, 64, 64, 64, 0, 0, 0}};
+    return {{rows, rows, rows, rows, rows, 16, 16, 16}, {64, 64, 64, 64, 64, 64, 64, 64}};
 }
 
 // 32 x 16 sums in memory, before and after a product.
@@ -87,19 +89,91 @@ void multiply_pair(const TileTask &task, int64_t row, int64_t k, int64_t n, cons
     }
 }
 
-// Up to 32 rows: a strip is read once, as a stream.
-template <typename Tiles, typename Products> void stream_strips(const TileTask &task) {
-    alignas(64) typename Products::Sum acc[kTilePair * kPanel];
+// Strips that are read side by side: several streams are faster than one.
+constexpr int64_t kStreams = 4;
+
+// Accumulators of strip s: tile s, or tiles 2s and 2s + 1 for two tiles of rows.
+template <typename Tiles, typename Products, int s, bool has_second> struct StripSums {
+    static constexpr int kFirst = has_second ? 2 * s : s;
+    static constexpr int kWeights = has_second ? 6 + s % 2 : 5 + s % 3;
+
+    static void zero() {
+        Tiles::template zero<kFirst>();
+        if constexpr (has_second) {
+            Tiles::template zero<kFirst + 1>();
+        }
+    }
+    static void add(const char *w) {
+        Tiles::template load<kWeights>(w, kTileRowBytes);
+        Products::template dot_tiles<Tiles, kFirst, 4, kWeights>();
+        if constexpr (has_second) {
+            Products::template dot_tiles<Tiles, kFirst + 1, 5, kWeights>();
+        }
+    }
+    // to: 32 sums per row
+    static void store(typename Products::Sum *to) {
+        Tiles::template store<kFirst>(to, kPanel * kSumBytes);
+        if constexpr (has_second) {
+            Tiles::template store<kFirst + 1>(to + kTileHeight * kPanel, kPanel * kSumBytes);
+        }
+    }
+};
+
+// Up to 32 rows times the first `strips` strips from w on; acc [strips / 2][32][32].
+template <typename Tiles, typename Products, bool has_second, size_t... s>
+void stream_side_by_side(const TileRows &x, const char *w, typename Products::Sum *acc,
+                         std::index_sequence<s...>) {
+    constexpr int64_t kStrips = sizeof...(s);
+    constexpr int64_t kAhead = kStreamBytes / kStrips;
+    const int64_t strip_bytes = x.bytes / kTileRowBytes * kTileBytes;
+    const int64_t to_second = x.row_block();
+    const char *from = x.tile(0, 0);
+    (StripSums<Tiles, Products, int(s), has_second>::zero(), ...);
+    for (int64_t i = 0; i < strip_bytes; i += kTileBytes, from += x.height * kTileRowBytes) {
+        // Near the end, the beginnings of the next strips.
+        const char *soon =
+            w + i + kAhead + (i + kAhead < strip_bytes ? 0 : (kStrips - 1) * strip_bytes);
+        for (int64_t line = 0; line < kTileBytes; line += 64) {
+            (__builtin_prefetch(soon + int64_t(s) * strip_bytes + line, 0, 3), ...);
+        }
+        Tiles::template load<4>(from, kTileRowBytes);
+        if constexpr (has_second) {
+            Tiles::template load<5>(from + to_second, kTileRowBytes);
+        }
+        (StripSums<Tiles, Products, int(s), has_second>::add(w + int64_t(s) * strip_bytes + i),
+         ...);
+    }
+    (StripSums<Tiles, Products, int(s), has_second>::store(
+         acc + int64_t(s) / 2 * kTilePair * kPanel + int64_t(s) % 2 * kStrip),
+     ...);
+}
+
+// Up to 32 rows: a strip is read once.
+template <typename Tiles, typename Products, bool has_second>
+void stream_strips(const TileTask &task) {
+    alignas(64) typename Products::Sum acc[kStreams / 2 * kTilePair * kPanel];
+    constexpr int64_t kMost = has_second ? kStreams / 2 : kStreams;
     const int64_t strip_bytes = task.x.bytes / kTileRowBytes * kTileBytes;
     const char *w = static_cast<const char *>(task.out.w);
-    for (int64_t first = 0; first < task.out.n; first += kStrip, w += strip_bytes) {
-        const int64_t column = first % kPanel;
-        NearFetch<int(kTileBytes / 64)> fetch{w + kStreamBytes};
-        multiply_pair<Tiles, Products>(task, 0, 0, task.x.bytes, w, {nullptr, acc + column, kPanel},
-                                       fetch);
-        if (column != 0 || first + kStrip >= task.out.n) {
-            Products::finish(task, first / kPanel, acc);
+    const int64_t strips = (task.out.n + kStrip - 1) / kStrip;
+    for (int64_t done = 0; done < strips;) {
+        int64_t n = smaller(strips - done, kMost);
+        n -= n % 2 != 0 && n > 1 ? 1 : 0;
+        if (n == 4) {
+            stream_side_by_side<Tiles, Products, has_second>(
+                task.x, w, acc, std::make_index_sequence<size_t(kMost)>());
+        } else if (n == 2) {
+            stream_side_by_side<Tiles, Products, has_second>(task.x, w, acc,
+                                                             std::make_index_sequence<2>());
+        } else {
+            stream_side_by_side<Tiles, Products, has_second>(task.x, w, acc,
+                                                             std::make_index_sequence<1>());
         }
+        for (int64_t s = 0; s < n; s += 2) {
+            Products::finish(task, (done + s) * kStrip / kPanel, acc + s / 2 * kTilePair * kPanel);
+        }
+        w += n * strip_bytes;
+        done += n;
     }
 }
 
@@ -197,8 +271,10 @@ template <typename Tiles, typename Products> void block_strips(const TileTask &t
 
 template <typename Tiles, typename Products> void linear_tiles(const TileTask &task) {
     Tiles::configure(linear_shapes(task.x.height));
-    if (task.out.m <= kTilePair) {
-        stream_strips<Tiles, Products>(task);
+    if (task.out.m <= kTileHeight) {
+        stream_strips<Tiles, Products, false>(task);
+    } else if (task.out.m <= kTilePair) {
+        stream_strips<Tiles, Products, true>(task);
     } else {
         block_strips<Tiles, Products>(task);
     }

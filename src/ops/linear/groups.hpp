@@ -45,15 +45,33 @@ struct GroupChunk {
     int64_t m;
 };
 
+// Up to so many rows, products are bound by reading the weights, which long runs make faster.
+constexpr int64_t kStreamRows = 32;
+
 // Sizes of the chunks of a group.
 struct GroupChunkSize {
     int64_t panels;
     int64_t rows; // the last chunk may have fewer
 };
 
+// The weights of a plain linear, for ThreadPool::announce; nothing of other ones, whose groups vary.
+inline device::Reads weights_of(const LinearGroup *groups, int64_t n_groups, int first_part,
+                                int n_parts) {
+    device::Reads reads;
+    if (n_groups == 1 && n_parts <= device::Reads::kRanges) {
+        for (int p = 0; p < n_parts; ++p) {
+            const Tensor &bytes = groups[0].parts[first_part + p].weight->bytes;
+            reads.begin[p] = bytes.data();
+            reads.bytes[p] = bytes_of(bytes.dtype(), bytes.elements());
+        }
+    }
+    return reads;
+}
+
 // Calls body(const GroupChunk &) for all panels (of panel_rows outputs) and rows. size_of(m): the
-// chunk size of a group with m > 0 rows. Panels vary fastest, so that the rows of a group stay in
-// the cache while its weights stream.
+// chunk size of a group with m > 0 rows; with up to kStreamRows of them, body gets several adjacent
+// chunks as one. Panels vary fastest, so that the rows of a group stay in the cache while its weights
+// stream.
 template <typename SizeOf, typename Body>
 void for_group_chunks(const device::Stream &stream, const LinearGroup *groups, int64_t n_groups,
                       int first_part, int n_parts, int64_t panel_rows, const SizeOf &size_of,
@@ -71,10 +89,12 @@ void for_group_chunks(const device::Stream &stream, const LinearGroup *groups, i
     static thread_local std::vector<Plan> kept; // of the groups that have rows
     kept.clear();
     int64_t n_chunks = 0;
+    int64_t most_rows = 0; // of a group
     for (int64_t g = 0; g < n_groups; ++g) {
         if (groups[g].count == 0) {
             continue;
         }
+        most_rows = std::max(most_rows, groups[g].count);
         Plan plan{g, n_chunks, size_of(groups[g].count), 0};
         for (int p = first_part; p < first_part + n_parts; ++p) {
             plan.panel_chunks += panel_chunks(groups[g].parts[p], plan.size.panels);
@@ -83,25 +103,34 @@ void for_group_chunks(const device::Stream &stream, const LinearGroup *groups, i
         n_chunks += plan.panel_chunks * ((groups[g].count + plan.size.rows - 1) / plan.size.rows);
     }
     const std::vector<Plan> &plans = kept; // of the calling thread
-    device::pool_of(stream).run(n_chunks, [&](int64_t chunk, int) {
+    const auto run = [&](int64_t first, int64_t last) {
         const auto is_before = [](int64_t at, const Plan &plan) { return at < plan.first_chunk; };
-        const Plan &plan =
-            *std::prev(std::upper_bound(plans.begin(), plans.end(), chunk, is_before));
-        const LinearGroup &group = groups[plan.group];
-        const int64_t inside = chunk - plan.first_chunk;
-        const int64_t first_row = inside / plan.panel_chunks * plan.size.rows;
-        int64_t number = inside % plan.panel_chunks;
-        int part = first_part;
-        for (; part + 1 < first_part + n_parts; ++part) { // the last one has the rest
-            const int64_t chunks = panel_chunks(group.parts[part], plan.size.panels);
-            if (number < chunks) {
-                break;
+        while (first < last) {
+            const Plan &plan =
+                *std::prev(std::upper_bound(plans.begin(), plans.end(), first, is_before));
+            const LinearGroup &group = groups[plan.group];
+            const int64_t inside = first - plan.first_chunk;
+            const int64_t first_row = inside / plan.panel_chunks * plan.size.rows;
+            int64_t number = inside % plan.panel_chunks;
+            int part = first_part;
+            int64_t chunks = panel_chunks(group.parts[part], plan.size.panels); // of the part
+            for (; number >= chunks; ++part) {
+                number -= chunks;
+                chunks = panel_chunks(group.parts[part + 1], plan.size.panels);
             }
-            number -= chunks;
+            const int64_t n = std::min(last - first, chunks - number);
+            body(GroupChunk{plan.group, part, number * plan.size.panels, n * plan.size.panels,
+                            first_row, std::min(plan.size.rows, group.count - first_row)});
+            first += n;
         }
-        body(GroupChunk{plan.group, part, number * plan.size.panels, plan.size.panels, first_row,
-                        std::min(plan.size.rows, group.count - first_row)});
-    });
+    };
+    device::ThreadPool &pool = device::pool_of(stream);
+    pool.announce(weights_of(groups, n_groups, first_part, n_parts));
+    if (most_rows <= kStreamRows) {
+        pool.run_ranges(n_chunks, [&](int64_t first, int64_t last, int) { run(first, last); });
+    } else {
+        pool.run(n_chunks, [&](int64_t chunk, int) { run(chunk, chunk + 1); });
+    }
 }
 
 // Where a chunk writes: outputs from panel * panel_rows on. x, w and k are not set.

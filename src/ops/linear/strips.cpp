@@ -92,7 +92,6 @@ ChunkLimits chunk_limits(int64_t most_rows, const LinearGroup *groups, int64_t n
 GroupChunkSize chunk_size(int64_t strip, int64_t bytes, int64_t m, const ChunkLimits &limits) {
     // Minimum products of units in a chunk, so that its overhead is negligible.
     constexpr int64_t kChunkSteps = 8192;
-    constexpr int64_t kChunkBytes = 64 << 10;
     const int64_t together = kPanel / strip; // strips of a panel, which most chunks keep together
     const int64_t groups = limits.row_groups(m);
     const int64_t rows = cpu::round_up((m + groups - 1) / groups, 32);
@@ -101,10 +100,7 @@ GroupChunkSize chunk_size(int64_t strip, int64_t bytes, int64_t m, const ChunkLi
     }
     const int64_t steps = strip * std::max<int64_t>(bytes / cpu::kUnitBytes * m, 1); // of one strip
     const int64_t worthwhile = (kChunkSteps + steps - 1) / steps;
-    // Many chunks per thread, for balance, but of some size: a chunk configures its tiles.
-    const int64_t even = std::min(together * limits.panels / 4, kChunkBytes / (strip * bytes));
-    const int64_t strips = std::max(worthwhile, even);
-    return {strips == 1 ? 1 : cpu::round_up(strips, together), rows};
+    return {worthwhile == 1 ? 1 : cpu::round_up(worthwhile, together), rows};
 }
 
 template <DType dtype>
