@@ -18,7 +18,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr auto kSpinTime = std::chrono::microseconds(200);    // same as the thread pool
+constexpr auto kSpinTime = std::chrono::microseconds(200);
 constexpr auto kPollInterval = std::chrono::milliseconds(20); // between liveness checks
 constexpr size_t kPage = 4096;
 constexpr size_t kReasonBytes = 512;

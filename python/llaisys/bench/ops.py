@@ -46,12 +46,12 @@ LAST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 
 def cold_bytes() -> int:
-    """Bytes that cannot stay cached: twice the last-level cache."""
+    """Bytes of which few stay cached: four times the last-level cache."""
     try:
         last_cache = int(LAST_CACHE.read_text().strip().removesuffix("K")) << 10
     except (OSError, ValueError):  # no L3, or its size is unknown
         last_cache = 0
-    return max(MIN_COLD_BYTES, 2 * last_cache)
+    return max(MIN_COLD_BYTES, 4 * last_cache)
 
 
 @dataclass(frozen=True, slots=True)

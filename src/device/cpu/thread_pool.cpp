@@ -12,7 +12,7 @@ namespace llaisys::device {
 
 namespace {
 
-constexpr auto kSpinTime = std::chrono::microseconds(200);
+constexpr auto kSpinTime = std::chrono::microseconds(1000);
 constexpr int kPausesBeforeYield = 4096; // about 100 microseconds
 
 std::atomic<int> process_limit{0}; // 0: default
