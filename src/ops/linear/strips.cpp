@@ -59,20 +59,23 @@ int64_t scale_floats(DType dtype, int64_t count) {
     return dtype == kChannel ? cpu::round_up(count * kFloats, 16) : 0;
 }
 
-// Largest chunks of many rows: many rows for few reads of the weights, but enough chunks for all
-// threads.
+// Largest chunks of many rows.
 struct ChunkLimits {
     int64_t rows;
     int64_t panels;
 
     int64_t row_groups(int64_t m) const { return (m + rows - 1) / rows; }
+    // Products per value of x or of a weight that a chunk reads.
+    double reuse() const { return double(rows * panels * kPanel) / double(rows + panels * kPanel); }
 };
 
+// Enough chunks for all threads, and among those the ones that read least.
 ChunkLimits chunk_limits(int64_t most_rows, const LinearGroup *groups, int64_t n_groups,
                          int first_part, int n_parts, int64_t threads) {
     constexpr int64_t kLeastRows = 128;
     constexpr int64_t kChunks = 4; // per thread
-    for (ChunkLimits limits{most_rows, 0};; limits.rows /= 2) {
+    ChunkLimits best{kLeastRows, 1};
+    for (ChunkLimits limits{most_rows, 0}; limits.rows >= kLeastRows; limits.rows /= 2) {
         int64_t panels = 0; // of all chunks
         for (int64_t g = 0; g < n_groups; ++g) {
             for (int p = first_part; p < first_part + n_parts; ++p) {
@@ -81,11 +84,11 @@ ChunkLimits chunk_limits(int64_t most_rows, const LinearGroup *groups, int64_t n
             }
         }
         limits.panels = std::min(panels / (kChunks * threads), cpu::kTaskPanels);
-        if (limits.panels > 0 || limits.rows / 2 < kLeastRows) {
-            limits.panels = std::max<int64_t>(limits.panels, 1);
-            return limits;
+        if (limits.panels > 0 && limits.reuse() > best.reuse()) {
+            best = limits;
         }
     }
+    return best;
 }
 
 // Strips and rows of a chunk of m rows. `strip`: outputs of a strip.
