@@ -7,8 +7,8 @@
 // Bound: the bandwidth of the weights up to 32 rows, tile products for more: 16 cycles for 16 rows
 // x 64 bytes x 16 outputs. With many rows, a K block of 32 rows of x stays in L1 while the strips of the
 // task stream from L2; sums stay in memory between blocks. (The other way round, with the rows from L2,
-// takes twice the bytes per product.) Five of the eight tiles are used, for 32 rows x 16 outputs: loads
-// cost more than with 32 x 32, but a core whose sibling thread also uses tiles is a quarter faster
+// takes twice the bytes per product.) These loops use five of the eight tiles, for 32 rows x 16 outputs:
+// loads cost more than with 32 x 32, but a core whose sibling thread also uses tiles is a quarter faster
 // (docs/internals/measurements/2026-11-16-xeon-amx.md).
 #pragma once
 
@@ -89,7 +89,8 @@ void multiply_pair(const TileTask &task, int64_t row, int64_t k, int64_t n, cons
     }
 }
 
-// Strips that are read side by side: several streams are faster than one.
+// Strips that are read side by side, half of them with more than 16 rows: several streams are faster
+// than one.
 constexpr int64_t kStreams = 4;
 
 // Accumulators of strip s: tile s, or tiles 2s and 2s + 1 for two tiles of rows.
@@ -119,7 +120,7 @@ template <typename Tiles, typename Products, int s, bool has_second> struct Stri
     }
 };
 
-// Up to 32 rows times the first `strips` strips from w on; acc [strips / 2][32][32].
+// Up to 32 rows times sizeof...(s) adjacent strips from w on; acc: panels of [32, 32].
 template <typename Tiles, typename Products, bool has_second, size_t... s>
 void stream_side_by_side(const TileRows &x, const char *w, typename Products::Sum *acc,
                          std::index_sequence<s...>) {
@@ -159,7 +160,7 @@ void stream_strips(const TileTask &task) {
     for (int64_t done = 0; done < strips;) {
         int64_t n = smaller(strips - done, kMost);
         n -= n % 2 != 0 && n > 1 ? 1 : 0;
-        if (n == 4) {
+        if (n == kMost) {
             stream_side_by_side<Tiles, Products, has_second>(
                 task.x, w, acc, std::make_index_sequence<size_t(kMost)>());
         } else if (n == 2) {
