@@ -176,7 +176,15 @@ AttentionTask make_task(const cpu::Kernels &kernels, const Call &call, const Blo
     task.block_size = call.lists.block_size;
     task.soft_cap = call.soft_cap;
     task.scratch = scratch;
+    task.next = {};
     return task;
+}
+
+cpu::AttentionStart start_of(const Call &call, const Block &block, int64_t item) {
+    const int64_t skipped = item % call.head_groups() * call.heads * call.head_stride;
+    return {call.lists.tables.as<int32_t>() + block.list * call.lists.tables.size(1), block.begin,
+            block.end, cpu::values_of(call.k_cache, skipped).data,
+            cpu::values_of(call.v_cache, skipped).data};
 }
 
 void span_of(const cpu::Kernels &kernels, const Call &call, const AttentionTask &task,
@@ -228,13 +236,17 @@ void clear_state(const Call &call, const AttentionState &first) {
     }
 }
 
-// A whole item on one thread; memory [thread_floats].
-void run_item(const cpu::Kernels &kernels, const Call &call, const Block &block, int64_t item,
-              float *memory) {
+// A whole item on one thread, which item - 1 follows; memory [thread_floats].
+void run_item(const cpu::Kernels &kernels, const Call &call, const std::vector<Block> &blocks,
+              int64_t item, float *memory) {
+    const Block &block = blocks[size_t(item / call.head_groups())];
     const AttentionState total = state_at(call, memory);
     const AttentionState part = state_at(call, memory + state_floats(call));
     float *q = memory + 2 * state_floats(call);
-    const AttentionTask task = make_task(kernels, call, block, item, q, q + q_floats(call));
+    AttentionTask task = make_task(kernels, call, block, item, q, q + q_floats(call));
+    if (item > 0) {
+        task.next = start_of(call, blocks[size_t((item - 1) / call.head_groups())], item - 1);
+    }
     clear_state(call, total);
     for (int64_t s = 0; s < block.n_spans(); ++s) {
         span_of(kernels, call, task, block, block.first_span() + s, part);
@@ -395,8 +407,7 @@ void attention_cpu(const device::Stream &stream, const Tensor &out, const Tensor
     float *memory = scratch.floats(per_thread * pool.size());
     pool.run(items, [&](int64_t chunk, int thread) {
         const int64_t item = items - 1 - chunk; // longest contexts of a prompt first
-        run_item(kernels, call, blocks[size_t(item / call.head_groups())], item,
-                 memory + thread * per_thread);
+        run_item(kernels, call, blocks, item, memory + thread * per_thread);
     });
 }
 

@@ -193,6 +193,24 @@ inline AttentionTask head_of(const AttentionTask &task, int64_t h) {
     return head;
 }
 
+// The task whose entries follow those of tile `tile`, to be prefetched, and its tile after it in
+// `places`: the next tile, or the first one of the next task.
+inline AttentionTask find_next(const AttentionTask &task, int64_t tile, TilePlaces *places) {
+    AttentionTask following = task;
+    int64_t begin = smaller(task.limit, tile + kTile);
+    int64_t end = task.limit;
+    if (begin == end && task.next.table != nullptr) {
+        following.table = task.next.table;
+        following.k_cache = task.next.k_cache;
+        following.v_cache = task.next.v_cache;
+        begin = task.next.begin;
+        end = task.next.end;
+    }
+    const int64_t next_tile = begin / kTile * kTile;
+    places->find(following, next_tile, begin, smaller(end, next_tile + kTile));
+    return following;
+}
+
 inline void attention_span(const AttentionTask &task, const AttentionState &state, int64_t first,
                            int64_t last) {
     AttentionScratch scratch(task);
@@ -210,9 +228,7 @@ inline void attention_span(const AttentionTask &task, const AttentionState &stat
     places[0].find(task, tile, first, smaller(last, tile + kTile));
     for (int turn = 0; tile < last; tile += kTile, turn = 1 - turn) {
         TilePlaces &next = places[1 - turn];
-        next.find(task, tile + kTile, smaller(task.limit, tile + kTile),
-                  smaller(task.limit, tile + 2 * kTile));
-        TileFetch fetch(task, next, fetch_steps(task));
+        TileFetch fetch(find_next(task, tile, &next), next, fetch_steps(task));
         for (int64_t h = 0; h < task.n_heads; ++h) {
             scratch.weights = weights + h * rows * kLanes;
             attention_tile(head_of(task, h), scratch, state.after(h * task.state_stride),

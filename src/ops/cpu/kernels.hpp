@@ -79,6 +79,15 @@ constexpr int64_t kQueryStride = 144;
 
 // Query tokens of one sequence and the query heads that share one KV head: row t * group + g.
 // Several adjacent KV heads may be processed together.
+// The first entries of another task, in the same cache.
+struct AttentionStart {
+    const int32_t *table; // block table of the sequence; null: there is none
+    int64_t begin;        // entries [begin, end)
+    int64_t end;
+    const void *k_cache;
+    const void *v_cache;
+};
+
 struct AttentionTask {
     const float
         *q; // [n_heads, n_tokens * group, ldq], already scaled (and prepared: ByteAttention)
@@ -101,8 +110,9 @@ struct AttentionTask {
     const int32_t *table; // block table of the sequence
     int64_t limit;        // entries from here on must not be read
     int64_t block_size;
-    float soft_cap; // scores become soft_cap * tanh(score / soft_cap); 0: none
-    float *scratch; // attention_scratch() floats, of this thread
+    float soft_cap;      // scores become soft_cap * tanh(score / soft_cap); 0: none
+    float *scratch;      // attention_scratch() floats, of this thread
+    AttentionStart next; // of the task that probably follows on this thread: prefetched
 };
 
 constexpr int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
