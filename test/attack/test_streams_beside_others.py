@@ -182,7 +182,8 @@ def test_chunks_of_a_text_differ_in_their_text_alone(
         elif "chat" not in path:
             choice["text"] = ""
     first = texts[1 if "chat" in path else 0]  # after the role
-    assert len(texts) > 20 and all(chunk == first for chunk in texts[texts.index(first) :])
+    assert len(texts) > 4  # a busy event loop sends many tokens as one chunk
+    assert all(chunk == first for chunk in texts[texts.index(first) :])
 
 
 def test_a_failed_direct_write_ends_the_stream_with_an_error(
