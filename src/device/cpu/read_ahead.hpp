@@ -19,14 +19,13 @@ struct Reads {
 
 class ReadAhead {
 public:
-    // By the caller of regions, before one: what it reads. What was announced after the same reads the
-    // last time is expected next; its memory may be gone.
-    void announce(const Reads &reads);
+    // By the caller of regions, before one: what its n_threads threads read. What was announced after the
+    // same reads the last time is expected next; its memory may be gone.
+    void announce(const Reads &reads, int n_threads);
 
     // By a waiting thread: prefetches the beginning of its part of what is expected, until is_due().
     // `read` is this thread's number of the last announcement after which it did so.
-    template <typename IsDue>
-    void prefetch(int thread, int n_threads, uint64_t *read, const IsDue &is_due) const;
+    template <typename IsDue> void prefetch(int thread, uint64_t *read, const IsDue &is_due) const;
 
 private:
     static constexpr int64_t kMostBytes = 256 << 10; // of a thread: leaves room in L2
@@ -38,13 +37,14 @@ private:
     // What is expected. Relaxed: parts of two announcements only prefetch other bytes.
     struct alignas(64) Expected {
         std::atomic<uint64_t> number{0}; // of announcements
+        std::atomic<int64_t> part{0};    // bytes of a thread
         std::atomic<const void *> begin[Reads::kRanges]{};
         std::atomic<int64_t> bytes[Reads::kRanges]{};
     };
     Expected expected_;
 };
 
-inline void ReadAhead::announce(const Reads &reads) {
+inline void ReadAhead::announce(const Reads &reads, int n_threads) {
     const void *const first = reads.begin[0];
     if (announced_ != nullptr) {
         followers_[announced_] = reads;
@@ -52,24 +52,23 @@ inline void ReadAhead::announce(const Reads &reads) {
     announced_ = first;
     const auto follower = followers_.find(first);
     const Reads next = follower != followers_.end() ? follower->second : Reads{};
+    int64_t all = 0;
     for (int i = 0; i < Reads::kRanges; ++i) {
         expected_.begin[i].store(next.begin[i], std::memory_order_relaxed);
         expected_.bytes[i].store(next.bytes[i], std::memory_order_relaxed);
+        all += next.bytes[i];
     }
+    expected_.part.store(all / n_threads, std::memory_order_relaxed);
     expected_.number.fetch_add(1, std::memory_order_relaxed);
 }
 
 template <typename IsDue>
-void ReadAhead::prefetch(int thread, int n_threads, uint64_t *read, const IsDue &is_due) const {
+void ReadAhead::prefetch(int thread, uint64_t *read, const IsDue &is_due) const {
     const uint64_t number = expected_.number.load(std::memory_order_relaxed);
     if (*read == number) {
         return;
     }
-    int64_t all = 0;
-    for (const std::atomic<int64_t> &bytes : expected_.bytes) {
-        all += bytes.load(std::memory_order_relaxed);
-    }
-    const int64_t part = all / n_threads;
+    const int64_t part = expected_.part.load(std::memory_order_relaxed);
     int64_t skipped = part * thread;
     int64_t left = std::min(part, kMostBytes);
     for (int i = 0; i < Reads::kRanges && left > 0; ++i) {

@@ -160,7 +160,7 @@ void ThreadPool::work(int thread) {
     while (!stopping_.load(std::memory_order_relaxed)) {
         const uint64_t epoch = epoch_.load();
         if (!is_open(epoch) || epoch == seen_epoch) {
-            read_ahead_.prefetch(thread, size(), &read, [&] { return is_due(seen_epoch); });
+            read_ahead_.prefetch(thread, &read, [&] { return is_due(seen_epoch); });
             wait_for_region(seen_epoch);
             continue;
         }

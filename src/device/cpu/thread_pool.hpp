@@ -72,7 +72,7 @@ public:
     // Before a region: what it reads. Waiting workers prefetch what will follow it.
     void announce(const Reads &reads) {
         if (!workers_.empty()) {
-            read_ahead_.announce(reads);
+            read_ahead_.announce(reads, size());
         }
     }
 
