@@ -18,6 +18,7 @@ import numpy as np
 
 from llaisys.bench.machine import Limits, measure, probe_again
 from llaisys.bench.target import BenchTarget, open_target
+from llaisys.common.machine_limits import available_memory
 from llaisys.common.progress import report
 from llaisys.common.validation import check_choice
 from llaisys.libllaisys.handles import (
@@ -46,12 +47,12 @@ LAST_CACHE = Path("/sys/devices/system/cpu/cpu0/cache/index3/size")
 
 
 def cold_bytes() -> int:
-    """Bytes of which few stay cached: four times the last-level cache."""
+    """Bytes of which few stay cached: four times the last-level cache, where memory allows."""
     try:
         last_cache = int(LAST_CACHE.read_text().strip().removesuffix("K")) << 10
     except (OSError, ValueError):  # no L3, or its size is unknown
         last_cache = 0
-    return max(MIN_COLD_BYTES, 4 * last_cache)
+    return max(MIN_COLD_BYTES, min(4 * last_cache, available_memory() // 4))
 
 
 @dataclass(frozen=True, slots=True)

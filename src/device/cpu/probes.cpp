@@ -93,7 +93,7 @@ double best_seconds(ThreadPool &pool, int64_t n_chunks, const Body &body, const 
     return best;
 }
 
-// From DRAM: last-level caches of servers hold a part of any memory that fits a small machine.
+// From DRAM: without eviction, the L3 of a server would keep much of what is read again.
 double measure_read(ThreadPool &pool) {
     const Runtime &runtime = cpu_runtime();
     float *data = static_cast<float *>(runtime.allocate(0, kReadBytes, Lifetime::temporary));

@@ -10,7 +10,7 @@
 namespace llaisys::device {
 
 // Best of several rounds with all threads of the pool; 0 when the machine has no such instruction.
-// Takes up to two seconds; read_bandwidth needs 256 MiB of memory.
+// Takes up to three seconds; read_bandwidth needs 256 MiB of memory.
 double measure(ThreadPool &pool, Probe probe);
 
 // The versions of one instruction set. Each returns a value that depends on all its work.

@@ -77,8 +77,6 @@ struct AttentionState {
 // Stride of query rows with the fastest code; wider heads use other strides.
 constexpr int64_t kQueryStride = 144;
 
-// Query tokens of one sequence and the query heads that share one KV head: row t * group + g.
-// Several adjacent KV heads may be processed together.
 // The first entries of another task, in the same cache.
 struct AttentionStart {
     const int32_t *table; // block table of the sequence; null: there is none
@@ -88,6 +86,8 @@ struct AttentionStart {
     const void *v_cache;
 };
 
+// Query tokens of one sequence and the query heads that share one KV head: row t * group + g.
+// Several adjacent KV heads may be processed together.
 struct AttentionTask {
     const float
         *q; // [n_heads, n_tokens * group, ldq], already scaled (and prepared: ByteAttention)
